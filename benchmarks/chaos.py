@@ -2,10 +2,11 @@
 
     python -m benchmarks.chaos --secs=300 --faults=100
 
-Two ps and three workers, whose worker 0 is the chief. After the last fault training goes on for --tail_steps. It adds
-up when the accuracy is that of an undisturbed run, every step is kept or told to be lost, every process ends with
-code 0, and nothing is left. The last line is the verdict; the exit code is 0 only if it is good. A run is repeated
-with its seed: the same faults at the same times, though not the same moments of the program.
+Two ps and three workers, whose worker 0 is the chief. After the last fault training goes on for
+--tail_steps. It adds up when the accuracy is that of an undisturbed run, every step is kept or told
+to be lost, every process ends with code 0, and nothing is left. The last line is the verdict; the
+exit code is 0 only if it is good. A run is repeated with its seed: the same faults at the same
+times, though not the same moments of the program.
 """
 
 import argparse
@@ -51,7 +52,8 @@ def main() -> int:
         for problem in problems:
             print(f"chaos: {problem}", flush=True)
         print(
-            f"FAILED after {took:.0f} s, {len(problems)} things do not add up: {problems[0].splitlines()[0]}",
+            f"FAILED after {took:.0f} s, {len(problems)} things do not add up: "
+            f"{problems[0].splitlines()[0]}",
             flush=True,
         )
         return 1
@@ -69,7 +71,13 @@ def _chaos(options: argparse.Namespace, faults: int, directory: Path) -> tuple[l
             logs[task] = open(directory / f"{task.replace(':', '-')}.log", "w", buffering=1)  # noqa: SIM115 - closed below
         logs[task].write(f"{time.monotonic():.3f} {line}\n")
 
-    command = ["python", "-m", "benchmarks.chaos_task", f"--chaos_dir={directory}", f"--save_secs={SAVE_SECS:g}"]
+    command = [
+        "python",
+        "-m",
+        "benchmarks.chaos_task",
+        f"--chaos_dir={directory}",
+        f"--save_secs={SAVE_SECS:g}",
+    ]
     problems: list[str] = []
     try:
         with LocalCluster(
@@ -102,12 +110,20 @@ def _chaos(options: argparse.Namespace, faults: int, directory: Path) -> tuple[l
     problems += books.wrong
     torn = max(abs(count - final_step) for count in counts)
     if torn > books.unknown:
-        problems.append(f"updates of a variable and global step differ by {torn}, with {books.unknown} unknown ends")
+        problems.append(
+            f"updates of a variable and global step differ by {torn}, with {books.unknown} unknown "
+            "ends"
+        )
     if accuracy < ACCURACY:
         problems.append(f"accuracy {accuracy:.4f} is below {ACCURACY}")
     if final_step < end:
-        problems.append(f"the last checkpoint is of step {final_step}, training was to end at {end}")
-    return problems, f"{_counted(injected)}; {books}; {books.recoveries} recoveries; accuracy {accuracy:.4f}"
+        problems.append(
+            f"the last checkpoint is of step {final_step}, training was to end at {end}"
+        )
+    return (
+        problems,
+        f"{_counted(injected)}; {books}; {books.recoveries} recoveries; accuracy {accuracy:.4f}",
+    )
 
 
 def _run(c: LocalCluster, plan: FaultPlan, problems: list[str]) -> list[Injected]:
@@ -125,7 +141,10 @@ def _run(c: LocalCluster, plan: FaultPlan, problems: list[str]) -> list[Injected
         ended = [life for life in c.lives(task) if life.code is not None]
         if len(ended) > killed[task]:
             codes = ", ".join(str(life.code) for life in ended)
-            problems.append(f"{task} ended {len(ended)} times, and was killed {killed[task]} times (codes {codes})")
+            problems.append(
+                f"{task} ended {len(ended)} times, and was killed {killed[task]} times (codes "
+                f"{codes})"
+            )
             if not c.running(task):
                 c.start(task)
     return injected
@@ -143,7 +162,9 @@ def _final(logdir: Path) -> tuple[int, list[int]]:
         raise RuntimeError("there is no checkpoint at the end")
     reader = harness.load_checkpoint(path)
     names = [name for name in reader.get_variable_to_shape_map() if name.endswith("/adam/count")]
-    return int(reader.get_tensor("global_step")), [int(np.asarray(reader.get_tensor(name))) for name in names]
+    return int(reader.get_tensor("global_step")), [
+        int(np.asarray(reader.get_tensor(name))) for name in names
+    ]
 
 
 def _ledgers(directory: Path) -> list[list[chaos_ledger.Entry]]:
@@ -159,18 +180,31 @@ def _counted(injected: list[Injected]) -> str:
     for item in injected:
         role = "chief" if item.fault.task == "worker:0" else item.fault.task.partition(":")[0]
         kinds[f"{item.fault.kind.value} {role}"] += not item.skipped
-    return f"{kinds.total()} faults ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})"
+    return (
+        f"{kinds.total()} faults ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})"
+    )
 
 
 def _parser() -> Parser:
     parser = Parser("benchmarks.chaos", __doc__ or "")
     secs = float(os.environ.get("CHAOS_SECS", "300"))
-    parser.add_argument("--secs", type=float, default=secs, help="how long faults come, seconds ($CHAOS_SECS, or 300)")
-    parser.add_argument("--faults", type=int, default=None, help="how many; one in three seconds by default")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the faults; a random one by default")
+    parser.add_argument(
+        "--secs",
+        type=float,
+        default=secs,
+        help="how long faults come, seconds ($CHAOS_SECS, or 300)",
+    )
+    parser.add_argument(
+        "--faults", type=int, default=None, help="how many; one in three seconds by default"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the faults; a random one by default"
+    )
     parser.add_argument("--ps", type=int, default=2, help="ps tasks (2)")
     parser.add_argument("--workers", type=int, default=3, help="workers (3)")
-    parser.add_argument("--tail_steps", type=int, default=2000, help="steps after the last fault (2000)")
+    parser.add_argument(
+        "--tail_steps", type=int, default=2000, help="steps after the last fault (2000)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory of a good run too")
     return parser
 

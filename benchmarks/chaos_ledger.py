@@ -1,8 +1,9 @@
 """The books of a chaos run: what each worker's ledger says it did, added up against the global step at the end.
 
-A worker writes a line when it begins a step, when it has done one (with the number that the step counted), and when
-it logs. A number is counted once in each period between two restores, so the numbers of a period tell how many steps
-were done, how many are not accounted for, and how many the restore at its end has lost.
+A worker writes a line when it begins a step, when it has done one (with the number that the step
+counted), and when it logs. A number is counted once in each period between two restores, so the
+numbers of a period tell how many steps were done, how many are not accounted for, and how many the
+restore at its end has lost.
 """
 
 from __future__ import annotations
@@ -99,9 +100,11 @@ class Books:
 
     Attributes:
         done: steps that a worker knows it has done.
-        unknown: steps that were begun and whose end nobody knows: their worker was killed, or they were run again.
+        unknown: steps that were begun and whose end nobody knows: their worker was killed, or they
+            were run again.
         kept: the global step at the end.
-        lost: steps lost by restores: as the chief logged it, or as far as any worker knew where it could not.
+        lost: steps lost by restores: as the chief logged it, or as far as any worker knew where it
+            could not.
         untold: how many of those no log line told, because whoever had seen them was killed too.
         restores: how many restores.
         recoveries: how many recoveries of workers.
@@ -119,8 +122,10 @@ class Books:
 
     def __str__(self) -> str:
         return (
-            f"{self.done} steps done + {self.kept + self.lost - self.done} of {self.unknown} with unknown end = "
-            f"{self.kept} kept + {self.lost} lost in {self.restores} restores ({self.untold} untold)"
+            f"{self.done} steps done + {self.kept + self.lost - self.done} of {self.unknown} with "
+            "unknown end = "
+            f"{self.kept} kept + {self.lost} lost in {self.restores} restores ({self.untold} "
+            "untold)"
         )
 
 
@@ -167,7 +172,9 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
             elif match := _LOST_HERE.search(entry.text):
                 told[before] = max(told[before], int(match[1]))
                 if before == period:
-                    books.wrong.append(f"period {period}: a worker lost steps without a restore: {entry.text}")
+                    books.wrong.append(
+                        f"period {period}: a worker lost steps without a restore: {entry.text}"
+                    )
     books.done = sum(map(len, counted))
     nobodys = 0
     for period, numbers in enumerate(counted):
@@ -179,15 +186,21 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
         if twice:
             books.wrong.append(f"period {period}: {twice} numbers were counted twice")
         if last > live:
-            books.wrong.append(f"period {period}: step {last} was done, but {live} is logged as the last one")
+            books.wrong.append(
+                f"period {period}: step {last} was done, but {live} is logged as the last one"
+            )
         if min(numbers, default=first + 1) <= first:
-            books.wrong.append(f"period {period}: step {min(numbers)} was done again after a restore to {first}")
+            books.wrong.append(
+                f"period {period}: step {min(numbers)} was done again after a restore to {first}"
+            )
         nobodys += live - first - len(set(numbers))
         if period < len(back):
             books.lost += live - end.step
             books.untold += max(0, live - max(told[period], end.live or 0, end.step))
     if not 0 <= nobodys <= books.unknown:
-        books.wrong.append(f"{nobodys} counted steps are nobody's, but {books.unknown} have an unknown end")
+        books.wrong.append(
+            f"{nobodys} counted steps are nobody's, but {books.unknown} have an unknown end"
+        )
     if not books.done <= books.kept + books.lost <= books.done + books.unknown:
         books.wrong.append(f"it does not add up: {books}")
     return books
@@ -195,14 +208,21 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
 
 def _unknown(ledger: Sequence[Entry]) -> int:
     """Returns steps that were begun and not done, and attempts at a step that a recovery has cut off."""
-    begun = sum(entry.what == "begin" for entry in ledger) - sum(entry.what == "done" for entry in ledger)
-    return begun + sum(entry.what == "log" and bool(_RECOVERING.search(entry.text)) for entry in ledger)
+    begun = sum(entry.what == "begin" for entry in ledger) - sum(
+        entry.what == "done" for entry in ledger
+    )
+    return begun + sum(
+        entry.what == "log" and bool(_RECOVERING.search(entry.text)) for entry in ledger
+    )
 
 
-def _by_period(ledger: Sequence[Entry], back: Sequence[Restore]) -> Iterator[tuple[int, int, Entry]]:
+def _by_period(
+    ledger: Sequence[Entry], back: Sequence[Restore]
+) -> Iterator[tuple[int, int, Entry]]:
     """The entries of one life of a worker with the number of restores before its session, and before the last one.
 
-    Not by the time of the entry: a worker that sleeps may write down late what it did before a restore.
+    Not by the time of the entry: a worker that sleeps may write down late what it did before a
+    restore.
     """
     before = period = 0
     for entry in ledger:

@@ -1,7 +1,7 @@
 """The training program of the chaos run: the MNIST model, and a ledger of every step.
 
-It trains until the file ``end_step`` of the chaos directory tells at which global step to stop. Constant learning rate:
-nobody knows beforehand how many steps there will be.
+It trains until the file ``end_step`` of the chaos directory tells at which global step to stop.
+Constant learning rate: nobody knows beforehand how many steps there will be.
 """
 
 import os
@@ -22,10 +22,21 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers.")
 flags.DEFINE_list("worker_hosts", [], "Comma-separated host:port of the workers.")
 flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
-flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
-flags.DEFINE_string("chaos_dir", None, "Directory of the ledgers, checkpoints and of the file end_step.", required=True)
+flags.DEFINE_integer(
+    "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief."
+)
+flags.DEFINE_string(
+    "chaos_dir",
+    None,
+    "Directory of the ledgers, checkpoints and of the file end_step.",
+    required=True,
+)
 flags.DEFINE_float("save_secs", 5.0, "Seconds between checkpoints, and between summaries.")
-flags.DEFINE_integer("ps_backups_lag", -1, "Backs each ps up on the next one, so many steps behind at most; -1: none.")
+flags.DEFINE_integer(
+    "ps_backups_lag",
+    -1,
+    "Backs each ps up on the next one, so many steps behind at most; -1: none.",
+)
 BATCH_SIZE = 100
 LEARNING_RATE = 0.001
 _POLL_SECS = 0.2
@@ -35,7 +46,8 @@ def main(argv: list[str]) -> None:
     """Serves as a ps, or trains as a worker."""
     del argv
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
-    mnist = None if FLAGS.job_name == "ps" else data.load(None)  # first: "listening" then means ready to train
+    # first: "listening" then means ready to train
+    mnist = None if FLAGS.job_name == "ps" else data.load(None)
     backed_up = FLAGS.job_name == "ps" and FLAGS.ps_backups_lag >= 0
     backups = {"ps_backups": 1, "ps_backups_lag": FLAGS.ps_backups_lag} if backed_up else {}
     with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index, **backups) as server:
@@ -49,7 +61,8 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
     """Trains until the order to stop. Then the chief tests."""
     ledger = Ledger(FLAGS.chaos_dir, f"worker-{FLAGS.task_index}")
     logging.get_absl_logger().addHandler(ledger)
-    # Another order in every life: a worker that is killed often would else see the same first batches again and again.
+    # Another order in every life: a worker that is killed often would else see the same first
+    # batches again and again.
     seed = 1 + 1000 * int(os.environ.get(ATTEMPT_VARIABLE, "0"))
     workers = server.cluster.num_tasks("worker")
     batches = data.Batches(mnist.train, BATCH_SIZE, seed, FLAGS.task_index, workers)
@@ -62,9 +75,13 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
         labels = rt.placeholder(jnp.int32, [None], name="labels")
         loss = rt.call(model.loss_fn, params, images, labels, name="loss")
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
-        train_op = harness.Optimizer(optax.adam(LEARNING_RATE)).minimize(loss, global_step=global_step)
+        train_op = harness.Optimizer(optax.adam(LEARNING_RATE)).minimize(
+            loss, global_step=global_step
+        )
         harness.summary.histogram("w1", params["w1"])
-    count = next(op for op in global_step.graph.get_operations() if op.name.endswith("/count_step")).outputs[0]
+    count = next(
+        op for op in global_step.graph.get_operations() if op.name.endswith("/count_step")
+    ).outputs[0]
     supervisor = harness.Supervisor(
         is_chief=is_chief,
         logdir=os.path.join(FLAGS.chaos_dir, "run"),
@@ -90,7 +107,9 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
                 break
         if is_chief and not supervisor.should_stop():
             for chunk in mnist.test.chunks(1000):
-                right += len(chunk[1]) * float(session.run(accuracy, {images: chunk[0], labels: chunk[1]}))
+                right += len(chunk[1]) * float(
+                    session.run(accuracy, {images: chunk[0], labels: chunk[1]})
+                )
     if is_chief:
         print(f"Test-Accuracy: {right / len(mnist.test):.4f}", flush=True)
 

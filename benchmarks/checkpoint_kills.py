@@ -1,8 +1,8 @@
 """Kills a chief or a ps with SIGKILL at random moments of saves, and looks at what is left behind.
 
-Two ps and a chief that saves without pause. Every variable of version n is full of n, so a restored value tells which
-version it is of. After each kill every visible checkpoint must be whole and of the version in its name. Run from the
-checkout; a seed repeats the choice of victims and delays:
+Two ps and a chief that saves without pause. Every variable of version n is full of n, so a restored
+value tells which version it is of. After each kill every visible checkpoint must be whole and of
+the version in its name. Run from the checkout; a seed repeats the choice of victims and delays:
 
     python -m benchmarks.checkpoint_kills --kills=200
 """
@@ -26,7 +26,9 @@ from harness.launch.ports import free_ports
 _KILLS = flags.DEFINE_integer("kills", 200, "How many kills.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of victims and delays; a random one by default.")
 _KB = flags.DEFINE_integer("kb", 2048, "Size of each of the four variables, in KiB.", lower_bound=1)
-_MAX_DELAY = flags.DEFINE_float("max_delay", 0.6, "Kills come up to so many seconds after the first save begins.")
+_MAX_DELAY = flags.DEFINE_float(
+    "max_delay", 0.6, "Kills come up to so many seconds after the first save begins."
+)
 _DIR = flags.DEFINE_string("dir", "", "Where the checkpoints go; a temporary directory by default.")
 
 PS = 2
@@ -65,9 +67,14 @@ def _train(cluster: Cluster, directory: str, elements: int, pipe: Connection, ro
             with rt.device("/job:ps/task:0"):
                 step = rt.Variable(np.int64(0), name="global_step", trainable=False)
             init = rt.global_variables_initializer()
-            train = rt.group(*[v.assign_add(np.ones(elements, np.float32)) for v in variables], step.assign_add(1))
+            train = rt.group(
+                *[v.assign_add(np.ones(elements, np.float32)) for v in variables],
+                step.assign_add(1),
+            )
             saver = harness.Saver(max_to_keep=2)
-            with rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=START_SECS)) as sess:
+            with rt.Session(
+                server.target, config=rt.SessionConfig(start_timeout_secs=START_SECS)
+            ) as sess:
                 restored = saver.restore_latest(sess, directory)
                 if restored is None:
                     sess.run(init)
@@ -111,7 +118,9 @@ def leftovers(directory: str) -> list[str]:
 class Run:
     """The cluster, and the record of its deaths."""
 
-    def __init__(self, context: multiprocessing.context.ForkServerContext, directory: str, elements: int) -> None:
+    def __init__(
+        self, context: multiprocessing.context.ForkServerContext, directory: str, elements: int
+    ) -> None:
         ports = iter(free_ports(PS + 1))
         self.cluster: Cluster = {
             "ps": [f"127.0.0.1:{next(ports)}" for _ in range(PS)],
@@ -174,7 +183,9 @@ def main(argv: list[str]) -> None:
     print(f"--seed={seed}", flush=True)
     rng = random.Random(seed)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runtime", "harness.checkpoints.saver", "harness.checkpoints.orbax", "tensorstore"])
+    context.set_forkserver_preload(
+        ["runtime", "harness.checkpoints.saver", "harness.checkpoints.orbax", "tensorstore"]
+    )
     with tempfile.TemporaryDirectory() as temporary:
         directory = _DIR.value or temporary
         run = Run(context, directory, _KB.value * 256)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.encryption --hidden=100,4096
 
-Trains the model of `benchmarks.step_rate` (100 hidden units are 318 KB of parameters, 4096 are 13 MB) with one ps and
-one worker on this machine, which share its cores: where they have hosts of their own, each side pays its half only.
+Trains the model of `benchmarks.step_rate` (100 hidden units are 318 KB of parameters, 4096 are 13
+MB) with one ps and one worker on this machine, which share its cores: where they have hosts of
+their own, each side pays its half only.
 """
 
 import os
@@ -65,8 +66,13 @@ def main(argv: list[str]) -> None:
         print(f"hidden {hidden}, TCP, 1 ps, 1 worker")
         for name, one in found.items():
             rate, cpu = statistics.median(one.rates), statistics.median(one.cpu_us)
-            ratio = statistics.median(mine / other for mine, other in zip(one.rates, base.rates, strict=True))
-            print(f"  {name:10} {rate:9.1f} steps/s {cpu:9.0f} us of processor time a step {ratio:6.3f} x")
+            ratio = statistics.median(
+                mine / other for mine, other in zip(one.rates, base.rates, strict=True)
+            )
+            print(
+                f"  {name:10} {rate:9.1f} steps/s {cpu:9.0f} us of processor time a step "
+                f"{ratio:6.3f} x"
+            )
 
 
 if __name__ == "__main__":

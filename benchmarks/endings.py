@@ -2,12 +2,14 @@
 
     python -m benchmarks.endings --runs=20
     python -m benchmarks.endings --seed=1234567            # one history again
-    python -m benchmarks.endings --classic --runs=50       # 1 ps, 3 workers, loops of different lengths, sv.stop()
+    python -m benchmarks.endings --classic --runs=50       # 1 ps, 3 workers, loops of different
+    lengths, sv.stop()
 
-One to three workers, each of which ends in its own way, and one or two ps, as processes that no launcher looks after;
-what is killed or preempted is started again, or not. It adds up when every process ends in time and with the code that
-docs/endings.md tells, no process is left, and every step that was trained is in the last checkpoint, or a line of
-somebody's log tells that it is not. The last line is the verdict; the exit code is 0 only if it is good.
+One to three workers, each of which ends in its own way, and one or two ps, as processes that no
+launcher looks after; what is killed or preempted is started again, or not. It adds up when every
+process ends in time and with the code that docs/endings.md tells, no process is left, and every
+step that was trained is in the last checkpoint, or a line of somebody's log tells that it is not.
+The last line is the verdict; the exit code is 0 only if it is good.
 """
 
 import contextlib
@@ -31,7 +33,8 @@ from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 
 STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 """How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
-``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a monitored session."""
+``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a
+monitored session."""
 GRACE_SECS = 2.0
 SILENCE_SECS = 4.0
 """What ``harness.training.stop.task_run`` makes of that: nobody is given up who was silent for less."""
@@ -44,12 +47,14 @@ LIMIT_SECS = 90.0
 """Within so long after its last event a run has ended."""
 _POLL_SECS = 0.02
 TOLD = re.compile(
-    r"steps \d+ to \d+ are (?:lost|not saved)|steps are lost|STEPS SO FAR ARE LOST|since the (?:last|newest) checkpoint"
+    r"steps \d+ to \d+ are (?:lost|not saved)|steps are lost|STEPS SO FAR ARE LOST|since the "
+    r"(?:last|newest) checkpoint"
     r"|goes on from the newest checkpoint|what was not saved is lost"
 )
 """What tells that steps are in no checkpoint."""
 EXPECTED_ERROR = re.compile(
-    r"TaskLeftError|start this task again|Session was not ready after waiting|DeadlineExceededError.*waiting"
+    r"TaskLeftError|start this task again|Session was not ready after "
+    r"waiting|DeadlineExceededError.*waiting"
 )
 """What a process that ends with code 1 has said: its ps have left, steps are lost, or there is no cluster any more."""
 
@@ -107,7 +112,9 @@ class History:
     def __str__(self) -> str:
         """In words."""
         asks = {True: " and request_stop", False: ""}
-        parts = ", ".join(f"{part.style} after {part.steps} steps{asks[part.stops]}" for part in self.parts)
+        parts = ", ".join(
+            f"{part.style} after {part.steps} steps{asks[part.stops]}" for part in self.parts
+        )
         return f"seed {self.seed}: {self.ps} ps; {parts}; {'; '.join(map(str, self.events)) or 'nothing happens'}"
 
 
@@ -134,18 +141,25 @@ def random_history(seed: int) -> History:
         for _ in range(workers)
     )
     tasks = [f"worker:{index}" for index in range(workers)]
-    # A ps that loses its variables needs a chief, and one that wakes after all is over must find nobody new.
+    # A ps that loses its variables needs a chief, and one that wakes after all is over must find
+    # nobody new.
     mood = draw.choice(("ps", "long", "good"))
     events = []
     for _ in range(draw.randint(0, 3)):
         at = draw.uniform(0.0, 3.0)
-        kind = draw.choice(("kill", "freeze", "stop") if mood != "ps" else ("kill", "freeze", "stop", "kill ps"))
+        kind = draw.choice(
+            ("kill", "freeze", "stop") if mood != "ps" else ("kill", "freeze", "stop", "kill ps")
+        )
         if kind == "kill ps":
             events.append(Event(at, "kill", f"ps:{draw.randrange(ps)}", AGAIN_SECS))
         elif kind == "freeze":
             long = mood == "long" and draw.random() < 0.5
             task = draw.choice(tasks if long else [*tasks, "ps:0"])
-            events.append(Event(at, "freeze", task, draw.uniform(6.0, 8.0) if long else draw.uniform(0.3, 1.5)))
+            events.append(
+                Event(
+                    at, "freeze", task, draw.uniform(6.0, 8.0) if long else draw.uniform(0.3, 1.5)
+                )
+            )
         else:
             for_good = mood == "good" and draw.random() < 0.5
             events.append(Event(at, kind, draw.choice(tasks), None if for_good else AGAIN_SECS))
@@ -162,7 +176,9 @@ class Clusters:
         """Returns the cluster. None of its tasks runs."""
         if (ps, workers) not in self._made:
             command = ["python", "-m", "benchmarks.endings_task"]
-            self._made[ps, workers] = LocalCluster(command, ps=ps, workers=workers, preload=PRELOAD, start=False)
+            self._made[ps, workers] = LocalCluster(
+                command, ps=ps, workers=workers, preload=PRELOAD, start=False
+            )
         return self._made[ps, workers]
 
     def close(self) -> None:
@@ -235,10 +251,16 @@ class Run:
                 deadline = now + LIMIT_SECS
             due += self._again(due, now)
             workers = [f"worker:{index}" for index in range(len(self._history.parts))]
-            if not any(self._cluster.running(w) for w in workers) and not any(w in workers for _, _, w in due):
+            if not any(self._cluster.running(w) for w in workers) and not any(
+                w in workers for _, _, w in due
+            ):
                 break
             if now >= deadline:
-                return [f"{task} hangs: {self._tail(task)}" for task in workers if self._cluster.running(task)]
+                return [
+                    f"{task} hangs: {self._tail(task)}"
+                    for task in workers
+                    if self._cluster.running(task)
+                ]
             time.sleep(_POLL_SECS)
         for _, what, task in due:
             if what == "thaw":
@@ -264,13 +286,23 @@ class Run:
     def _again(self, due: list[tuple[float, str, str]], now: float) -> list[tuple[float, str, str]]:
         """Returns the tasks that have ended badly and are to be started again."""
         found = []
-        serving = [index for index in range(self._history.ps) if self._cluster.running(f"ps:{index}")]
+        serving = [
+            index for index in range(self._history.ps) if self._cluster.running(f"ps:{index}")
+        ]
         for task in self._cluster.tasks:
             lives = self._lives(task)
             planned = any(of == task and what == "start" for _, what, of in due)
-            if not lives or lives[-1].code in (None, 0) or task in self._gone or planned or len(lives) > 5:
+            if (
+                not lives
+                or lives[-1].code in (None, 0)
+                or task in self._gone
+                or planned
+                or len(lives) > 5
+            ):
                 continue
-            over = not serving and all(self._lives(f"ps:{i}")[-1].code == 0 for i in range(self._history.ps))
+            over = not serving and all(
+                self._lives(f"ps:{i}")[-1].code == 0 for i in range(self._history.ps)
+            )
             if task.startswith("worker") and over:
                 continue
             found.append((now + AGAIN_SECS, "start", task))
@@ -297,10 +329,15 @@ class Run:
             part = self._history.parts[int(index)]
             options |= {"STYLE": part.style, "STEPS": part.steps, "STEP_SECS": part.step_secs}
             options["STOPS"] = int(part.stops)
-        self._cluster.start(task, **{f"ENDING_{name}": str(value) for name, value in options.items()})
+        self._cluster.start(
+            task, **{f"ENDING_{name}": str(value) for name, value in options.items()}
+        )
 
     def _end_of_the_ps(self) -> list[str]:
-        """Waits until the ps leave. Stops a ps that was started again, and all without a chief that ended well."""
+        """Waits until the ps leave.
+
+        Stops a ps that was started again, and all without a chief that ended well.
+        """
         problems = []
         for index in range(self._history.ps):
             task = f"ps:{index}"
@@ -325,7 +362,11 @@ class Run:
                 if life.code == 1 and any(EXPECTED_ERROR.search(line.text) for line in said):
                     continue
                 # A worker that is stopped before it can hold the signal back, or after, ends by it.
-                expected = {0, -9} | ({exit_codes.PREEMPTED.plain, -signal.SIGTERM} if task in self._stopped else set())
+                expected = {0, -9} | (
+                    {exit_codes.PREEMPTED.plain, -signal.SIGTERM}
+                    if task in self._stopped
+                    else set()
+                )
                 if life.code not in expected:
                     tail = "\n".join(["", *(f"    {line.text}" for line in said[-12:])])
                     problems.append(f"{task} ended with code {life.code}: {tail}")
@@ -341,9 +382,17 @@ class Run:
         reached = max((entry.step for entry in done if entry.at > restored), default=0)
         newest = harness.latest_checkpoint(str(self._directory))
         saved = int(Path(newest).name) if newest else 0
-        told = [line.text for task in self._cluster.tasks for line in self._lines(task) if TOLD.search(line.text)]
+        told = [
+            line.text
+            for task in self._cluster.tasks
+            for line in self._lines(task)
+            if TOLD.search(line.text)
+        ]
         if reached > saved and not told:
-            return [f"the last checkpoint is of step {saved}, step {reached} was done, and nobody has told"]
+            return [
+                f"the last checkpoint is of step {saved}, step {reached} was done, and nobody has "
+                "told"
+            ]
         return []
 
     # -- looking -----------------------------------------------------------------------------------------------
@@ -352,7 +401,9 @@ class Run:
         return self._cluster.lives(task)[self._before[task] :]
 
     def _lines(self, task: str, pattern: str = "") -> list[harness.testing.Line]:
-        return [line for line in self._cluster.lines(task, pattern) if line.life >= self._before[task]]
+        return [
+            line for line in self._cluster.lines(task, pattern) if line.life >= self._before[task]
+        ]
 
     def _tail(self, task: str) -> str:
         return "\n".join(["", *(f"    {line.text}" for line in self._lines(task)[-12:])])
@@ -387,7 +438,11 @@ def main() -> int:
     """Runs the histories of the flags. Returns the exit code."""
     options = _parser().parse_args()
     draw = classic if options.classic else random_history
-    seeds = [options.seed] if options.seed is not None else [random.randrange(10**9) for _ in range(options.runs)]
+    seeds = (
+        [options.seed]
+        if options.seed is not None
+        else [random.randrange(10**9) for _ in range(options.runs)]
+    )
     if options.seed is not None and options.runs_given:
         seeds = [options.seed] * options.runs
     began = time.monotonic()
@@ -396,7 +451,10 @@ def main() -> int:
     for problem in problems:
         print(f"endings: {problem}", flush=True)
     if problems:
-        print(f"FAILED after {took:.0f} s: {len(problems)} things do not add up in {len(seeds)} runs", flush=True)
+        print(
+            f"FAILED after {took:.0f} s: {len(problems)} things do not add up in {len(seeds)} runs",
+            flush=True,
+        )
         return 1
     print(f"OK after {took:.0f} s: {len(seeds)} runs came to a good end", flush=True)
     return 0
@@ -406,8 +464,15 @@ def _parser() -> Parser:
     parser = Parser("benchmarks.endings", __doc__ or "")
     runs, seed = os.environ.get("RUNS"), os.environ.get("SEED")
     parser.add_argument("--runs", type=int, default=int(runs or 10), help="how many ($RUNS, or 10)")
-    parser.add_argument("--seed", type=int, default=int(seed) if seed else None, help="of one history ($SEED), again")
-    parser.add_argument("--classic", action="store_true", help="1 ps, 3 workers, sv.stop(), and nothing happens")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(seed) if seed else None,
+        help="of one history ($SEED), again",
+    )
+    parser.add_argument(
+        "--classic", action="store_true", help="1 ps, 3 workers, sv.stop(), and nothing happens"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directories of good runs too")
     parser.set_defaults(runs_given=bool(runs) or any(a.startswith("--runs") for a in sys.argv[1:]))
     return parser

@@ -1,8 +1,9 @@
 """The program of the tests of endings, and of ``make endings``: counts up, and ends in one of the ways that there are.
 
-What each task does is told by environment variables, so that it can differ between tasks and between starts. Every
-worker's step adds 1 to the global step and to ``total``; with two ps they live on different ones. A ledger in the log
-directory has a line for each step that was begun and done, and for all that is logged.
+What each task does is told by environment variables, so that it can differ between tasks and
+between starts. Every worker's step adds 1 to the global step and to ``total``; with two ps they
+live on different ones. A ledger in the log directory has a line for each step that was begun and
+done, and for all that is logged.
 """
 
 import contextlib
@@ -25,8 +26,12 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers.")
 flags.DEFINE_list("worker_hosts", [], "Comma-separated host:port of the workers.")
 flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
-flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
-flags.DEFINE_string("logdir", "", "Directory of the checkpoints and ledgers; $ENDING_LOGDIR by default.")
+flags.DEFINE_integer(
+    "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief."
+)
+flags.DEFINE_string(
+    "logdir", "", "Directory of the checkpoints and ledgers; $ENDING_LOGDIR by default."
+)
 
 
 def option(name: str, default: Any) -> Any:
@@ -42,7 +47,8 @@ def logdir() -> str:
 def main(argv: list[str]) -> None:
     """Serves as a ps, or trains as a worker."""
     del argv
-    attempt = os.environ.pop(ATTEMPT_VARIABLE, "0")  # no launcher ends the ps tasks: they end by themselves
+    # no launcher ends the ps tasks: they end by themselves
+    attempt = os.environ.pop(ATTEMPT_VARIABLE, "0")
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
     server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
     if FLAGS.job_name == "ps":
@@ -98,7 +104,10 @@ class Worker:
     def _train_op(self, total: rt.Variable) -> list[Any]:
         sync = option("SYNC", "")
         if not sync:
-            return [self.global_step.assign_add(1), rt.group(total.assign_add(np.ones(4, np.float32)))]
+            return [
+                self.global_step.assign_add(1),
+                rt.group(total.assign_add(np.ones(4, np.float32))),
+            ]
         loss = rt.call(lambda t: -t.sum(), total, name="loss")
         optimizer: Any = harness.Optimizer(optax.sgd(1.0))
         if sync == "stale":

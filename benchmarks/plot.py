@@ -30,14 +30,21 @@ def main(source: str, target: str) -> None:
             present = [name for name in COLOURS if name in row["systems"]]
             for i, name in enumerate(present):
                 x = at + (i - len(present) / 2) * 0.13
-                panel.bar(x, row["systems"][name]["steps_per_s"], 0.12, color=COLOURS[name], label=name)
-        panel.set_xticks(range(len(rows)), [f"{row['ps']} ps, {row['workers']} workers" for row in rows])
+                panel.bar(
+                    x, row["systems"][name]["steps_per_s"], 0.12, color=COLOURS[name], label=name
+                )
+        panel.set_xticks(
+            range(len(rows)), [f"{row['ps']} ps, {row['workers']} workers" for row in rows]
+        )
         panel.set_title(f"784-{width}-10, batch 100")
         panel.set_ylabel("steps/s, all workers together")
         names = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
         panel.legend(names.values(), names.keys(), fontsize=8)
     cores = document["machine"]["cores"]
-    figure.suptitle(f"Asynchronous training on {cores} cores of {document['machine']['cpu']}, {document['date']}")
+    figure.suptitle(
+        f"Asynchronous training on {cores} cores of {document['machine']['cpu']}, "
+        f"{document['date']}"
+    )
     figure.tight_layout()
     figure.savefig(target, dpi=120)
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.quick [--keep]
 
-Compares with `benchmarks/results/quick.json`, which `--keep` writes. Two ratios to plain JAX are kept, because they go
-wrong in different ways on a busy machine: of the rates, and of the processor time of a step. Ends with 1 when both are
-worse than the kept ones by more than a fifth.
+Compares with `benchmarks/results/quick.json`, which `--keep` writes. Two ratios to plain JAX are
+kept, because they go wrong in different ways on a busy machine: of the rates, and of the processor
+time of a step. Ends with 1 when both are worse than the kept ones by more than a fifth.
 """
 
 import json
@@ -20,7 +20,9 @@ KEPT = ROOT / "benchmarks" / "results" / "quick.json"
 WORSE = 1.2
 SYSTEMS = ("ours", "pipelined")
 
-_KEEP = flags.DEFINE_bool("keep", False, "Write what was measured as what the next reader compares with.")
+_KEEP = flags.DEFINE_bool(
+    "keep", False, "Write what was measured as what the next reader compares with."
+)
 
 Ratios = dict[str, dict[str, float]]
 
@@ -55,13 +57,21 @@ def main(argv: list[str]) -> None:
     figures = step_rate.measure([*SYSTEMS, "plain"], 1, 1, 100, rounds=5, seconds=1.5)
     now = ratios(figures)
     kept: Ratios = json.loads(KEPT.read_text())["ratios"] if KEPT.exists() else {}
-    print(f"plain JAX: {figures['plain'].steps_per_s:.0f} steps/s, {figures['plain'].cpu_us:.0f} us of processor time")
+    print(
+        f"plain JAX: {figures['plain'].steps_per_s:.0f} steps/s, {figures['plain'].cpu_us:.0f} us "
+        "of processor time"
+    )
     for name in SYSTEMS:
         before = kept.get(name)
         beside = f"  (kept: {before['rate']:.2f} and {before['cpu']:.2f})" if before else ""
-        print(f"{name:10} {now[name]['rate']:.2f} of its rate, {now[name]['cpu']:.2f} of its processor time{beside}")
+        print(
+            f"{name:10} {now[name]['rate']:.2f} of its rate, {now[name]['cpu']:.2f} of its "
+            f"processor time{beside}"
+        )
     if _KEEP.value:
-        KEPT.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "ratios": now}, indent=1) + "\n")
+        KEPT.write_text(
+            json.dumps({"date": time.strftime("%Y-%m-%d"), "ratios": now}, indent=1) + "\n"
+        )
         return
     if worse := slower(now, kept):
         print(f"SLOWER than {KEPT.relative_to(ROOT)}: {', '.join(worse)}")

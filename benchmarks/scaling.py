@@ -2,8 +2,8 @@
 
     python -m benchmarks.scaling --model_mb=400 --workers=64 --step_ms=120 --network_gbit=25
 
-Puts what a ps and a worker pay for each call and each byte (`benchmarks.scaling_model.MEASURED`) into the model of a
-cluster whose processes have hosts of their own.
+Puts what a ps and a worker pay for each call and each byte (`benchmarks.scaling_model.MEASURED`)
+into the model of a cluster whose processes have hosts of their own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,29 @@ from dataclasses import replace
 
 from absl import app, flags
 
-from benchmarks.scaling_model import MEASURED, NETWORK_EFFICIENCY, Costs, Forecast, Job, forecast, ps_needed
+from benchmarks.scaling_model import (
+    MEASURED,
+    NETWORK_EFFICIENCY,
+    Costs,
+    Forecast,
+    Job,
+    forecast,
+    ps_needed,
+)
 
-_MODEL_MB = flags.DEFINE_float("model_mb", 100.0, "Size of the variables, in 10^6 bytes.", lower_bound=0.0)
+_MODEL_MB = flags.DEFINE_float(
+    "model_mb", 100.0, "Size of the variables, in 10^6 bytes.", lower_bound=0.0
+)
 _WORKERS = flags.DEFINE_integer("workers", 16, "Workers.", lower_bound=1)
-_STEP_MS = flags.DEFINE_float("step_ms", 100.0, "A worker's computation in a step, in ms.", lower_bound=0.0)
-_NETWORK = flags.DEFINE_float("network_gbit", 10.0, "Every host's network, in Gbit/s.", lower_bound=0.001)
-_PS_CORES = flags.DEFINE_integer("ps_cores", 1, "Cores that a ps uses for different workers.", lower_bound=1)
+_STEP_MS = flags.DEFINE_float(
+    "step_ms", 100.0, "A worker's computation in a step, in ms.", lower_bound=0.0
+)
+_NETWORK = flags.DEFINE_float(
+    "network_gbit", 10.0, "Every host's network, in Gbit/s.", lower_bound=0.001
+)
+_PS_CORES = flags.DEFINE_integer(
+    "ps_cores", 1, "Cores that a ps uses for different workers.", lower_bound=1
+)
 _EFFICIENCY = flags.DEFINE_float(
     "efficiency", 0.9, "Part of its time that a worker must not wait for others.", 0.01, 0.999
 )
@@ -27,7 +43,8 @@ _EFFICIENCY = flags.DEFINE_float(
 def plan(job: Job, costs: Costs, efficiency: float) -> str:
     """Returns the answer, in words and a table."""
     asked = (
-        f"{job.model_bytes / 1e6:g} MB, {job.workers} workers, {job.compute_secs * 1e3:g} ms of computation,"
+        f"{job.model_bytes / 1e6:g} MB, {job.workers} workers, {job.compute_secs * 1e3:g} ms of "
+        "computation,"
         f" {_NETWORK.value:g} Gbit/s"
     )
     needed = ps_needed(job, costs, efficiency)
@@ -49,7 +66,8 @@ def plan(job: Job, costs: Costs, efficiency: float) -> str:
 def told(f: Forecast) -> str:
     """Returns a forecast in words."""
     return (
-        f"{f.steps_per_s:.1f} steps/s, {f.efficiency:.0%} of what the workers could do; each ps sends"
+        f"{f.steps_per_s:.1f} steps/s, {f.efficiency:.0%} of what the workers could do; each ps "
+        "sends"
         f" {f.bytes_per_s / 1e6:.0f} MB/s and receives as much; busiest: {f.bottleneck},"
         f" {f.utilisation[f.bottleneck]:.0%}"
     )
@@ -60,7 +78,13 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
     network = _NETWORK.value * 1e9 / 8 * NETWORK_EFFICIENCY
-    job = Job(_MODEL_MB.value * 1e6, _WORKERS.value, _STEP_MS.value / 1e3, network, ps_cores=_PS_CORES.value)
+    job = Job(
+        _MODEL_MB.value * 1e6,
+        _WORKERS.value,
+        _STEP_MS.value / 1e3,
+        network,
+        ps_cores=_PS_CORES.value,
+    )
     print(plan(job, MEASURED, _EFFICIENCY.value))
 
 

@@ -1,11 +1,13 @@
 """What parameter-server training costs at scale: a queueing model, and how many ps a model and its workers need.
 
-A worker goes round: pull, compute, push, and again. Whatever workers share is a station with a queue: the way out of a
-ps (pulls), the way into it (pushes) and its processor core. What a worker has for itself is a delay: its own core, its
-own network card, the way there and back. Variables are spread evenly over the ps and a worker talks to all of them at
-once, so the ps are alike and one of each kind of station is enough. This is a closed queueing network with one class of
-customers, the workers; mean value analysis (Reiser and Lavenberg, 1980; Seidmann's approximation where a station has
-several servers) gives its throughput. Times are in seconds, sizes in bytes, rates in bytes or steps per second.
+A worker goes round: pull, compute, push, and again. Whatever workers share is a station with a
+queue: the way out of a ps (pulls), the way into it (pushes) and its processor core. What a worker
+has for itself is a delay: its own core, its own network card, the way there and back. Variables are
+spread evenly over the ps and a worker talks to all of them at once, so the ps are alike and one of
+each kind of station is enough. This is a closed queueing network with one class of customers, the
+workers; mean value analysis (Reiser and Lavenberg, 1980; Seidmann's approximation where a station
+has several servers) gives its throughput. Times are in seconds, sizes in bytes, rates in bytes or
+steps per second.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ class Costs:
     """The resources that the runtime itself takes.
 
     Attributes:
-        ps_step_secs: processor time of one ps for one worker's step, whatever its size: two calls answered.
-        ps_byte_secs: further processor time of a ps for each byte of variables on it: send, receive, apply.
+        ps_step_secs: processor time of one ps for one worker's step, whatever its size: two calls
+            answered.
+        ps_byte_secs: further processor time of a ps for each byte of variables on it: send,
+            receive, apply.
         worker_step_secs: processor time of a worker for each ps in a step.
         worker_byte_secs: further processor time of a worker for each byte of variables.
     """
@@ -88,7 +92,9 @@ class Forecast:
         return self.steps_per_s / self.alone_steps_per_s
 
 
-def throughput(customers: int, delay: float, demands: Mapping[str, float], servers: Mapping[str, int]) -> float:
+def throughput(
+    customers: int, delay: float, demands: Mapping[str, float], servers: Mapping[str, int]
+) -> float:
     """Rounds per second of a closed queueing network, by mean value analysis.
 
     Args:
@@ -105,7 +111,8 @@ def throughput(customers: int, delay: float, demands: Mapping[str, float], serve
     if delay + sum(demands.values()) <= 0:
         raise ValueError("a round takes no time at all")
     queueing, fixed = {}, delay
-    for name, demand in demands.items():  # Seidmann: a faster single server, and the rest of the service as a delay
+    # Seidmann: a faster single server, and the rest of the service as a delay
+    for name, demand in demands.items():
         queueing[name] = demand / servers.get(name, 1)
         fixed += demand - queueing[name]
     lengths = dict.fromkeys(queueing, 0.0)
@@ -132,7 +139,8 @@ def forecast(job: Job, ps: int, costs: Costs) -> Forecast:
         "ps network in": link,
         "ps core": costs.ps_step_secs + costs.ps_byte_secs * there,
     }
-    # A worker's own card passes all bytes while each ps passes its part: what takes longer than that is a delay.
+    # A worker's own card passes all bytes while each ps passes its part: what takes longer than
+    # that is a delay.
     own_link = 2 * (job.model_bytes / job.network_bytes_per_s - link)
     own_core = costs.worker_step_secs * ps + costs.worker_byte_secs * job.model_bytes
     delay = job.compute_secs + own_core + own_link + 2 * job.round_trip_secs
@@ -151,8 +159,8 @@ def ps_needed(job: Job, costs: Costs, efficiency: float = 0.9, most: int = 1024)
     """The fewest ps with which workers lose no more than ``1 - efficiency`` of their time to each other.
 
     Returns:
-        The forecast with that many, or None when not even ``most`` are enough: then the workers' own cards or the calls
-        of a step themselves are the limit.
+        The forecast with that many, or None when not even ``most`` are enough: then the workers'
+        own cards or the calls of a step themselves are the limit.
     """
     for ps in range(1, most + 1):
         found = forecast(job, ps, costs)

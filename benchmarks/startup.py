@@ -1,12 +1,14 @@
 """Start-up of the MNIST example: seconds from the launch to the first training step, and where they go.
 
-    python -m benchmarks.startup                # prints a table, writes benchmarks/results/startup.json
+    python -m benchmarks.startup                # prints a table, writes
+    benchmarks/results/startup.json
 
-Starts clusters with `harness.launch`: cold (a fresh log directory), warm (a fresh one that holds the compiled programs
-of the cold run) and as a restart (the log directory of the cold run: compiled programs and a checkpoint). A launch ends
-when the slowest worker has done its first step; of several launches the one with the median time is told. Its budget is
-that of the slowest worker: what its main thread does, part by part, from the launcher's first instruction on; what no
-part names is "the rest". Loading the data is told apart and not counted.
+Starts clusters with `harness.launch`: cold (a fresh log directory), warm (a fresh one that holds
+the compiled programs of the cold run) and as a restart (the log directory of the cold run: compiled
+programs and a checkpoint). A launch ends when the slowest worker has done its first step; of
+several launches the one with the median time is told. Its budget is that of the slowest worker:
+what its main thread does, part by part, from the launcher's first instruction on; what no part
+names is "the rest". Loading the data is told apart and not counted.
 """
 
 from __future__ import annotations
@@ -89,9 +91,28 @@ def start(workers: int, mode: str, logdir: str, cache: str) -> Start:
         RuntimeError: a task failed or did not come to its first step.
     """
     with tempfile.TemporaryDirectory() as told:
-        command = [sys.executable, "-m", "harness.launch", "--ps=1", f"--workers={workers}", "--max_restarts=0", "--"]
-        command += [sys.executable, "-m", "benchmarks.startup_task", f"--train_steps={STEPS}", f"--logdir={logdir}"]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache, DIRECTORY_VARIABLE: told}
+        command = [
+            sys.executable,
+            "-m",
+            "harness.launch",
+            "--ps=1",
+            f"--workers={workers}",
+            "--max_restarts=0",
+            "--",
+        ]
+        command += [
+            sys.executable,
+            "-m",
+            "benchmarks.startup_task",
+            f"--train_steps={STEPS}",
+            f"--logdir={logdir}",
+        ]
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XDG_CACHE_HOME": cache,
+            DIRECTORY_VARIABLE: told,
+        }
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _until_all_train(command, environment, workers)
         found = {path.stem: json.loads(path.read_text()) for path in Path(told).iterdir()}
@@ -112,7 +133,12 @@ def start(workers: int, mode: str, logdir: str, cache: str) -> Start:
 def _until_all_train(command: list[str], environment: dict[str, str], workers: int) -> None:
     """Runs the launcher until every worker has reported its first step. Stops it then."""
     launcher = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert launcher.stdout is not None
     too_late = threading.Timer(LIMIT_SECS, launcher.terminate)
@@ -128,7 +154,9 @@ def _until_all_train(command: list[str], environment: dict[str, str], workers: i
     launcher.wait()
     too_late.cancel()
     if training < workers:
-        raise RuntimeError(f"{training} of {workers} workers came to a first step: {''.join(said)[-4000:]}")
+        raise RuntimeError(
+            f"{training} of {workers} workers came to a first step: {''.join(said)[-4000:]}"
+        )
 
 
 def budget(task: Mapping[str, Any], began: float, total_ms: float) -> dict[str, float]:
@@ -147,13 +175,17 @@ def launches(workers: int, runs: int) -> list[Start]:
     found: dict[str, list[Start]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as top:
         for run in range(runs):
-            cold, warm, cache = (os.path.join(top, f"{run}-{name}") for name in ("cold", "warm", "cache"))
+            cold, warm, cache = (
+                os.path.join(top, f"{run}-{name}") for name in ("cold", "warm", "cache")
+            )
             found["cold"].append(start(workers, "cold", cold, cache))
             found["warm"].append(start(workers, "warm", warm, cache))
             found["restart"].append(start(workers, "restart", cold, cache))
             for directory in (cold, warm, cache):
                 shutil.rmtree(directory)
-    return [sorted(of_mode, key=lambda s: s.total_ms)[len(of_mode) // 2] for of_mode in found.values()]
+    return [
+        sorted(of_mode, key=lambda s: s.total_ms)[len(of_mode) // 2] for of_mode in found.values()
+    ]
 
 
 def table(starts: list[Start]) -> str:
@@ -167,10 +199,17 @@ def table(starts: list[Start]) -> str:
     for name in names:
         cells = " | ".join(f"{s.budget_ms.get(name, 0.0):.0f}" for s in starts)
         lines.append(f"| {PARTS.get(name, name)} | {cells} |")
-    lines.append(f"| **launch to first step** | {' | '.join(f'**{s.total_ms:.0f}**' for s in starts)} |")
+    lines.append(
+        f"| **launch to first step** | {' | '.join(f'**{s.total_ms:.0f}**' for s in starts)} |"
+    )
     lines.append(f"| data, not counted | {' | '.join(f'{s.data_ms:.0f}' for s in starts)} |")
-    lines.append(f"| programs compiled | {' | '.join(str(s.compiled['compiled']) for s in starts)} |")
-    lines.append(f"| programs taken from the cache | {' | '.join(str(s.compiled['taken']) for s in starts)} |")
+    lines.append(
+        f"| programs compiled | {' | '.join(str(s.compiled['compiled']) for s in starts)} |"
+    )
+    lines.append(
+        f"| programs taken from the cache | {' | '.join(str(s.compiled['taken']) for s in starts)} "
+        "|"
+    )
     return "\n".join(lines)
 
 
@@ -182,7 +221,10 @@ def main(argv: list[str]) -> None:
     print(table(starts))
     late = [s for s in starts if s.total_ms > 1e3 * BARS[s.mode]]
     for s in late:
-        print(f"LATE: {s.workers} workers, {s.mode}: {s.total_ms / 1e3:.1f} s, the bar is {BARS[s.mode]:g} s")
+        print(
+            f"LATE: {s.workers} workers, {s.mode}: {s.total_ms / 1e3:.1f} s, the bar is "
+            f"{BARS[s.mode]:g} s"
+        )
     if _WRITE.value:
         rounded = [
             replace(
@@ -195,7 +237,9 @@ def main(argv: list[str]) -> None:
             for s in starts
         ]
         document = {"date": time.strftime("%Y-%m-%d"), "cores": len(os.sched_getaffinity(0))}
-        RESULTS.write_text(json.dumps({**document, "starts": [asdict(s) for s in rounded]}, indent=1) + "\n")
+        RESULTS.write_text(
+            json.dumps({**document, "starts": [asdict(s) for s in rounded]}, indent=1) + "\n"
+        )
     sys.exit(1 if late else 0)
 
 

@@ -1,8 +1,9 @@
 """A task of `benchmarks.startup`: the MNIST trainer as it is, with a stopwatch on the parts of its start.
 
-Every part is measured without the parts inside it, so the parts of the main thread add up to its time. What it found is
-written as JSON to the file ``<job>-<index>.json`` of the directory in BELLWETHER_STARTUP_DIR: by the ps when it serves
-and again when it is stopped, by a worker after its first training step.
+Every part is measured without the parts inside it, so the parts of the main thread add up to its
+time. What it found is written as JSON to the file ``<job>-<index>.json`` of the directory in
+BELLWETHER_STARTUP_DIR: by the ps when it serves and again when it is stopped, by a worker after its
+first training step.
 """
 
 import time
@@ -96,7 +97,9 @@ def main() -> None:
             "modules": len(sys.modules),
         }
         name = f"{flags.FLAGS.job_name}-{flags.FLAGS.task_index}.json"
-        with open(os.path.join(os.environ[DIRECTORY_VARIABLE], name), "w", encoding="utf-8") as file:
+        with open(
+            os.path.join(os.environ[DIRECTORY_VARIABLE], name), "w", encoding="utf-8"
+        ) as file:
             json.dump(found, file)
 
     _after_first_step(trainer, watch, report)
@@ -152,7 +155,9 @@ def _after_first_step(trainer: Any, watch: Stopwatch, report: Callable[[float], 
     def first(self: rt.Session, fetches: Any, *args: Any, **kwargs: Any) -> Any:
         if done.is_set():
             return run(self, fetches, *args, **kwargs)
-        trains = isinstance(fetches, list) and isinstance(fetches[0], rt.Operation) and len(fetches) == 3
+        trains = (
+            isinstance(fetches, list) and isinstance(fetches[0], rt.Operation) and len(fetches) == 3
+        )
         with watch.part("sessions, waiting for values"):
             result = run(self, fetches, *args, **kwargs)
         if trains:

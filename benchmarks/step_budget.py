@@ -2,10 +2,10 @@
 
     python -m benchmarks.step_budget --hidden=100
 
-Columns, microseconds, medians: `step` as it is in training, `floor` the same part alone and warm, of which no part of
-this project can be faster: bytes over a bare socket of the same kind, the compiled programs called again and again.
-Turns with the clocks alternate with turns without; the last line says how far the sum of the parts of the one is from
-the step of the other.
+Columns, microseconds, medians: `step` as it is in training, `floor` the same part alone and warm,
+of which no part of this project can be faster: bytes over a bare socket of the same kind, the
+compiled programs called again and again. Turns with the clocks alternate with turns without; the
+last line says how far the sum of the parts of the one is from the step of the other.
 """
 
 import json
@@ -31,7 +31,9 @@ from harness.launch.ports import free_ports
 from runtime.tensor_spec import aligned_buffer
 
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
-_TURNS = flags.DEFINE_integer("turns", 20, "Turns with the clocks, and as many without.", lower_bound=1)
+_TURNS = flags.DEFINE_integer(
+    "turns", 20, "Turns with the clocks, and as many without.", lower_bound=1
+)
 _SECONDS = flags.DEFINE_float("seconds", 0.25, "Length of a turn, in seconds.", lower_bound=0.1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
@@ -110,7 +112,9 @@ class Budget:
         )
         self._server = rt.Server(cluster, "worker", 0)
         self._training: Training = build(cluster, 0, hidden)
-        self._session = rt.Session(self._server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
+        self._session = rt.Session(
+            self._server.target, config=rt.SessionConfig(start_timeout_secs=60.0)
+        )
         self._session.run(self._training.initialise)
         self._data = batches(0)
         self._stage = self._watch_stage()
@@ -134,7 +138,9 @@ class Budget:
     def step(self, i: int) -> None:
         """Trains on the next batch."""
         images, labels = self._data[i % len(self._data)]
-        self._session.run(self._training.fetches, {self._training.x: images, self._training.y: labels})
+        self._session.run(
+            self._training.fetches, {self._training.x: images, self._training.y: labels}
+        )
 
     def steps(self, count: int) -> float:
         """Microseconds of each of so many steps, as training sees them."""
@@ -158,7 +164,12 @@ class Budget:
             name: (after[f"{name}_seconds_total"] - before[f"{name}_seconds_total"]) / count * 1e6
             for name in ("step", "pull", "compute", "push")
         }
-        return {**parts, "run": run_ns / count / 1e3, "ps_pull": ps["pull_us"], "ps_push": ps["push_us"]}
+        return {
+            **parts,
+            "run": run_ns / count / 1e3,
+            "ps_pull": ps["pull_us"],
+            "ps_push": ps["push_us"],
+        }
 
     def alone(self, seconds: float) -> dict[str, float]:
         """Microseconds of the parts that can run alone: the two programs, and giving received bytes to XLA."""
@@ -228,7 +239,12 @@ def measure(hidden: int, turns: int, seconds: float) -> tuple[list[Part], float]
         Part("client and master", at["run"] - at["pull"] - at["compute"] - at["push"], 0.0, ""),
         Part("pull: ps reads", at["ps_pull"], 0.0, "a reference is taken"),
         Part("pull: wire", at["pull"] - at["ps_pull"], crossing, bare),
-        Part("deserialise", deserialise, 0.0, "an empty program is given the same arrays; XLA reads where they are"),
+        Part(
+            "deserialise",
+            deserialise,
+            0.0,
+            "an empty program is given the same arrays; XLA reads where they are",
+        ),
         Part("compute", at["compute"] - deserialise, alone["compute"], "the compiled step alone"),
         Part("push: wire", at["push"] - at["ps_push"] - reply, crossing - reply, bare),
         Part("push: apply", at["ps_push"], alone["apply"], "the compiled update alone"),
@@ -245,13 +261,24 @@ def main(argv: list[str]) -> None:
     parts, step_us = measure(_HIDDEN.value, _TURNS.value, _SECONDS.value)
     total, floor = sum(p.step_us for p in parts), sum(p.floor_us for p in parts)
     if _JSON.value:
-        print(json.dumps({"parts": [vars(p) for p in parts], "sum_us": total, "step_us": step_us, "floor_us": floor}))
+        print(
+            json.dumps(
+                {
+                    "parts": [vars(p) for p in parts],
+                    "sum_us": total,
+                    "step_us": step_us,
+                    "floor_us": floor,
+                }
+            )
+        )
         return
     print(f"{'':20}{'step us':>10}{'floor us':>10}")
     for part in parts:
         print(f"{part.name:20}{part.step_us:10.0f}{part.floor_us:10.0f}  {part.floor}")
     print(f"{'sum':20}{total:10.0f}{floor:10.0f}")
-    print(f"{'step':20}{step_us:10.0f}{'':12}the sum is {100 * (total / step_us - 1):+.1f} % from it")
+    print(
+        f"{'step':20}{step_us:10.0f}{'':12}the sum is {100 * (total / step_us - 1):+.1f} % from it"
+    )
 
 
 if __name__ == "__main__":

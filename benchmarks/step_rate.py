@@ -4,10 +4,11 @@
 
 `benchmarks.table` runs it for every row of the table of `make bench`.
 
-Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching loss and global step
-in every step, all processes on this machine. The systems are started together and take turns, so that a machine whose
-speed drifts drifts for all of them; the figure of a system is the median of its rounds. Beside it stands the processor
-time that all processes of the system together take for a step: it depends less on what else the machine does.
+Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching
+loss and global step in every step, all processes on this machine. The systems are started together
+and take turns, so that a machine whose speed drifts drifts for all of them; the figure of a system
+is the median of its rounds. Beside it stands the processor time that all processes of the system
+together take for a step: it depends less on what else the machine does.
 """
 
 import json
@@ -47,7 +48,9 @@ def _systems() -> dict[str, System]:
         "ours": System(ours),
         "tcp": System(ours, environment=(("BELLWETHER_FAST_PATH", "0"),)),
         "backup": System(ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1}'),)),
-        "backup-sync": System(ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)),
+        "backup-sync": System(
+            ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)
+        ),
         "pipelined": System(ours, options='{"prefetch": 1}'),
         "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
         "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
@@ -71,7 +74,9 @@ class Figures:
 class Running:
     """The processes of one system, warm and waiting for their turn."""
 
-    def __init__(self, name: str, system: System, ps: int, workers: int, hidden: int, platform: str) -> None:
+    def __init__(
+        self, name: str, system: System, ps: int, workers: int, hidden: int, platform: str
+    ) -> None:
         self.name = name
         self._platform = platform
         self.rates: list[float] = []
@@ -104,7 +109,8 @@ class Running:
                 **os.environ,
                 "PYTHONPATH": str(system.checkout),
                 "JAX_PLATFORMS": self._platform,
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the workers share what accelerators there are
+                # the workers share what accelerators there are
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                 **dict(system.environment),
             },
         )
@@ -119,7 +125,9 @@ class Running:
                 if line.strip() == "READY":
                     break
             else:
-                raise RuntimeError(f"{self.name}: a worker ended before it was ready (BENCH_STDERR=1 shows why)")
+                raise RuntimeError(
+                    f"{self.name}: a worker ended before it was ready (BENCH_STDERR=1 shows why)"
+                )
 
     def turn(self, seconds: float) -> None:
         """Trains on all workers for some seconds. Records their steps/s together."""
@@ -153,7 +161,13 @@ class Running:
 
 
 def measure(
-    systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float, platform: str = "cpu"
+    systems: Sequence[str],
+    ps: int,
+    workers: int,
+    hidden: int,
+    rounds: int,
+    seconds: float,
+    platform: str = "cpu",
 ) -> dict[str, Figures]:
     """The figures of each system; ``platform`` is JAX's, of the processes that compute."""
     known = _systems()
@@ -173,7 +187,9 @@ def measure(
     finally:
         for system in running:
             system.stop()
-    return {s.name: Figures(statistics.median(s.rates), statistics.median(s.cpu_us)) for s in running}
+    return {
+        s.name: Figures(statistics.median(s.rates), statistics.median(s.cpu_us)) for s in running
+    }
 
 
 def define_flags() -> None:
@@ -184,26 +200,44 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "systems",
         ["ours", "plain"],
-        "Of: ours, tcp (ours without the Unix socket), backup and backup-sync (ours with --ps_backups), pipelined, "
+        "Of: ours, tcp (ours without the Unix socket), backup and backup-sync (ours with "
+        "--ps_backups), pipelined, "
         "plain, tf, torch.",
     )
     flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
     flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
-    flags.DEFINE_string("platform", "cpu", "Where workers and plain JAX compute, as JAX_PLATFORMS: such as cuda,cpu.")
-    flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table.")
+    flags.DEFINE_string(
+        "platform",
+        "cpu",
+        "Where workers and plain JAX compute, as JAX_PLATFORMS: such as cuda,cpu.",
+    )
+    flags.DEFINE_bool(
+        "json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table."
+    )
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    found = measure(FLAGS.systems, FLAGS.ps, FLAGS.workers, FLAGS.hidden, FLAGS.rounds, FLAGS.seconds, FLAGS.platform)
+    found = measure(
+        FLAGS.systems,
+        FLAGS.ps,
+        FLAGS.workers,
+        FLAGS.hidden,
+        FLAGS.rounds,
+        FLAGS.seconds,
+        FLAGS.platform,
+    )
     if FLAGS.json:
         print(json.dumps({name: asdict(figures) for name, figures in found.items()}))
         return
     print(f"{FLAGS.ps} ps, {FLAGS.workers} workers, hidden {FLAGS.hidden}")
     for name, figures in found.items():
-        print(f"  {name:10} {figures.steps_per_s:9.0f} steps/s {figures.cpu_us:9.0f} us of processor time a step")
+        print(
+            f"  {name:10} {figures.steps_per_s:9.0f} steps/s {figures.cpu_us:9.0f} us of processor "
+            "time a step"
+        )
 
 
 if __name__ == "__main__":

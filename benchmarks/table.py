@@ -2,8 +2,8 @@
 
     python -m benchmarks.table --systems=ours,pipelined,tcp,plain,tf,torch
 
-Every row runs all systems in turns (`benchmarks.step_rate`), so only the ratios within a row mean something. Written to
-`benchmarks/results/step_rate.json` and `.png`.
+Every row runs all systems in turns (`benchmarks.step_rate`), so only the ratios within a row mean
+something. Written to `benchmarks/results/step_rate.json` and `.png`.
 """
 
 import json
@@ -26,9 +26,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("tf", "torch")
 
 _SYSTEMS = flags.DEFINE_list(
-    "systems", ["ours", "pipelined", "tcp", "plain", "tf", "torch"], "What to measure; `plain` is for one worker only."
+    "systems",
+    ["ours", "pipelined", "tcp", "plain", "tf", "torch"],
+    "What to measure; `plain` is for one worker only.",
 )
-_ROWS = flags.DEFINE_list("rows", [], "Rows to measure, as ps-workers-hidden such as 1-2-100; all by default.")
+_ROWS = flags.DEFINE_list(
+    "rows", [], "Rows to measure, as ps-workers-hidden such as 1-2-100; all by default."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes in a row.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
 _WRITE = flags.DEFINE_bool("write", True, "Write the results and the plot.")
@@ -95,8 +99,12 @@ def versions() -> dict[str, str]:
     found = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy", "optax", "grpcio")}
     found["python"] = platform.python_version()
     if PEERS_PYTHON.exists():
-        code = "import importlib.metadata as m; print(m.version('tensorflow-cpu'), m.version('torch'))"
-        answer = subprocess.run([str(PEERS_PYTHON), "-c", code], capture_output=True, text=True, check=True)
+        code = (
+            "import importlib.metadata as m; print(m.version('tensorflow-cpu'), m.version('torch'))"
+        )
+        answer = subprocess.run(
+            [str(PEERS_PYTHON), "-c", code], capture_output=True, text=True, check=True
+        )
         found["tensorflow-cpu"], found["torch"] = answer.stdout.split()
     return found
 
@@ -104,14 +112,23 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, Any]:
     """What it was measured on."""
     with open("/proc/cpuinfo") as lines:
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 1)}
+        model = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+            "unknown",
+        )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(os.getloadavg()[0], 1),
+    }
 
 
 def line(row: Row, systems: Sequence[str], figures: Mapping[str, step_rate.Figures]) -> str:
     """A row of the printed table."""
     rates = [f"{figures[s].steps_per_s:.0f}" if s in figures else "" for s in systems]
-    judged = "; ".join(map(str, verdicts(row, {name: f.steps_per_s for name, f in figures.items()})))
+    judged = "; ".join(
+        map(str, verdicts(row, {name: f.steps_per_s for name, f in figures.items()}))
+    )
     return f"| {row.ps} | {row.workers} | {row.hidden} | {' | '.join(rates)} | {judged} |"
 
 
@@ -120,7 +137,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
     if unknown := set(_ROWS.value) - {row.name for row in ROWS}:
-        raise app.UsageError(f"--rows: there is no {sorted(unknown)}; there are {', '.join(r.name for r in ROWS)}")
+        raise app.UsageError(
+            f"--rows: there is no {sorted(unknown)}; there are {', '.join(r.name for r in ROWS)}"
+        )
     document: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
@@ -128,12 +147,17 @@ def main(argv: list[str]) -> None:
         "rows": [],
     }
     systems = _SYSTEMS.value
-    print(f"| ps | workers | hidden | {' | '.join(systems)} | bars |\n|{'---|' * (len(systems) + 4)}", flush=True)
+    print(
+        f"| ps | workers | hidden | {' | '.join(systems)} | bars |\n|{'---|' * (len(systems) + 4)}",
+        flush=True,
+    )
     for row in ROWS:
         if _ROWS.value and row.name not in _ROWS.value:
             continue
         chosen = [s for s in systems if s != "plain" or row.workers == 1]
-        figures = step_rate.measure(chosen, row.ps, row.workers, row.hidden, _ROUNDS.value, _SECONDS.value)
+        figures = step_rate.measure(
+            chosen, row.ps, row.workers, row.hidden, _ROUNDS.value, _SECONDS.value
+        )
         print(line(row, systems, figures), flush=True)
         rates = {name: f.steps_per_s for name, f in figures.items()}
         document["rows"].append(
@@ -158,7 +182,10 @@ def _write(document: dict[str, Any]) -> None:
         capture_output=True,
         text=True,
     )
-    print(f"wrote {path}" + (" and its plot" if plot.returncode == 0 else f"; no plot: {plot.stderr.strip()[-200:]}"))
+    print(
+        f"wrote {path}"
+        + (" and its plot" if plot.returncode == 0 else f"; no plot: {plot.stderr.strip()[-200:]}")
+    )
 
 
 if __name__ == "__main__":

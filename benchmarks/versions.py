@@ -3,9 +3,10 @@
     git worktree add --detach ../before HEAD~10
     python -m benchmarks.versions ../before . [--starts=4] [--rounds=40] [--pipelined]
 
-Both train in turns of a fraction of a second, so that a busy machine slows both alike, and what is compared are the two
-turns of one round. Processes differ from start to start, and the second to be started is some 3 % slower on some hosts,
-so both are started several times, each first in turn. The figures are medians over all rounds, and of each start.
+Both train in turns of a fraction of a second, so that a busy machine slows both alike, and what is
+compared are the two turns of one round. Processes differ from start to start, and the second to be
+started is some 3 % slower on some hosts, so both are started several times, each first in turn. The
+figures are medians over all rounds, and of each start.
 """
 
 import pathlib
@@ -16,7 +17,9 @@ from absl import app, flags
 
 from benchmarks.step_rate import Running, System
 
-_STARTS = flags.DEFINE_integer("starts", 4, "How often both are started anew, each first in turn.", lower_bound=1)
+_STARTS = flags.DEFINE_integer(
+    "starts", 4, "How often both are started anew, each first in turn.", lower_bound=1
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Turns of each checkout per start.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 0.4, "Length of a turn.", lower_bound=0.05)
 _PS = flags.DEFINE_integer("ps", 1, "ps tasks.", lower_bound=1)
@@ -27,7 +30,9 @@ _PIPELINED = flags.DEFINE_bool("pipelined", False, "Compare steps that prefetch.
 
 def _started(checkout: pathlib.Path) -> Running:
     options = '{"prefetch": 1}' if _PIPELINED.value else "{}"
-    system = System((sys.executable, "-m", "benchmarks.systems.ours"), options=options, checkout=checkout)
+    system = System(
+        (sys.executable, "-m", "benchmarks.systems.ours"), options=options, checkout=checkout
+    )
     running = Running(str(checkout), system, _PS.value, _WORKERS.value, _HIDDEN.value, "cpu")
     running.wait_ready()
     return running

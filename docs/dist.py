@@ -1,7 +1,8 @@
 """What is uploaded to a package index, in ``build/dist/out``: ``make dist URL=https://github.com/NAME/bellwether``.
 
-The wheel and the source archive of this checkout. On an index the README stands by itself, so its links to files of the
-repository become addresses below ``URL``, at the tag of the version, and the project's addresses go into the metadata.
+The wheel and the source archive of this checkout. On an index the README stands by itself, so its
+links to files of the repository become addresses below ``URL``, at the tag of the version, and the
+project's addresses go into the metadata.
 """
 
 import argparse
@@ -26,9 +27,16 @@ build_meta.build_sdist(out)
 def main() -> int:
     """Builds both archives; returns the exit code."""
     parser = argparse.ArgumentParser(description="Builds what is uploaded to a package index.")
-    parser.add_argument("--url", required=True, help="address of the repository, as GitHub, Codeberg or GitLab has it")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=ROOT / "build" / "dist", help="folder for it (default: %(default)s)"
+        "--url",
+        required=True,
+        help="address of the repository, as GitHub, Codeberg or GitLab has it",
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=ROOT / "build" / "dist",
+        help="folder for it (default: %(default)s)",
     )
     options = parser.parse_args()
     url = options.url.rstrip("/")
@@ -36,7 +44,17 @@ def main() -> int:
     for made in (source, out):
         shutil.rmtree(made, ignore_errors=True)
     out.mkdir(parents=True)
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "harness", "runtime", ":(glob)*"]
+    listing = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+        "harness",
+        "runtime",
+        ":(glob)*",
+    ]
     listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
@@ -48,7 +66,9 @@ def main() -> int:
     project.write_text(text.replace("\n[project.scripts]\n", urls(url, tag)), encoding="utf-8")
     readme = source / "README.md"
     readme.write_text(absolute(readme.read_text(encoding="utf-8"), url, tag), encoding="utf-8")
-    built = subprocess.run([sys.executable, "-c", _BUILD, str(out)], cwd=source, stdout=subprocess.DEVNULL)
+    built = subprocess.run(
+        [sys.executable, "-c", _BUILD, str(out)], cwd=source, stdout=subprocess.DEVNULL
+    )
     if not built.returncode:
         print(*sorted(out.iterdir()), sep="\n")
     return built.returncode
@@ -64,7 +84,14 @@ def urls(url: str, tag: str) -> str:
         "Issues": f"{url}/issues",
     }
     return "\n".join(
-        ["", "[project.urls]", *(f'{name} = "{to}"' for name, to in found.items()), "", "[project.scripts]", ""]
+        [
+            "",
+            "[project.urls]",
+            *(f'{name} = "{to}"' for name, to in found.items()),
+            "",
+            "[project.scripts]",
+            "",
+        ]
     )
 
 

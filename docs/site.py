@@ -1,7 +1,8 @@
 """The documentation site in ``build/docs/site``: ``make docs``.
 
-Its pages are those of this folder, README, CHANGELOG and CONTRIBUTING, the tutorials, and a reference of all public
-names, made of their docstrings. Neither building the site nor reading it needs a network.
+Its pages are those of this folder, README, CHANGELOG and CONTRIBUTING, the tutorials, and a
+reference of all public names, made of their docstrings. Neither building the site nor reading it
+needs a network.
 """
 
 import argparse
@@ -33,7 +34,10 @@ def main() -> int:
     """Makes the site; returns the exit code, which is 1 when there is a warning."""
     parser = argparse.ArgumentParser(description="Makes the documentation site.")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=ROOT / "build" / "docs", help="folder for it (default: %(default)s)"
+        "--out",
+        type=pathlib.Path,
+        default=ROOT / "build" / "docs",
+        help="folder for it (default: %(default)s)",
     )
     out = parser.parse_args().out.resolve()
     pages = out / "pages"
@@ -81,7 +85,9 @@ def reference(face: str) -> str:
     rooms: dict[str, list[str]] = {}
     for name in module.__all__:
         value = getattr(module, name)
-        home = str(getattr(value, "__module__", None) or getattr(value, "__name__", face)).split(".")
+        home = str(getattr(value, "__module__", None) or getattr(value, "__name__", face)).split(
+            "."
+        )
         rooms.setdefault(".".join(home[:2]) if home[0] in FACES else face, []).append(name)
     lines = [f"# {face}", "", str(module.__doc__).replace("``", "`"), ""]
     for room, names in sorted(rooms.items()):
@@ -132,7 +138,9 @@ def _relinked(text: str, folder: str) -> str:
 def _off_the_map(pages: pathlib.Path, config: str) -> list[str]:
     """The pages that the navigation does not list."""
     names = [page.relative_to(pages).as_posix() for page in sorted(pages.rglob("*.md"))]
-    return [f"site: docs/site.toml lists no page {name}" for name in names if f'"{name}"' not in config]
+    return [
+        f"site: docs/site.toml lists no page {name}" for name in names if f'"{name}"' not in config
+    ]
 
 
 if __name__ == "__main__":

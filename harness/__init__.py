@@ -1,7 +1,7 @@
 """The training harness: Supervisor and friends, over the two faces of ``runtime``.
 
-The names and their modules are listed once, in ``__init__.pyi``, where type checkers read them. They are imported on
-first use, so that the launcher starts without JAX and Orbax.
+The names and their modules are listed once, in ``__init__.pyi``, where type checkers read them.
+They are imported on first use, so that the launcher starts without JAX and Orbax.
 """
 
 import ast
@@ -13,7 +13,12 @@ import pathlib
 def _listed() -> dict[str, str]:
     """The public names, and the module that each is imported from."""
     stub = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    return {alias.name: str(i.module) for i in stub.body if isinstance(i, ast.ImportFrom) for alias in i.names}
+    return {
+        alias.name: str(i.module)
+        for i in stub.body
+        if isinstance(i, ast.ImportFrom)
+        for alias in i.names
+    }
 
 
 def _check_runtime() -> None:
@@ -30,7 +35,8 @@ def _check_runtime() -> None:
     if file is None or not pathlib.Path(file).with_name("lowlevel.py").exists():
         where = f"is {file}" if file else "has no file" if found is not None else "is not found"
         raise ImportError(
-            f"`import runtime` {where}, which is not Bellwether's runtime: rename that one, or have "
+            f"`import runtime` {where}, which is not Bellwether's runtime: rename that one, or "
+            "have "
             f"{pathlib.Path(__file__).parents[1]} come before it on sys.path (PYTHONPATH)"
         )
 
@@ -40,9 +46,11 @@ _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
 _RETIRED = frozenset(
-    "CheckpointState CollectiveReplicas FeedFnHook FinalOpsHook GlobalStepWaiterHook MlflowTracker ProfilerHook "
+    "CheckpointState CollectiveReplicas FeedFnHook FinalOpsHook GlobalStepWaiterHook MlflowTracker "
+    "ProfilerHook "
     "QueueRunner SingularMonitoredSession Tracker WandbTracker add_queue_runner checkpoint_exists "
-    "checkpoints_iterator export_function get_checkpoint_state init_from_checkpoint join_group save_pytree "
+    "checkpoints_iterator export_function get_checkpoint_state init_from_checkpoint join_group "
+    "save_pytree "
     "start_queue_runners".split()
 )
 """The names of earlier versions, each with a line in ``runtime.retired``."""
@@ -52,13 +60,18 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("runtime.lowlevel").version()
     if name not in _HOMES:
-        # Submodules are asked for as well: a tool that starts without JAX must not load the runtime for them.
+        # Submodules are asked for as well: a tool that starts without JAX must not load the runtime
+        # for them.
         if name in _RETIRED:
             line = importlib.import_module("runtime.lowlevel").explain_name(f"harness.{name}")
             raise ImportError(line)  # an AttributeError would lose the line in a from-import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
-    value = vars(home)[name] if name in vars(home) else importlib.import_module(f"{home.__name__}.{name}")
+    value = (
+        vars(home)[name]
+        if name in vars(home)
+        else importlib.import_module(f"{home.__name__}.{name}")
+    )
     globals()[name] = value
     return value
 

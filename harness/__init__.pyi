@@ -19,7 +19,9 @@ from harness.data.data_shards import DataShards as DataShards
 from harness.monitoring import timeline as timeline
 from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress
-from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
+from harness.optimizers.exponential_moving_average import (
+    ExponentialMovingAverage as ExponentialMovingAverage,
+)
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import AnyOptimizer as AnyOptimizer
 from harness.optimizers.optimizer import Optimizer as Optimizer
@@ -50,12 +52,16 @@ from harness.training.run.join import Member as Member
 from harness.training.run.join import find_identity as find_identity
 from harness.training.run.join import join_cluster as join_cluster
 from harness.training.run.monitored_session import MonitoredSession as MonitoredSession
-from harness.training.run.monitored_session import MonitoredTrainingSession as MonitoredTrainingSession
+from harness.training.run.monitored_session import (
+    MonitoredTrainingSession as MonitoredTrainingSession,
+)
 from harness.training.run.supervisor import Supervisor as Supervisor
 from harness.training.start.compilation_cache import keep_compilations as keep_compilations
 from harness.training.start.global_step import create_global_step as create_global_step
 from harness.training.start.global_step import get_global_step as get_global_step
-from harness.training.start.global_step import get_or_create_global_step as get_or_create_global_step
+from harness.training.start.global_step import (
+    get_or_create_global_step as get_or_create_global_step,
+)
 from harness.training.start.managed_session import ManagedSession as ManagedSession
 from harness.training.start.scaffold import ChiefSessionCreator as ChiefSessionCreator
 from harness.training.start.scaffold import Scaffold as Scaffold

@@ -1,7 +1,7 @@
 """Both packages under one name, that of the distribution: ``import bellwether as bw``.
 
-It is installed as the module ``bellwether``. ``bw.Supervisor`` is ``harness.Supervisor``, ``bw.Variable`` is
-``runtime.Variable``; the two packages have no name in common.
+It is installed as the module ``bellwether``. ``bw.Supervisor`` is ``harness.Supervisor``,
+``bw.Variable`` is ``runtime.Variable``; the two packages have no name in common.
 """
 
 import importlib
@@ -17,4 +17,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({name for package in map(importlib.import_module, _PACKAGES) for name in package.__all__})
+    return sorted(
+        {name for package in map(importlib.import_module, _PACKAGES) for name in package.__all__}
+    )

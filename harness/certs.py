@@ -1,18 +1,19 @@
 r"""Certificates for a cluster of several hosts: ``python -m harness.certs --out=certs --hosts=ps0,w0,w1``.
 
-Makes a CA (ca.pem, ca.key) and, for each host, a certificate and its key (NAME.pem, NAME.key) for both sides of a
-connection. Each host needs ca.pem and its own two files. The file ca.key makes further certificates and belongs on no
-host.
+Makes a CA (ca.pem, ca.key) and, for each host, a certificate and its key (NAME.pem, NAME.key) for
+both sides of a connection. Each host needs ca.pem and its own two files. The file ca.key makes
+further certificates and belongs on no host.
 
     python -m harness.certs --out=certs --hosts=ps0,w0,w1           # the CA, and three hosts
-    python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address besides its name
-    python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new certificates, before the old expire
-    python -m harness.certs --out=certs --hosts=w1,w2 --role=worker --tasks=worker/1,worker/2
-    python -m harness.certs --out=certs --hosts=alice --role=observer
+    python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address
+    besides its name python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new
+    certificates, before the old expire python -m harness.certs --out=certs --hosts=w1,w2
+    --role=worker --tasks=worker/1,worker/2 python -m harness.certs --out=certs --hosts=alice
+    --role=observer
 
-A certificate without --role allows everything. A certificate with a role allows the orders of the role
-(docs/security.md). Give the directory to tasks and clients by BELLWETHER_SECURITY=certs in their environment. The MNIST
-trainer and harness.status have the flag --security=certs, too.
+A certificate without --role allows everything. A certificate with a role allows the orders of the
+role (docs/security.md). Give the directory to tasks and clients by BELLWETHER_SECURITY=certs in
+their environment. The MNIST trainer and harness.status have the flag --security=certs, too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ AUTHORITY: Final = "ca"
 """Name of the files of the CA, without suffix."""
 AUTHORITY_DAYS: Final = 3650.0
 DAYS: Final = 365.0
-# The clocks of hosts differ. A certificate that begins now would not have begun on a host with a slow clock.
+# The clocks of hosts differ. A certificate that begins now would not have begun on a host with a
+# slow clock.
 _EARLIER: Final = datetime.timedelta(hours=1)
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _LOOPBACK: Final = ("127.0.0.1", "::1")
@@ -84,7 +86,10 @@ class CA:
         now = datetime.datetime.now(datetime.UTC)
         name = _name(f"Bellwether CA {concurrency.random_hex(4)}")
         end = now + datetime.timedelta(days=days)
-        constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(signs_certificates=True)
+        constraints, usage = (
+            x509.BasicConstraints(ca=True, path_length=0),
+            _usage(signs_certificates=True),
+        )
         certificate = _signed(key, name, name, key, now - _EARLIER, end, [constraints, usage])
         return cls(certificate, key)
 
@@ -96,18 +101,27 @@ class CA:
             directory: Directory with the files of the CA.
 
         Raises:
-            CertificateError: The directory has no CA, or key and certificate are unreadable or do not belong together.
+            CertificateError: The directory has no CA, or key and certificate are unreadable or do
+                not belong together.
         """
         try:
-            certificate = x509.load_pem_x509_certificate((directory / f"{AUTHORITY}.pem").read_bytes())
-            key = serialization.load_pem_private_key((directory / f"{AUTHORITY}.key").read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(
+                (directory / f"{AUTHORITY}.pem").read_bytes()
+            )
+            key = serialization.load_pem_private_key(
+                (directory / f"{AUTHORITY}.key").read_bytes(), None
+            )
         except OSError as error:
             raise CertificateError(
-                f"{error.filename}: {error.strerror}: hosts are added where {AUTHORITY}.pem and {AUTHORITY}.key are"
+                f"{error.filename}: {error.strerror}: hosts are added where {AUTHORITY}.pem and "
+                f"{AUTHORITY}.key are"
             ) from None
         except (ValueError, TypeError) as error:
             raise CertificateError(f"{directory} has a CA that cannot be read: {error}") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        if (
+            not isinstance(key, ec.EllipticCurvePrivateKey)
+            or key.public_key() != certificate.public_key()
+        ):
             raise CertificateError(f"{directory / AUTHORITY}.key is not the key of {AUTHORITY}.pem")
         return cls(certificate, key)
 
@@ -116,7 +130,11 @@ class CA:
         return _pem(self.key, self.certificate)
 
     def issue(
-        self, names: Sequence[str], end: datetime.datetime, begin: datetime.datetime | None = None, role: str = ""
+        self,
+        names: Sequence[str],
+        end: datetime.datetime,
+        begin: datetime.datetime | None = None,
+        role: str = "",
     ) -> tuple[bytes, bytes]:
         """Makes a key, and a certificate for both sides of a connection.
 
@@ -128,9 +146,9 @@ class CA:
             names: Host names and addresses, one at least.
             end: End of the certificate, at the latest the end of the CA.
             begin: Begin of the certificate; an hour ago by default.
-            role: ``bellwether://RUN/ROLE/JOB/INDEX``, or an empty text. Without a role the holder may give all orders.
-                With a role the certificate also has a DNS name for each task as which the holder may serve, and clients
-                check the name.
+            role: ``bellwether://RUN/ROLE/JOB/INDEX``, or an empty text. Without a role the holder
+                may give all orders. With a role the certificate also has a DNS name for each task
+                as which the holder may serve, and clients check the name.
 
         Returns:
             The key and the certificate, as PEM.
@@ -144,10 +162,14 @@ class CA:
             sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
         general = list(map(_general, names))
         if role:
-            # The import of the runtime takes a second, and certificates without a role need nothing of the runtime.
+            # The import of the runtime takes a second, and certificates without a role need nothing
+            # of the runtime.
             from runtime.lowlevel import server_names
 
-            general += [*map(x509.DNSName, server_names(role)), x509.UniformResourceIdentifier(role)]
+            general += [
+                *map(x509.DNSName, server_names(role)),
+                x509.UniformResourceIdentifier(role),
+            ]
         extensions = [
             x509.BasicConstraints(ca=False, path_length=None),
             _usage(signs_certificates=False),
@@ -166,20 +188,25 @@ def parse_hosts(text: str) -> list[list[str]]:
         [['ps0'], ['w0', '10.0.0.7']]
 
     Raises:
-        CertificateError: There is no host, a host comes twice or is named as the CA, or a name is neither a host name
-            nor an address.
+        CertificateError: There is no host, a host comes twice or is named as the CA, or a name is
+            neither a host name nor an address.
     """
     hosts = [[name.strip() for name in host.split("+")] for host in text.split(",") if host.strip()]
     if not hosts:
-        raise CertificateError("--hosts names no host: give the hosts of the cluster, as in --hosts=ps0,w0,w1")
+        raise CertificateError(
+            "--hosts names no host: give the hosts of the cluster, as in --hosts=ps0,w0,w1"
+        )
     for names in hosts:
         for name in names:
             if not _is_address(name) and not _HOST.fullmatch(name):
-                raise CertificateError(f"--hosts: {name!r} is no host name and no address (ports do not belong to it)")
+                raise CertificateError(
+                    f"--hosts: {name!r} is no host name and no address (ports do not belong to it)"
+                )
         # The first name becomes the name of the files, and would replace those of the CA.
         if names[0] == AUTHORITY:
             raise CertificateError(
-                f"--hosts: {AUTHORITY} is the name of the CA's own files: give that host another first"
+                f"--hosts: {AUTHORITY} is the name of the CA's own files: give that host another "
+                "first"
             )
     first = [names[0] for names in hosts]
     if twice := sorted({name for name in first if first.count(name) > 1}):
@@ -200,7 +227,8 @@ def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
         hosts: Number of hosts.
 
     Raises:
-        CertificateError: A role, run or task is invalid, or the number of tasks is not that of the hosts.
+        CertificateError: A role, run or task is invalid, or the number of tasks is not that of the
+            hosts.
     """
     if not role:
         if tasks or run:
@@ -211,11 +239,15 @@ def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
         raise CertificateError(f"--tasks: a certificate of the role {role} is that of no task")
     said = [f"{base}/{task.strip()}" for task in tasks.split(",")] if tasks else [base] * hosts
     if len(said) != hosts:
-        raise CertificateError(f"--tasks names {len(said)} tasks and --hosts {hosts} hosts: give one for each")
+        raise CertificateError(
+            f"--tasks names {len(said)} tasks and --hosts {hosts} hosts: give one for each"
+        )
     for text in said:
         if not _SAID.fullmatch(text):
             form = f"bellwether://RUN/ROLE/JOB/INDEX, where --role is one of {', '.join(ROLES)}"
-            raise CertificateError(f"--run, --role and --tasks make {text}, which is not of the form {form}")
+            raise CertificateError(
+                f"--run, --role and --tasks make {text}, which is not of the form {form}"
+            )
     return said
 
 
@@ -235,13 +267,18 @@ def make_certificates(
         The end of the certificates.
 
     Raises:
-        CertificateError: A certificate exists already and ``renew`` is False, or the CA is unreadable or has ended.
+        CertificateError: A certificate exists already and ``renew`` is False, or the CA is
+            unreadable or has ended.
     """
-    files = {names[0]: [out / f"{names[0]}{ending}" for ending in (".key", ".pem")] for names in hosts}
+    files = {
+        names[0]: [out / f"{names[0]}{ending}" for ending in (".key", ".pem")] for names in hosts
+    }
     # All hosts are checked before the first file is written, so a refused call changes nothing.
     there = [name for name, paths in files.items() if any(path.exists() for path in paths)]
     if there and not renew:
-        raise CertificateError(f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them")
+        raise CertificateError(
+            f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them"
+        )
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = [out / f"{AUTHORITY}.key", out / f"{AUTHORITY}.pem"]
     if any(path.exists() for path in own):
@@ -254,9 +291,13 @@ def make_certificates(
         raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
     end = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
     for names, role in zip(hosts, roles or [""] * len(hosts), strict=True):
-        # Clients of a task at "localhost" connect to 127.0.0.1, and check the certificate for this address.
+        # Clients of a task at "localhost" connect to 127.0.0.1, and check the certificate for this
+        # address.
         loopback = _LOOPBACK if "localhost" in names else ()
-        _write(authority.issue(list(dict.fromkeys([*names, *loopback])), end, role=role), files[names[0]])
+        _write(
+            authority.issue(list(dict.fromkeys([*names, *loopback])), end, role=role),
+            files[names[0]],
+        )
     return end
 
 
@@ -282,7 +323,8 @@ Next:
 
 
 def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
-    # The key comes first, because a running task takes a certificate without its key for a broken pair.
+    # The key comes first, because a running task takes a certificate without its key for a broken
+    # pair.
     for content, path, mode in zip(contents, paths, (0o600, 0o644), strict=True):
         # A running task may read at any moment, so each file is replaced as a whole.
         fd, fresh = tempfile.mkstemp(dir=path.parent, prefix=".new")
@@ -305,10 +347,20 @@ def _signed(
     end: datetime.datetime,
     extensions: Sequence[x509.ExtensionType],
 ) -> x509.Certificate:
-    builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
+    builder = (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(subject)
+        .public_key(key.public_key())
+    )
+    builder = (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+    )
     for extension in (*extensions, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
-        # RFC 5280 (4.2.1.3 and 4.2.1.9) has these two critical: software that does not know them must refuse.
+        # RFC 5280 (4.2.1.3 and 4.2.1.9) has these two critical: software that does not know them
+        # must refuse.
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)
     return builder.sign(signer, hashes.SHA256())
@@ -333,7 +385,11 @@ def _name(text: str) -> x509.Name:
 
 
 def _general(name: str) -> x509.GeneralName:
-    return x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name.rstrip("."))
+    return (
+        x509.IPAddress(ipaddress.ip_address(name))
+        if _is_address(name)
+        else x509.DNSName(name.rstrip("."))
+    )
 
 
 def _is_address(name: str) -> bool:
@@ -346,7 +402,9 @@ def _is_address(name: str) -> bool:
 
 def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> tuple[bytes, bytes]:
     plain = serialization.NoEncryption()
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain
+    )
     return private, certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -367,7 +425,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if a file cannot be written, 2 for an impossible request.
     """
     parser = Parser("harness.certs", __doc__ or "")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files; made if it is not there")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="directory for the files; made if it is not there"
+    )
     parser.add_argument(
         "--hosts",
         required=True,
@@ -375,7 +435,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ports; further names of one host follow it with a +, as in ps1+10.0.0.7",
     )
     parser.add_argument(
-        "--days", type=_days, default=DAYS, help=f"how long the certificates hold; {DAYS:.0f} by default"
+        "--days",
+        type=_days,
+        default=DAYS,
+        help=f"how long the certificates hold; {DAYS:.0f} by default",
     )
     parser.add_argument(
         "--role",
@@ -387,8 +450,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="",
         help="with --role, the task that each host is, as in worker/1,worker/2; else it may be any of its role",
     )
-    parser.add_argument("--run", default="", help="with --role, the run it is for; tasks refuse those of another")
-    parser.add_argument("--renew", action="store_true", help="replace certificates of these hosts that are there")
+    parser.add_argument(
+        "--run", default="", help="with --role, the run it is for; tasks refuse those of another"
+    )
+    parser.add_argument(
+        "--renew", action="store_true", help="replace certificates of these hosts that are there"
+    )
     options = parser.parse_args(argv)
     try:
         hosts = parse_hosts(options.hosts)
@@ -398,7 +465,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"harness.certs: {error}", file=sys.stderr)
         return _USAGE_ERROR
     except OSError as error:
-        print(f"harness.certs: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"harness.certs: {error.filename or options.out}: {error.strerror or error}",
+            file=sys.stderr,
+        )
         return 1
     print(what_next(options.out, hosts, end))
     return 0

@@ -40,7 +40,9 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in known:
                 meant = difflib.get_close_matches(flag, known, 1)
-                unknown = f"there is no flag {flag}" + (f"; did you mean {meant[0]}?" if meant else "")
+                unknown = f"there is no flag {flag}" + (
+                    f"; did you mean {meant[0]}?" if meant else ""
+                )
                 self.error(explain_flags([word]) or unknown)
         return super().parse_known_args(args, namespace)
 

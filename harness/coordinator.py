@@ -1,7 +1,8 @@
 """Threads of a program that stop together: the coordinator, the thread that repeats a call, the waits after a stop.
 
-Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``LooperThread``s. A ``GracePeriod`` bounds
-each wait for a task that may be dead. Nothing here knows of a cluster, so a program may use the three alone.
+Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``LooperThread``s. A
+``GracePeriod`` bounds each wait for a task that may be dead. Nothing here knows of a cluster, so a
+program may use the three alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _LOG_EVERY_SECS = 10.0
 """Seconds between two lines that name the threads of a wait."""
 
 LONGEST_SECS = 1e9
-"""Longest wait, in seconds (31 years). Python raises OverflowError for a wait beyond the C clock, such as infinity."""
+"""Longest wait, in seconds (31 years).
+
+Python raises OverflowError for a wait beyond the C clock, such as infinity.
+"""
 
 STOP_GRACE_SECS = 120.0
 """Seconds that threads, steps under way and other workers have to end after a stop, by default."""
@@ -47,17 +51,22 @@ class Coordinator:
     All methods may be called from any thread, and `request_stop` from a signal handler too.
 
     Args:
-        clean_stop_exception_types: Exceptions that mean a stop without an error. Default: the end of the input,
-            `(OutOfRangeError,)`.
+        clean_stop_exception_types: Exceptions that mean a stop without an error. Default: the end
+            of the input, `(OutOfRangeError,)`.
     """
 
-    def __init__(self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None) -> None:
+    def __init__(
+        self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None
+    ) -> None:
         """See the class."""
         self._clean_types = (
-            (OutOfRangeError,) if clean_stop_exception_types is None else tuple(clean_stop_exception_types)
+            (OutOfRangeError,)
+            if clean_stop_exception_types is None
+            else tuple(clean_stop_exception_types)
         )
-        # The condition guards all attributes below. Its lock is re-entrant, unlike that of threading.Event: a signal
-        # handler may interrupt the very thread that is inside one of these methods, and call request_stop.
+        # The condition guards all attributes below. Its lock is re-entrant, unlike that of
+        # threading.Event: a signal handler may interrupt the very thread that is inside one of
+        # these methods, and call request_stop.
         self._changed = concurrency.Condition()
         self._stopping = False
         self._joined = False
@@ -67,8 +76,8 @@ class Coordinator:
     def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
         """Stops all threads: `should_stop` is true from now on.
 
-        The first request decides: `join` raises its exception. The exceptions of later requests are only logged, as
-        most are consequences of the stop.
+        The first request decides: `join` raises its exception. The exceptions of later requests are
+        only logged, as most are consequences of the stop.
 
         Args:
             ex: Reason, as an exception or as `sys.exc_info()`; None, or a clean type, for no error.
@@ -97,7 +106,13 @@ class Coordinator:
         if again:
             return
         how = "error reported to coordinator" if first else "error after the stop, not raised"
-        _log.log(logging.ERROR if first else logging.WARNING, "%s: %s: %s", how, type(error).__name__, error)
+        _log.log(
+            logging.ERROR if first else logging.WARNING,
+            "%s: %s: %s",
+            how,
+            type(error).__name__,
+            error,
+        )
 
     def clear_stop(self) -> None:
         """Forgets the stop, its exception and the join, for another round with new threads."""
@@ -115,7 +130,8 @@ class Coordinator:
         """Waits until a stop is requested.
 
         Args:
-            timeout: Seconds to wait at most. 0 or less does not wait; None and infinity wait without a limit.
+            timeout: Seconds to wait at most. 0 or less does not wait; None and infinity wait
+                without a limit.
 
         Returns:
             True if a stop was requested.
@@ -146,12 +162,14 @@ class Coordinator:
         """Waits until threads end: without a limit before a stop, and for the grace period after a stop.
 
         Args:
-            threads: Threads to wait for, beside the registered threads. The registration ends with the wait.
+            threads: Threads to wait for, beside the registered threads. The registration ends with
+                the wait.
             stop_grace_period_secs: Seconds that threads have to end after a stop.
             ignore_live_threads: True to only log threads that are alive after the grace period.
 
         Raises:
-            BaseException: The error that stopped the threads, with its traceback. This error comes before the next.
+            BaseException: The error that stopped the threads, with its traceback. This error comes
+                before the next.
             RuntimeError: Threads are alive after the grace period. The message names them.
         """
         with self._changed:
@@ -163,7 +181,9 @@ class Coordinator:
             _join_all(alive, min(left, _LOG_EVERY_SECS))
             if still := _alive(waited):
                 _log.info(
-                    "stopping: %.0f s left for threads %s", max(0.0, deadline - concurrency.monotonic()), _names(still)
+                    "stopping: %.0f s left for threads %s",
+                    max(0.0, deadline - concurrency.monotonic()),
+                    _names(still),
                 )
         if watcher is not None and not alive:
             watcher.result()
@@ -192,7 +212,8 @@ class Coordinator:
         with self._changed:
             recorded = self._error
         if recorded is not None:
-            # Each raise adds frames to the exception, so the traceback starts again from the frames of the thread.
+            # Each raise adds frames to the exception, so the traceback starts again from the frames
+            # of the thread.
             raise recorded[0].with_traceback(recorded[1])
 
     def _wait_for_end_or_stop(self, threads: set[concurrency.Thread]) -> Future[None] | None:
@@ -202,11 +223,18 @@ class Coordinator:
         """
         if self.should_stop() or not _alive(threads):
             return None
-        # Python has no event for the end of a thread, so the helper joins the threads and then notifies this wait.
-        watcher = concurrency.in_thread(functools.partial(self._tell_end, threads), "coordinator-join")
+        # Python has no event for the end of a thread, so the helper joins the threads and then
+        # notifies this wait.
+        watcher = concurrency.in_thread(
+            functools.partial(self._tell_end, threads), "coordinator-join"
+        )
         with self._changed:
-            while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
-                _log.warning("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
+            while not self._changed.wait_for(
+                lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS
+            ):
+                _log.warning(
+                    "waiting for a stop, or for the end of threads %s", _names(_alive(threads))
+                )
         return watcher
 
     def _tell_end(self, threads: set[concurrency.Thread]) -> None:
@@ -217,7 +245,12 @@ class Coordinator:
 
 
 def create_threads(
-    calls: Mapping[str, Callable[[], object]], owner: str, coord: Coordinator | None, *, daemon: bool, start: bool
+    calls: Mapping[str, Callable[[], object]],
+    owner: str,
+    coord: Coordinator | None,
+    *,
+    daemon: bool,
+    start: bool,
 ) -> list[concurrency.Thread]:
     """Returns a thread for each call, registered with a coordinator.
 
@@ -246,7 +279,9 @@ def create_threads(
 
 
 def _alive(threads: Iterable[concurrency.Thread]) -> list[concurrency.Thread]:
-    return sorted((thread for thread in threads if thread.is_alive()), key=lambda thread: thread.name)
+    return sorted(
+        (thread for thread in threads if thread.is_alive()), key=lambda thread: thread.name
+    )
 
 
 def _join_all(threads: Iterable[concurrency.Thread], timeout: float) -> None:
@@ -287,14 +322,16 @@ def underlying(session: SessionLike) -> Session:
 class LooperThread(concurrency.Thread):
     """A daemon thread that repeats a call, and stops with its coordinator.
 
-    The thread calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop` once after a stop.
-    An exception in a call stops the coordinator, and `stop_loop` is not called then. After a call that took longer
-    than the interval, or a pause of the process, one call makes up for all missed calls. A subclass overrides the three
-    methods, or the caller gives a target.
+    The thread calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop`
+    once after a stop. An exception in a call stops the coordinator, and `stop_loop` is not called
+    then. After a call that took longer than the interval, or a pause of the process, one call makes
+    up for all missed calls. A subclass overrides the three methods, or the caller gives a target.
 
     Args:
-        coord: Coordinator that stops this thread and receives its exceptions; `coord.join()` waits for the thread.
-        timer_interval_secs: Seconds from the start of one call to the start of the next; None for no pause.
+        coord: Coordinator that stops this thread and receives its exceptions; `coord.join()` waits
+            for the thread.
+        timer_interval_secs: Seconds from the start of one call to the start of the next; None for
+            no pause.
         target: Function that `run_loop` calls.
         args: Positional arguments of `target`.
         kwargs: Keyword arguments of `target`.
@@ -337,7 +374,8 @@ class LooperThread(concurrency.Thread):
 
         Args:
             coord: Coordinator that stops the thread.
-            timer_interval_secs: Seconds from the start of one call to the start of the next; None for no pause.
+            timer_interval_secs: Seconds from the start of one call to the start of the next; None
+                for no pause.
             target: Function that the thread calls.
             args: Positional arguments of `target`.
             kwargs: Keyword arguments of `target`.
@@ -386,7 +424,9 @@ class GracePeriod:
 
     def exhausted(self) -> bool:
         """Returns True when waits are to end."""
-        if self._over.is_set() or (self.deadline is not None and concurrency.monotonic() >= self.deadline):
+        if self._over.is_set() or (
+            self.deadline is not None and concurrency.monotonic() >= self.deadline
+        ):
             return True
         if not self.coord.should_stop():
             self._stopped_at = None

@@ -1,9 +1,11 @@
 """The table of exit codes of the project's processes, which trainer, launcher and docs/launch.md read.
 
-The launcher or engine that started a process reads from the code if the process is to be started again. Within the
-project codes are plain. At its edge ``--exit_codes`` (`use`) chooses the codes that an engine expects:
+The launcher or engine that started a process reads from the code if the process is to be started
+again. Within the project codes are plain. At its edge ``--exit_codes`` (`use`) chooses the codes
+that an engine expects:
 
-    sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start it again"
+    sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start
+    it again"
 """
 
 import contextlib
@@ -35,9 +37,10 @@ class ExitCode:
         name: Name of the row, in words.
         meaning: Reason why a process ends with this code.
         retry: Rule for another start. `harness.launch` makes ``max_restarts`` starts that count.
-        plain: Code within the project. ``FAILED`` and ``KILLED`` keep the code of the process; this is the usual one.
-        tfjob: Code under Kubeflow's TFJob. Its ExitCode policy starts a task again after 130, 137, 138 and 143, and
-            fails the job after any other code.
+        plain: Code within the project. ``FAILED`` and ``KILLED`` keep the code of the process; this
+            is the usual one.
+        tfjob: Code under Kubeflow's TFJob. Its ExitCode policy starts a task again after 130, 137,
+            138 and 143, and fails the job after any other code.
         jobset: Code under JobSet, whose failure policy names codes.
         also: Codes of other programs with this meaning.
         errors: Names of the error types that end a process with this code; subclasses count, too.
@@ -56,7 +59,9 @@ class ExitCode:
 SCHEMES = ("plain", "tfjob", "jobset")
 
 DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0)
-FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, errors=("OpError",))
+FAILED = ExitCode(
+    "failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, errors=("OpError",)
+)
 CONFIGURATION = ExitCode(
     "configuration",
     "flags, environment or command are wrong, or the token is",
@@ -64,11 +69,24 @@ CONFIGURATION = ExitCode(
     *(2, 2, 42),
     also=(126, 127),  # of shells: a program that cannot be run, and none of that name
     errors=(
-        *("InvalidArgumentError", "UnauthenticatedError", "PermissionDeniedError", "UnimplementedError"),
+        *(
+            "InvalidArgumentError",
+            "UnauthenticatedError",
+            "PermissionDeniedError",
+            "UnimplementedError",
+        ),
         "BdbQuit",  # breakpoint() without a terminal
     ),
 )
-DATA = ExitCode("data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, errors=("DataLossError",))
+DATA = ExitCode(
+    "data",
+    "data or a checkpoint is missing or damaged",
+    Retry.NEVER,
+    65,
+    2,
+    42,
+    errors=("DataLossError",),
+)
 LOST = ExitCode(
     "lost",
     "contact with the cluster is lost",
@@ -82,13 +100,26 @@ BUG = ExitCode(
     Retry.NEVER,
     *(70, 70, 42),
     errors=(
-        *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError"),
+        *(
+            "ArithmeticError",
+            "AssertionError",
+            "AttributeError",
+            "ImportError",
+            "LookupError",
+            "NameError",
+        ),
         *("NotImplementedError", "SyntaxError", "TypeError", "ValueError"),
     ),
 )
-INTERRUPTED = ExitCode("interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130)
-KILLED = ExitCode("killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137)
-PREEMPTED = ExitCode("preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143)
+INTERRUPTED = ExitCode(
+    "interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130
+)
+KILLED = ExitCode(
+    "killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137
+)
+PREEMPTED = ExitCode(
+    "preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143
+)
 
 TABLE = (DONE, FAILED, CONFIGURATION, BUG, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
 
@@ -135,7 +166,8 @@ def of_error(error: BaseException, *, begun: bool = True) -> ExitCode:
 
     Args:
         error: Error that was not caught.
-        begun: True if the process has trained a step. A TypeError, say, may be the data's fault then.
+        begun: True if the process has trained a step. A TypeError, say, may be the data's fault
+            then.
     """
     for name in (kind.__name__ for kind in type(error).__mro__):
         for row in TABLE:
@@ -201,12 +233,13 @@ def interruptible() -> Iterator[None]:
 def open_streams() -> None:
     """Opens /dev/null in place of a standard output or error that was closed at the start (``command >&-``).
 
-    Python has None for a closed stream, and the next file or socket would get its number. So call this function before
-    the program opens anything.
+    Python has None for a closed stream, and the next file or socket would get its number. So call
+    this function before the program opens anything.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            # The stream stays open as long as the program runs. Programs that this one starts inherit the stream.
+            # The stream stays open as long as the program runs. Programs that this one starts
+            # inherit the stream.
             stream = open(os.devnull, "w")  # noqa: SIM115
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
@@ -216,8 +249,8 @@ def open_streams() -> None:
 def printing() -> Iterator[None]:
     """Ends a command in silence when its output is no longer read; also a decorator of a ``main``.
 
-    After the reader has gone (``command | head -1``) the program ends by ``SystemExit``. The code is that of SIGPIPE, a
-    signal that Python ignores.
+    After the reader has gone (``command | head -1``) the program ends by ``SystemExit``. The code
+    is that of SIGPIPE, a signal that Python ignores.
     """
     open_streams()
     try:
@@ -235,7 +268,8 @@ def printing() -> Iterator[None]:
 def parse_flags(argv: Iterable[str], program: str = "", hint: str = " (see --help)") -> list[str]:
     """Returns the arguments that are no flags, the program's name first.
 
-    A mistake ends the program with one line and the code of ``CONFIGURATION``; absl's own code would be 1.
+    A mistake ends the program with one line and the code of ``CONFIGURATION``; absl's own code
+    would be 1.
 
         app.run(main, flags_parser=exit_codes.parse_flags)
 
@@ -260,5 +294,9 @@ def _explain_error(error: flags.Error) -> str:
     from runtime.lowlevel import explain_flags
 
     message = " ".join(str(error).split())
-    flag = f"--{error.flagname}" if isinstance(error, flags.UnrecognizedFlagError) else message.partition(":")[0]
+    flag = (
+        f"--{error.flagname}"
+        if isinstance(error, flags.UnrecognizedFlagError)
+        else message.partition(":")[0]
+    )
     return explain_flags([flag.removeprefix("flag ")]) or message

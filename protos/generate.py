@@ -14,8 +14,12 @@ def generate(out: pathlib.Path) -> None:
     Raises:
         subprocess.CalledProcessError: if the compiler finds a mistake; it prints where.
     """
-    sources = sorted(path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto"))
-    with_services = [path for path in sources if "\nservice " in (ROOT / "protos" / path).read_text()]
+    sources = sorted(
+        path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto")
+    )
+    with_services = [
+        path for path in sources if "\nservice " in (ROOT / "protos" / path).read_text()
+    ]
     _compile([f"--{kind}_out={out}" for kind in ("python", "mypy")], sources)
     if with_services:
         _compile([f"--{kind}_out={out}" for kind in ("grpc_python", "mypy_grpc")], with_services)
@@ -26,7 +30,15 @@ def _compile(outputs: list[str], sources: list[pathlib.Path]) -> None:
         f"--plugin=protoc-gen-{name}={sysconfig.get_path('scripts')}/protoc-gen-{name}"
         for name in ("mypy", "mypy_grpc")
     ]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *plugins, *outputs, *map(str, sources)]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        "-I.",
+        *plugins,
+        *outputs,
+        *map(str, sources),
+    ]
     subprocess.run(command, cwd=ROOT / "protos", check=True)
 
 

@@ -70,7 +70,12 @@ from runtime.graph.placement import (
     replica_device_setter,
 )
 from runtime.graph.random import random_key, set_random_seed
-from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
+from runtime.graph.resources import (
+    ConditionalAccumulator,
+    FIFOQueue,
+    PaddingFIFOQueue,
+    RandomShuffleQueue,
+)
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
 from runtime.limits import Limits
 from runtime.master.config import SessionConfig

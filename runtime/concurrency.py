@@ -1,13 +1,14 @@
 """The home of threads, locks, clocks and random numbers for ``runtime`` and ``harness``.
 
-Every module of the two packages takes them from here and imports none of ``threading``, ``time``, ``random`` and
-``secrets`` itself; ``tests/test_layers.py`` keeps it so. ``harness.launch`` is the exception: a launcher starts before
-the runtime is imported. The names are those of the standard library where they say what they are, and cost what they
-cost there.
+Every module of the two packages takes them from here and imports none of ``threading``, ``time``,
+``random`` and ``secrets`` itself; ``tests/test_layers.py`` keeps it so. ``harness.launch`` is the
+exception: a launcher starts before the runtime is imported. The names are those of the standard
+library where they say what they are, and cost what they cost there.
 
-A thread belongs to an object, whose ``ThreadGroup`` starts and joins it. A single call is ``in_thread``, and a call for
-each of many things at once is ``call_all``. Periodic work is ``every``: one timer thread serves the process.
-``harness.status --threads`` lists the threads of a task and their owners.
+A thread belongs to an object, whose ``ThreadGroup`` starts and joins it. A single call is
+``in_thread``, and a call for each of many things at once is ``call_all``. Periodic work is
+``every``: one timer thread serves the process. ``harness.status --threads`` lists the threads of a
+task and their owners.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class RunningThread:
     """A thread of this process, as people see it.
 
     Attributes:
-        owner: Name of the object that the thread belongs to; empty for the main thread and threads of libraries.
+        owner: Name of the object that the thread belongs to; empty for the main thread and threads
+            of libraries.
         name: Name of the thread.
     """
 
@@ -110,10 +112,12 @@ class _OwnedThread(threading.Thread):
 
 
 class ThreadGroup:
-    """The threads of one object, which closes the group when the object itself is closed. Thread safe.
+    """The threads of one object, which closes the group when the object itself is closed.
 
-    The interpreter's own register of threads is the only one: a group forgets a thread that has ended, and is empty in
-    the child of a fork.
+    Thread safe.
+
+    The interpreter's own register of threads is the only one: a group forgets a thread that has
+    ended, and is empty in the child of a fork.
 
     Args:
         owner: Name of the object, for people.
@@ -169,14 +173,20 @@ class ThreadGroup:
 
     def _others(self) -> list[Thread]:
         # A thread whose start is under way elsewhere is in the register and cannot be joined yet.
-        owned = [thread for thread in running_threads() if getattr(thread, "group", None) is self and thread.is_alive()]
+        owned = [
+            thread
+            for thread in running_threads()
+            if getattr(thread, "group", None) is self and thread.is_alive()
+        ]
         return [thread for thread in owned if thread is not current_thread()]
 
 
 def list_threads() -> list[RunningThread]:
     """Returns the running threads of this process with their owners, sorted."""
     groups = [(getattr(thread, "group", None), thread.name) for thread in running_threads()]
-    return sorted(RunningThread("" if group is None else group.owner, name) for group, name in groups)
+    return sorted(
+        RunningThread("" if group is None else group.owner, name) for group, name in groups
+    )
 
 
 def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
@@ -204,7 +214,9 @@ def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
     return future
 
 
-def call_all(call: Callable[[_Item], _Result], items: Iterable[_Item], name: str) -> dict[_Item, Future[_Result]]:
+def call_all(
+    call: Callable[[_Item], _Result], items: Iterable[_Item], name: str
+) -> dict[_Item, Future[_Result]]:
     """Calls a function for each of many things at the same time, and waits until all calls have ended.
 
     So the slowest call sets the time, and no failure keeps a thing from its call.
@@ -276,7 +288,10 @@ def _log_errors(method: Callable[[], object]) -> None:
 
 
 class _Timer:
-    """The thread of all periodic calls of this process. It starts with the first call and ends with the last."""
+    """The thread of all periodic calls of this process.
+
+    It starts with the first call and ends with the last.
+    """
 
     def __init__(self) -> None:
         # Guards the heap of calls by the time when each is due.
@@ -328,12 +343,12 @@ os.register_at_fork(after_in_child=_forget_calls)
 def every(secs: float, method: Callable[[], object], *, blocks: bool = False) -> Periodic:
     """Has a method called again and again, for the first time after ``secs``.
 
-    All periodic calls of the process share one thread. A method that may wait, such as for an answer or a file, would
-    hold up all others and needs ``blocks=True``: each of its calls has a short thread of its own, and a call that is
-    due during the call before is left out.
+    All periodic calls of the process share one thread. A method that may wait, such as for an
+    answer or a file, would hold up all others and needs ``blocks=True``: each of its calls has a
+    short thread of its own, and a call that is due during the call before is left out.
 
-    The calls end with ``Periodic.stop``, with the end of the method's object, and in the child of a fork. An error is
-    logged, and the calls continue.
+    The calls end with ``Periodic.stop``, with the end of the method's object, and in the child of a
+    fork. An error is logged, and the calls continue.
 
     Args:
         secs: Seconds between two calls.

@@ -56,8 +56,8 @@ class OpError(Exception):
 
     def __init__(self, message: str = "", *, task: str = "") -> None:
         """Makes an error whose text is "<task>: <message>"."""
-        # One positional argument only: OSError, a base of some subclasses, reads two as (errno, strerror).
-        # Further values live in __dict__, which pickle and copy preserve.
+        # One positional argument only: OSError, a base of some subclasses, reads two as (errno,
+        # strerror). Further values live in __dict__, which pickle and copy preserve.
         super().__init__(message)
         self.message = message
         self.task = task
@@ -66,7 +66,8 @@ class OpError(Exception):
     def out_of_memory(self) -> bool:
         """True if a computation needed more memory than its task has.
 
-        The error is a `ResourceExhaustedError`, or an `AbortedError` if variables have lost their values too.
+        The error is a `ResourceExhaustedError`, or an `AbortedError` if variables have lost their
+        values too.
         """
         return self.message.startswith(OUT_OF_MEMORY)
 
@@ -87,7 +88,10 @@ class CancelledError(OpError):
 
 
 class HungUpError(CancelledError):
-    """The caller of a wait is dead, has given up or was cut off. A caller that was cut off calls again."""
+    """The caller of a wait is dead, has given up or was cut off.
+
+    A caller that was cut off calls again.
+    """
 
     kind = 1
 
@@ -105,7 +109,10 @@ class ClosedSessionError(RuntimeError):
 
 
 class TakeoverError(CancelledError):
-    """The task recovers from its backup, without the calls under way at its death. A new call succeeds."""
+    """The task recovers from its backup, without the calls under way at its death.
+
+    A new call succeeds.
+    """
 
     kind = 2
 
@@ -188,7 +195,10 @@ class UninitializedError(FailedPreconditionError):
 
 
 class AbortedError(OpError):
-    """The task restarted, or a failed update lost values. State is gone, and a new session is needed."""
+    """The task restarted, or a failed update lost values.
+
+    State is gone, and a new session is needed.
+    """
 
     code = 10
 
@@ -236,20 +246,30 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError):
-    """The token or certificate is missing or wrong. Callers do not try again with the same credential."""
+    """The token or certificate is missing or wrong.
+
+    Callers do not try again with the same credential.
+    """
 
     code = 16
 
 
-ERROR_TYPES: Final = MappingProxyType({error_type.code: error_type for error_type in OpError.__subclasses__()})
+ERROR_TYPES: Final = MappingProxyType(
+    {error_type.code: error_type for error_type in OpError.__subclasses__()}
+)
 """The type of each gRPC status number from 1 to 16."""
 _KINDS: Final = {
-    (kind.code, kind.kind): kind for error_type in ERROR_TYPES.values() for kind in error_type.__subclasses__()
+    (kind.code, kind.kind): kind
+    for error_type in ERROR_TYPES.values()
+    for kind in error_type.__subclasses__()
 }
 
 
 def wire_code(error: OpError) -> int:
-    """Returns the number of an error's type for another task. ``error_from_code`` reads the number."""
+    """Returns the number of an error's type for another task.
+
+    ``error_from_code`` reads the number.
+    """
     return error.code | error.kind << 8
 
 
@@ -257,8 +277,9 @@ def error_from_code(code: int, message: str, task: str = "") -> OpError:
     """Makes the error of a gRPC status number.
 
     Args:
-        code: Status number, or a result of ``wire_code``. An unknown number of a newer peer becomes an `UnknownError`
-            with the number. An unknown kind becomes the type of its status number.
+        code: Status number, or a result of ``wire_code``. An unknown number of a newer peer becomes
+            an `UnknownError` with the number. An unknown kind becomes the type of its status
+            number.
         message: The failure in words, without the task.
         task: The task of the failure, such as "/job:ps/task:0".
 
@@ -276,10 +297,18 @@ def error_from_code(code: int, message: str, task: str = "") -> OpError:
 
 def meaning(error: BaseException) -> type[OpError]:
     """Returns the error type for an exception of JAX, XLA or numpy."""
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or "RESOURCE_EXHAUSTED" in str(error)
+        or "Out of memory" in str(error)
+    ):
         return ResourceExhaustedError
-    # JAX_DEBUG_NANS and JAX_DEBUG_INFS raise FloatingPointError, and in a compiled program an internal class of JAX.
-    if isinstance(error, FloatingPointError) or type(error).__name__ == "InternalFloatingPointError":
+    # JAX_DEBUG_NANS and JAX_DEBUG_INFS raise FloatingPointError, and in a compiled program an
+    # internal class of JAX.
+    if (
+        isinstance(error, FloatingPointError)
+        or type(error).__name__ == "InternalFloatingPointError"
+    ):
         return InvalidArgumentError
     return InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
 
@@ -292,9 +321,15 @@ def one_line(what: BaseException | str, most: int = 500) -> str:
         most: largest number of characters.
     """
     text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
-    return printable(" ".join(text.split())[:most]) or (what if isinstance(what, str) else repr(what))
+    return printable(" ".join(text.split())[:most]) or (
+        what if isinstance(what, str) else repr(what)
+    )
 
 
 def printable(text: str) -> str:
     """Returns a text for a terminal, with escapes for characters that would move the cursor or change colours."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    )

@@ -1,6 +1,7 @@
 """Limits on the use of a task by other processes.
 
-A request over a limit fails with a `ResourceExhaustedError`, which names the limit and the ways to change the limit.
+A request over a limit fails with a `ResourceExhaustedError`, which names the limit and the ways to
+change the limit.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ VARIABLE: Final = "BELLWETHER_LIMITS"
 """Environment variable with the limits of servers without a ``limits`` argument: ``connections=100,hello_secs=5``."""
 # gRPC holds the size of a message in a signed number of 32 bits.
 _MAX_MESSAGE: Final = 2**31 - 1
-# The gRPC port gets a quarter of the tensor port's connections, so a fifth of all open files is left for the rest.
+# The gRPC port gets a quarter of the tensor port's connections, so a fifth of all open files is
+# left for the rest.
 _TENSORS_SHARE: Final = 5 / 8
 """Share of the open files of a process for connections to the tensor port."""
 
 
-def _limit(default: int | float, of: str, help: str, most: float = math.inf, words: str = "") -> Any:
+def _limit(
+    default: int | float, of: str, help: str, most: float = math.inf, words: str = ""
+) -> Any:
     """Returns a field for a limit.
 
     Args:
@@ -39,11 +43,19 @@ def _limit(default: int | float, of: str, help: str, most: float = math.inf, wor
     metadata = {"default": told, "of": of, "help": help, "most": most}
     # The size of the memory is read when limits are made, not at each import of this module.
     if words:
-        return field(default_factory=lambda: int(psutil.virtual_memory().total * default), metadata=metadata)
+        return field(
+            default_factory=lambda: int(psutil.virtual_memory().total * default), metadata=metadata
+        )
     return field(default=default, metadata=metadata)
 
 
-_PORTS, _CALLS, _MEMORY, _PROGRAMS, _RUN = "ports", "calls", "memory", "programs", "run and checkpoints"
+_PORTS, _CALLS, _MEMORY, _PROGRAMS, _RUN = (
+    "ports",
+    "calls",
+    "memory",
+    "programs",
+    "run and checkpoints",
+)
 
 
 class LimitRow(NamedTuple):
@@ -70,12 +82,14 @@ class LimitRow(NamedTuple):
 class Limits:
     """The limits on the use of one task by other processes.
 
-    Each field is also a flag of the trainer, such as ``--limit_connections``. On the tensor port a client is a session,
-    or another task that fetches tensors. On the gRPC port a client is a connection. A process may use its own task
-    without limits, except for the memory kept for sessions.
+    Each field is also a flag of the trainer, such as ``--limit_connections``. On the tensor port a
+    client is a session, or another task that fetches tensors. On the gRPC port a client is a
+    connection. A process may use its own task without limits, except for the memory kept for
+    sessions.
 
     Raises:
-        InvalidArgumentError: A limit is not above zero, or is too large. The message names the limit.
+        InvalidArgumentError: A limit is not above zero, or is too large. The message names the
+            limit.
 
     Example:
         >>> limits = Limits(connections=100, hello_secs=5)
@@ -86,58 +100,78 @@ class Limits:
     connections: int = _limit(
         4096,
         _PORTS,
-        "Connections to the tensor port; a sixteenth of them for one client, a quarter as many to the gRPC port. One "
+        "Connections to the tensor port; a sixteenth of them for one client, a quarter as many to "
+        "the gRPC port. One "
         "more ends one that is idle: of the client that has most, the one that was silent longest.",
     )
     handshakes: int = _limit(
-        128, _PORTS, "Connections that have not shown who they are. One more ends the oldest silent one."
+        128,
+        _PORTS,
+        "Connections that have not shown who they are. One more ends the oldest silent one.",
     )
-    hello_secs: float = _limit(10.0, _PORTS, "Seconds that a connection has to show who it is.", most=600.0)
+    hello_secs: float = _limit(
+        10.0, _PORTS, "Seconds that a connection has to show who it is.", most=600.0
+    )
     rpc_idle_secs: float = _limit(
         3600.0,
         _PORTS,
-        "Seconds after which a connection to the gRPC port without a call is closed; its client makes another.",
+        "Seconds after which a connection to the gRPC port without a call is closed; its client "
+        "makes another.",
     )
     payload_bytes: int = _limit(
-        4 << 30, _CALLS, "Bytes of one call whose tensors describe themselves (strings, elements of queues)."
+        4 << 30,
+        _CALLS,
+        "Bytes of one call whose tensors describe themselves (strings, elements of queues).",
     )
     request_bytes: int = _limit(
-        64 << 20, _CALLS, "Bytes of one message of gRPC, a request or an answer; none is compressed.", _MAX_MESSAGE
+        64 << 20,
+        _CALLS,
+        "Bytes of one message of gRPC, a request or an answer; none is compressed.",
+        _MAX_MESSAGE,
     )
     registrations: int = _limit(
-        32, _CALLS, "Stages registered at once, which may have to be compiled. One more waits its turn."
+        32,
+        _CALLS,
+        "Stages registered at once, which may have to be compiled. One more waits its turn.",
     )
     waiting_calls: int = _limit(
         1024,
         _CALLS,
-        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run record; a quarter of "
+        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run "
+        "record; a quarter of "
         "them of one connection.",
     )
     sessions: int = _limit(
         1024,
         _CALLS,
-        "Sessions of clients elsewhere whose steps this task runs, a sixteenth of them opened by one connection. Four "
+        "Sessions of clients elsewhere whose steps this task runs, a sixteenth of them opened by "
+        "one connection. Four "
         "times as many may have stages here.",
     )
     client_bytes: int = _limit(
         0.25,
         _MEMORY,
-        "Bytes that a task keeps for one session: stages, and up to seven eighths of values (not of variables).",
+        "Bytes that a task keeps for one session: stages, and up to seven eighths of values (not "
+        "of variables).",
         words="a quarter of the memory",
     )
     task_bytes: int = _limit(
         0.9,
         _MEMORY,
-        "Bytes that a task keeps for all sessions: stages, and up to seven eighths of values and variables.",
+        "Bytes that a task keeps for all sessions: stages, and up to seven eighths of values and "
+        "variables.",
         words="nine tenths of the memory",
     )
     program_secs: float = _limit(
-        600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
+        600.0,
+        _PROGRAMS,
+        "Seconds that a program of another process may run. One that runs longer ends the task.",
     )
     program_share: float = _limit(
         0.9,
         _PROGRAMS,
-        "Share of a minute in which programs of one session may keep updates of others waiting. A session above it may "
+        "Share of a minute in which programs of one session may keep updates of others waiting. A "
+        "session above it may "
         "run no program for as long as it kept them waiting.",
         most=1.0,
     )
@@ -162,7 +196,10 @@ class Limits:
     pause_secs: ClassVar[float] = 10.0
     """Seconds for which an order may hold updates back, for a checkpoint."""
     session_plans: ClassVar[int] = 512
-    """Plans of one session of a client elsewhere. The next plan replaces the least recently used."""
+    """Plans of one session of a client elsewhere.
+
+    The next plan replaces the least recently used.
+    """
     plan_slots: ClassVar[int] = 1 << 20
     """Values between the stages of one plan."""
     session_stages: ClassVar[int] = 4096
@@ -177,7 +214,10 @@ class Limits:
 
     @property
     def client_lanes(self) -> int:
-        """Lanes remembered for one client. The next lane replaces the oldest closed lane of the client."""
+        """Lanes remembered for one client.
+
+        The next lane replaces the oldest closed lane of the client.
+        """
         return max(1, self.connections // 4)
 
     @property
@@ -206,10 +246,15 @@ class Limits:
             value = getattr(self, row.name)
             # Python takes True for 1, but as a limit True is a mistake.
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or (row.kind is float and isinstance(value, float))) or not 0 < value <= row.most:
+            if (
+                not (whole or (row.kind is float and isinstance(value, float)))
+                or not 0 < value <= row.most
+            ):
                 kind = "a number" if row.kind is float else "a whole number"
                 above = "" if math.isinf(row.most) else f" and at most {row.most:g}"
-                raise InvalidArgumentError(f"the limit {row.name} is {value!r}, not {kind} above 0{above}")
+                raise InvalidArgumentError(
+                    f"the limit {row.name} is {value!r}, not {kind} above 0{above}"
+                )
 
     @classmethod
     def rows(cls) -> list[LimitRow]:
@@ -241,7 +286,9 @@ class Limits:
             if gone := retired.explain_name(f"Limits({name}=)"):
                 raise InvalidArgumentError(f"{source}: {gone}")
             if name not in kinds:
-                raise InvalidArgumentError(f"{source}: there is no limit {name!r}; there are {', '.join(kinds)}")
+                raise InvalidArgumentError(
+                    f"{source}: there is no limit {name!r}; there are {', '.join(kinds)}"
+                )
             try:
                 values[name] = kinds[name](value)
             except ValueError:
@@ -267,7 +314,9 @@ class Limits:
             >>> Limits().within(1024).connections
             640
         """
-        return dataclasses.replace(self, connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE))))
+        return dataclasses.replace(
+            self, connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE)))
+        )
 
     def exceeded(self, name: str, what: str, task: str = "") -> ResourceExhaustedError:
         """Returns the error of a request over a limit.
@@ -279,10 +328,13 @@ class Limits:
         """
         # Only fields can be changed by the user.
         change = f" (--limit_{name}, Server(limits=), {VARIABLE})" if name in self.__dict__ else ""
-        error = ResourceExhaustedError(f"{what}: the limit {name} is {getattr(self, name)}{change}", task=task)
+        error = ResourceExhaustedError(
+            f"{what}: the limit {name} is {getattr(self, name)}{change}", task=task
+        )
         error.limit = name
         return error
 
 
-# A retired argument raises an error that explains the retirement. The dataclass makes __init__, so it is wrapped here.
+# A retired argument raises an error that explains the retirement. The dataclass makes __init__, so
+# it is wrapped here.
 Limits.__init__ = retired.explains_arguments(Limits.__init__)  # type: ignore[method-assign]

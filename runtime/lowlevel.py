@@ -1,8 +1,8 @@
 """The second face of the runtime: what a training harness is built on, and a training program does not need.
 
-``import runtime`` gives programs what they are written with. What is here serves those who write something like
-``harness`` themselves: checkpoints across tasks, updates that wait for others, operations on a host, metrics of a
-process.
+``import runtime`` gives programs what they are written with. What is here serves those who write
+something like ``harness`` themselves: checkpoints across tasks, updates that wait for others,
+operations on a host, metrics of a process.
 """
 
 from runtime.checkpoint import durability, storage, string_arrays

@@ -1,8 +1,9 @@
 """Names of earlier versions that are gone: flags, values, arguments, environment variables, classes and methods.
 
-A server looks its arguments and its environment up here, a command line the flags that it could not parse, and a
-package its missing names. Each says what to use instead. A name is written as it was typed: ``--flag``,
-``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``, ``harness.Name``, ``runtime.Name``, ``Class.method``.
+A server looks its arguments and its environment up here, a command line the flags that it could not
+parse, and a package its missing names. Each says what to use instead. A name is written as it was
+typed: ``--flag``, ``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``, ``harness.Name``,
+``runtime.Name``, ``Class.method``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from typing import Final, ParamSpec, TypeVar
 from runtime.errors import InvalidArgumentError
 
 _LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
-_TRACKER: Final = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
-_COLLECTIVE: Final = "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)"
-_SYNC: Final = "since 0.2 leave it out, or use tf.train.SyncReplicasOptimizer of harness.tf1 (docs/sync.md)"
+_TRACKER: Final = (
+    "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
+)
+_COLLECTIVE: Final = (
+    "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)"
+)
+_SYNC: Final = (
+    "since 0.2 leave it out, or use tf.train.SyncReplicasOptimizer of harness.tf1 (docs/sync.md)"
+)
 _LIMITS: Final[Mapping[str, str]] = {
     "client_connections": "a client has a sixteenth of connections",
     "client_lanes": "a client has a quarter of connections",

@@ -22,7 +22,10 @@ DType: TypeAlias = np.dtype[Any]
 """A numpy dtype, known when the program runs."""
 
 ALIGNMENT: Final = 64
-"""Bytes. XLA reads an array in place if its memory starts at a multiple, and copies any other array."""
+"""Bytes.
+
+XLA reads an array in place if its memory starts at a multiple, and copies any other array.
+"""
 STRING: Final[DType] = np.dtype(object)
 """The dtype of string tensors: numpy object arrays of `bytes`."""
 
@@ -60,10 +63,14 @@ def canonical_dtype(dtype: Any) -> DType:
     if found == STRING:
         return STRING
     if found.kind in "SU":
-        raise InvalidArgumentError(f"dtype {found} is not a tensor dtype; make it an object array of bytes")
+        raise InvalidArgumentError(
+            f"dtype {found} is not a tensor dtype; make it an object array of bytes"
+        )
     known = NUMERIC_DTYPES.get(found.name)
     if known is None or known.itemsize != found.itemsize:
-        raise InvalidArgumentError(f"dtype {found} is not a tensor dtype; use one of numpy's numbers or of ml_dtypes")
+        raise InvalidArgumentError(
+            f"dtype {found} is not a tensor dtype; use one of numpy's numbers or of ml_dtypes"
+        )
     return known
 
 
@@ -84,7 +91,10 @@ def shape_fits(shape: Sequence[int | None], wanted: Sequence[int | None]) -> boo
 
 
 def aligned_buffer(nbytes: int) -> Array:
-    """Returns a new uint8 array [nbytes] whose memory starts at a multiple of 64. The contents are arbitrary."""
+    """Returns a new uint8 array [nbytes] whose memory starts at a multiple of 64.
+
+    The contents are arbitrary.
+    """
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
@@ -111,12 +121,15 @@ class TensorSpec:
         """Checks the shape, and replaces the dtype by its canonical form.
 
         Raises:
-            InvalidArgumentError: a dimension is negative or not an integer, or the dtype is unknown.
+            InvalidArgumentError: a dimension is negative or not an integer, or the dtype is
+                unknown.
         """
         try:
             shape = tuple(int(n.__index__()) for n in self.shape)
         except (AttributeError, TypeError) as error:
-            raise InvalidArgumentError(f"shape {self.shape!r} is not a tuple of integers") from error
+            raise InvalidArgumentError(
+                f"shape {self.shape!r} is not a tuple of integers"
+            ) from error
         if any(n < 0 for n in shape):
             raise InvalidArgumentError(f"shape {shape} has a negative dimension")
         object.__setattr__(self, "shape", shape)

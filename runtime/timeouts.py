@@ -1,6 +1,9 @@
-"""Detection: how soon a task that has died, frozen or been cut off is noticed and reached again. Times in seconds.
+"""Detection: how soon a task that has died, frozen or been cut off is noticed and reached again.
 
-The defaults of the whole runtime, in one place; docs/time_limits.md lists them beside those of the harness.
+Times in seconds.
+
+The defaults of the whole runtime, in one place; docs/time_limits.md lists them beside those of the
+harness.
 """
 
 HEARTBEAT_SECS = 1.0
@@ -10,7 +13,10 @@ HEARTBEAT_TIMEOUT_SECS = 2.0
 RECONNECT_SECS = 10.0
 """How long a call waits for a silent task before it gives up."""
 ATTEMPT_SECS = 2.0
-"""How long one attempt to connect may take. A lost first packet is sent again after one second by every system."""
+"""How long one attempt to connect may take.
+
+A lost first packet is sent again after one second by every system.
+"""
 GRPC_IDLE_SECS = 2.0
 """After so long without a byte gRPC pings the peer of a call that is under way."""
 GRPC_LEAST_IDLE_SECS = 1.0

@@ -28,14 +28,25 @@ def why_no_browser() -> str:
     """Why there is no browser here, or an empty string."""
     missing = [
         name
-        for name, path in (("chromium", _chromium()), ("chromedriver", shutil.which("chromedriver")))
+        for name, path in (
+            ("chromium", _chromium()),
+            ("chromedriver", shutil.which("chromedriver")),
+        )
         if path is None
     ]
-    return f"{' and '.join(missing)} not installed: apt-get install chromium chromium-driver" if missing else ""
+    return (
+        f"{' and '.join(missing)} not installed: apt-get install chromium chromium-driver"
+        if missing
+        else ""
+    )
 
 
 def _chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
 
 
 class Browser:
@@ -43,7 +54,10 @@ class Browser:
 
     def __init__(self, profile: pathlib.Path) -> None:
         self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ["chromedriver", "--port=0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self._driver.stdout is not None
         port = None
@@ -55,7 +69,11 @@ class Browser:
         assert port is not None, "chromedriver did not start"
         self._base = f"http://127.0.0.1:{port}"
         options = {"binary": _chromium(), "args": [*CHROMIUM_FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
+        wanted = {
+            "capabilities": {
+                "alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}
+            }
+        }
         try:
             self._base += f"/session/{self._ask('POST', '/session', wanted)['sessionId']}"
         except BaseException:
@@ -65,7 +83,9 @@ class Browser:
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self._base + path, data, {"Content-Type": "application/json"}, method=method
+        )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=60) as answer:
@@ -107,7 +127,9 @@ class Browser:
             value = self.run(script)
             if value:
                 return value
-            assert time.monotonic() < deadline, f"not within {seconds} s: {script}\npage: {self.text()[:2000]}"
+            assert time.monotonic() < deadline, (
+                f"not within {seconds} s: {script}\npage: {self.text()[:2000]}"
+            )
             time.sleep(0.1)
 
     def wait_text(self, text: str, seconds: float = 30.0) -> None:

@@ -20,9 +20,12 @@ from harness.testing.processes import Zygote
 from runtime.graph.placement import OpInfo, current_device, device
 from runtime.graph.tracing import x64_enabled
 
-# How many examples a property test tries. The first one may compile for a second: the time of one says nothing.
+# How many examples a property test tries. The first one may compile for a second: the time of one
+# says nothing.
 for _name, _examples in {"dev": 20, "ci": 100, "nightly": 2000}.items():
-    hypothesis.settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
+    hypothesis.settings.register_profile(
+        _name, max_examples=_examples, deadline=None, print_blob=True
+    )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 pytest_plugins = ("tests.tiers",)
@@ -95,15 +98,19 @@ def device_scopes_as_they_were() -> Iterator[None]:
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    return [
+        thread for thread in threading.enumerate() if thread not in before and not thread.daemon
+    ]
 
 
 def _children() -> list[psutil.Process]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # none at all: a hundredth of the time of the look through all processes below
+    # none at all: a hundredth of the time of the look through all processes below
+    except ChildProcessError:
         return []
-    # Python's own helper for shared memory, and what tasks are forked from, stay for the life of the process.
+    # Python's own helper for shared memory, and what tasks are forked from, stay for the life of
+    # the process.
     lasting = Zygote.lasting_processes()
     children = psutil.Process().children(recursive=True)
     return [p for p in children if p.pid not in lasting and "resource_tracker" not in _describe(p)]

@@ -7,7 +7,8 @@ from benchmarks.chaos_ledger import OPENED, Entry, Restore, add_up, restores
 
 BACK = "restored /x/4: back from step 8 to step 4, 4 steps are lost"
 LATE = (
-    "recovered within 1.00 s at step 9: the chief has replaced the values meanwhile, and its log says how many steps "
+    "recovered within 1.00 s at step 9: the chief has replaced the values meanwhile, and its log "
+    "says how many steps "
     "are lost (step 8 was the last seen here)"
 )
 RECOVERED = "recovered within 1.00 s at step 4: 4 steps are lost (step 8 was the last seen here)"
@@ -17,7 +18,9 @@ def ledger(*entries: tuple[str, object]) -> list[Entry]:
     """A ledger whose entries come one second after the other."""
     made = []
     for at, (what, value) in enumerate(entries):
-        made.append(Entry(at, what, value) if isinstance(value, int) else Entry(at, what, text=str(value)))
+        made.append(
+            Entry(at, what, value) if isinstance(value, int) else Entry(at, what, text=str(value))
+        )
     return made
 
 
@@ -39,11 +42,20 @@ def test_a_restore_that_the_chief_knows_all_of() -> None:
         ("done", 5), *steps(6),
     )  # fmt: skip
     books = add_up([chief], 6)
-    assert (books.done, books.unknown, books.kept, books.lost, books.untold, books.wrong) == (10, 1, 6, 4, 0, [])
+    assert (books.done, books.unknown, books.kept, books.lost, books.untold, books.wrong) == (
+        10,
+        1,
+        6,
+        4,
+        0,
+        [],
+    )
 
 
 def test_a_restore_after_the_loss_of_the_global_step() -> None:
-    on = BACK.replace("back from step 8 to step 4, 4 steps are lost", "training goes on from step 4")
+    on = BACK.replace(
+        "back from step 8 to step 4, 4 steps are lost", "training goes on from step 4"
+    )
     lost = [OPEN, *steps(*range(1, 9)), ("log", on), ("log", RECOVERED), *steps(5, 6)]
     books = add_up([ledger(*lost)], 6)
     assert (books.lost, books.untold, books.wrong) == (4, 0, [])
@@ -51,14 +63,22 @@ def test_a_restore_after_the_loss_of_the_global_step() -> None:
     books = add_up([ledger(*late, *steps(*range(5, 10)))], 9)
     assert (books.untold, books.wrong) == (0, [])
     silent = [entry for entry in lost if entry[1] != RECOVERED]
-    silent.insert(silent.index(("log", on)) + 1, OPEN)  # a new life of the worker: nobody knows what was lost
+    # a new life of the worker: nobody knows what was lost
+    silent.insert(silent.index(("log", on)) + 1, OPEN)
     books = add_up([ledger(*silent)], 6)
     assert (books.lost, books.untold, books.wrong) == (4, 4, [])
 
 
 def test_two_restores_that_a_worker_slept_through_lose_once() -> None:
     on = "restored /x/4: training goes on from step 4"
-    books = add_up([ledger(OPEN, *steps(*range(1, 9)), ("log", on), ("log", on), ("log", RECOVERED), *steps(5))], 5)
+    books = add_up(
+        [
+            ledger(
+                OPEN, *steps(*range(1, 9)), ("log", on), ("log", on), ("log", RECOVERED), *steps(5)
+            )
+        ],
+        5,
+    )
     assert (books.restores, books.lost, books.wrong) == (2, 4, [])
 
 
@@ -71,7 +91,9 @@ def test_what_does_not_add_up_is_noticed() -> None:
     assert any("1 counted steps are nobody's" in wrong for wrong in nobodys.wrong)
     silently = add_up([ledger(OPEN, *steps(1, 2), ("log", RECOVERED), *steps(1, 2))], 2)
     assert any("without a restore" in wrong for wrong in silently.wrong)
-    too_low = add_up([ledger(OPEN, *steps(*range(1, 9)), ("log", BACK), ("log", RECOVERED), *steps(3, 5))], 5)
+    too_low = add_up(
+        [ledger(OPEN, *steps(*range(1, 9)), ("log", BACK), ("log", RECOVERED), *steps(3, 5))], 5
+    )
     assert any("done again after a restore" in wrong for wrong in too_low.wrong)
 
 
@@ -92,4 +114,6 @@ def test_lines_survive_writing_and_reading(at: float, what: str, step: int, text
 
 
 def test_a_line_that_a_kill_has_cut_off_is_no_entry() -> None:
-    assert [Entry.parse(line) for line in ("", "D", "D 12.5", "D 12.5 x", "B", "Q 1 2")] == [None] * 6
+    assert [Entry.parse(line) for line in ("", "D", "D 12.5", "D 12.5 x", "B", "Q 1 2")] == [
+        None
+    ] * 6

@@ -26,8 +26,12 @@ TESTS = {
 
 
 def test_every_file_has_a_test() -> None:
-    listed = subprocess.run(["git", "ls-files", "configs"], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = listed.stdout.split() or [str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*") if p.is_file()]
+    listed = subprocess.run(
+        ["git", "ls-files", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = listed.stdout.split() or [
+        str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*") if p.is_file()
+    ]
     assert sorted(name.removeprefix("configs/") for name in files) == sorted(TESTS)
 
 
@@ -41,6 +45,8 @@ def test_its_test_reads_it(name: str, test: str) -> None:
     assert own in text or any(re.fullmatch(pattern, own) for pattern in patterns)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.sbatch")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.sbatch")), ids=lambda path: path.name
+)
 def test_scripts_are_whole(path: pathlib.Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)

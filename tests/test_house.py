@@ -24,8 +24,16 @@ APART = {
     "requirements-ray.lock": ("ray",),
 }
 """Extras that are large, or need older packages than others, have environments of their own."""
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", "requirements-newest.lock", *APART)
-PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)(?:\[[a-z,]+\])?==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
+LOCKS = (
+    "requirements.lock",
+    "requirements-dev.lock",
+    "requirements-lowest.lock",
+    "requirements-newest.lock",
+    *APART,
+)
+PIN = re.compile(
+    r"([a-z0-9]+(?:-[a-z0-9]+)*)(?:\[[a-z,]+\])?==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)"
+)
 
 
 def _locked(lock: str) -> list[str]:
@@ -56,17 +64,30 @@ def test_what_trains_is_what_is_tested() -> None:
 def test_lock_holds_every_dependency() -> None:
     project = _project()
     extras = dict(project["optional-dependencies"])
-    assert extras.pop("notebooks") == ["jupyterlab>=4"]  # large, and in no test: tests/docs/notebooks.py runs the cells
+    # large, and in no test: tests/docs/notebooks.py runs the cells
+    assert extras.pop("notebooks") == ["jupyterlab>=4"]
     for lock, names in APART.items():
-        apart = [*project["dependencies"], *(text for name in names for text in extras.pop(name)), *extras["test"]]
+        apart = [
+            *project["dependencies"],
+            *(text for name in names for text in extras.pop(name)),
+            *extras["test"],
+        ]
         assert {_canonical(Requirement(text).name) for text in apart} <= _pins(lock).keys()
     wanted = project["dependencies"] + [name for extra in extras.values() for name in extra]
-    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements-dev.lock").keys()
+    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins(
+        "requirements-dev.lock"
+    ).keys()
     wanted = [
         *project["dependencies"],
-        *(name for e in ("mnist", "digits", "tensorboard") for name in project["optional-dependencies"][e]),
+        *(
+            name
+            for e in ("mnist", "digits", "tensorboard")
+            for name in project["optional-dependencies"][e]
+        ),
     ]
-    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements.lock").keys()
+    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins(
+        "requirements.lock"
+    ).keys()
 
 
 def test_every_dependency_has_a_floor_that_is_tried() -> None:
@@ -79,7 +100,9 @@ def test_every_dependency_has_a_floor_that_is_tried() -> None:
     ):
         wanted = Requirement(text)
         (floor,) = [limit.version for limit in wanted.specifier if limit.operator == ">="]
-        assert Version(pins[_canonical(wanted.name)]) == Version(floor), f"{text}: requirements-lowest.lock has another"
+        assert Version(pins[_canonical(wanted.name)]) == Version(floor), (
+            f"{text}: requirements-lowest.lock has another"
+        )
 
 
 def test_jax_is_bounded_by_what_was_tried() -> None:
@@ -95,7 +118,9 @@ def test_no_addresses_in_lock_and_project() -> None:
 
 
 def test_only_the_two_packages_are_installed() -> None:
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
+        "find"
+    ]["include"]
     assert found == ["harness", "harness.*", "runtime", "runtime.*"]
 
 
@@ -112,7 +137,11 @@ def test_no_paths_of_anybodys_machine() -> None:
             text = path.read_text()
         except UnicodeDecodeError:
             continue
-        found += [f"{name}:{n}" for n, line in enumerate(text.splitlines(), 1) if MACHINE_PATH.search(line)]
+        found += [
+            f"{name}:{n}"
+            for n, line in enumerate(text.splitlines(), 1)
+            if MACHINE_PATH.search(line)
+        ]
     assert found == []
     assert MACHINE_PATH.search('"/' + 'home/someone/data"')
 

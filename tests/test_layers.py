@@ -29,7 +29,9 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
 def _public(face: str, root: pathlib.Path = house.ROOT) -> set[str]:
     path = house.modules("runtime", root)[face]
     for node in house.tree(path).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+        ):
             return set(ast.literal_eval(node.value))
     raise AssertionError(f"{path} assigns no __all__")
 
@@ -42,9 +44,17 @@ def _used_of_runtime(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
             yield line, module, name
     for node in house.statements(tree):
         if isinstance(node, ast.Import):
-            known |= {alias.asname: alias.name for alias in node.names if alias.asname and alias.name in FACES}
+            known |= {
+                alias.asname: alias.name
+                for alias in node.names
+                if alias.asname and alias.name in FACES
+            }
         elif isinstance(node, ast.ImportFrom) and node.module == "runtime":
-            known |= {a.asname or a.name: f"runtime.{a.name}" for a in node.names if f"runtime.{a.name}" in FACES}
+            known |= {
+                a.asname or a.name: f"runtime.{a.name}"
+                for a in node.names
+                if f"runtime.{a.name}" in FACES
+            }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             value, rest = node.value, ""
@@ -68,7 +78,9 @@ def _beyond_the_faces(tree: ast.AST) -> list[str]:
 @pytest.mark.parametrize("package", house.LAYERS)
 def test_every_room_has_a_floor(package: str) -> None:
     found = {house.room(package, name) for name in house.modules(package)} - {""}
-    assert found == {name for layer in house.LAYERS[package] for name in layer} - {""}, "LAYERS in tests/tools/house.py"
+    assert found == {name for layer in house.LAYERS[package] for name in layer} - {""}, (
+        "LAYERS in tests/tools/house.py"
+    )
 
 
 @pytest.mark.parametrize("package", house.LAYERS)
@@ -183,5 +195,7 @@ def test_each_thread_has_an_owner(package: str) -> None:
         if name != "runtime.concurrency" and house.room(package, name) != "launch"
         for node in ast.walk(house.tree(path))
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith(("concurrency.Thread", "ThreadPoolExecutor", "threading.Thread"))
+        and ast.unparse(node.func).endswith(
+            ("concurrency.Thread", "ThreadPoolExecutor", "threading.Thread")
+        )
     ] == []

@@ -89,12 +89,42 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         ValueError,
         r"'x:0' is a tensor.*rt\.call\(f, x\)",
     ),
-    ("jit of a tensor", lambda: jax.jit(jnp.sin)(tensor()), ValueError, r"'x:0' is a tensor.*rt\.call\(f, x\)"),
-    ("vmap over a tensor", lambda: jax.vmap(jnp.sin)(tensor()), ValueError, r"'x:0' is a tensor.*rt\.call\(f, x\)"),
-    ("grad of variables", lambda: jax.grad(jnp.sum)(variable()), ValueError, r"'v:0' is a tensor.*rt\.gradients"),
-    ("a method of arrays", lambda: tensor().sum(), AttributeError, r"'sum'.*'x:0' is a tensor.*rt\.numpy"),
-    ("numpy of a tensor", lambda: np.mean(tensor()), TypeError, r"'x:0' is a tensor of a graph.*Session\.run"),
-    ("if tensor", lambda: bool(tensor()), TypeError, r"'x:0' is known only when a step runs: use rt\.numpy\.where"),
+    (
+        "jit of a tensor",
+        lambda: jax.jit(jnp.sin)(tensor()),
+        ValueError,
+        r"'x:0' is a tensor.*rt\.call\(f, x\)",
+    ),
+    (
+        "vmap over a tensor",
+        lambda: jax.vmap(jnp.sin)(tensor()),
+        ValueError,
+        r"'x:0' is a tensor.*rt\.call\(f, x\)",
+    ),
+    (
+        "grad of variables",
+        lambda: jax.grad(jnp.sum)(variable()),
+        ValueError,
+        r"'v:0' is a tensor.*rt\.gradients",
+    ),
+    (
+        "a method of arrays",
+        lambda: tensor().sum(),
+        AttributeError,
+        r"'sum'.*'x:0' is a tensor.*rt\.numpy",
+    ),
+    (
+        "numpy of a tensor",
+        lambda: np.mean(tensor()),
+        TypeError,
+        r"'x:0' is a tensor of a graph.*Session\.run",
+    ),
+    (
+        "if tensor",
+        lambda: bool(tensor()),
+        TypeError,
+        r"'x:0' is known only when a step runs: use rt\.numpy\.where",
+    ),
     (
         "a variable from outside, in an operator",
         lambda: rt.call(lambda a: a * outer(), tensor()),
@@ -115,25 +145,51 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ),
     (
         "a loss that is no number",
-        lambda: harness.Optimizer(optax.sgd(0.1)).minimize(rt.call(lambda v: v * v, variable(), name="loss")),
+        lambda: harness.Optimizer(optax.sgd(0.1)).minimize(
+            rt.call(lambda v: v * v, variable(), name="loss")
+        ),
         ValueError,
         r"the loss 'loss:0' is not one number but has shape \[2\].*rt\.numpy\.mean",
     ),
-    ("no initialiser was run", uninitialized, rt.FailedPreconditionError, r"value v: run rt\.global_variables_init"),
-    ("jax.debug.print in a step", with_a_callback, ValueError, r"\[shown\].*it has a callback.*rt\.Print"),
-    ("a ps without join", a_ps_that_trains, ValueError, r"^/job:ps/task:0: this task is a parameter.*server\.join\(\)"),
+    (
+        "no initialiser was run",
+        uninitialized,
+        rt.FailedPreconditionError,
+        r"value v: run rt\.global_variables_init",
+    ),
+    (
+        "jax.debug.print in a step",
+        with_a_callback,
+        ValueError,
+        r"\[shown\].*it has a callback.*rt\.Print",
+    ),
+    (
+        "a ps without join",
+        a_ps_that_trains,
+        ValueError,
+        r"^/job:ps/task:0: this task is a parameter.*server\.join\(\)",
+    ),
     (
         "clipping by all gradients in a chain",
         lambda: harness.Optimizer(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))),
         ValueError,
         r"with clip_by_global_norm the update of a variable depends on other.*before_push",
     ),
-    ("an old protobuf", lambda: proto.check_version("6.33.6"), ImportError, r"protobuf.*6\.33\.6 is here: pip install"),
+    (
+        "an old protobuf",
+        lambda: proto.check_version("6.33.6"),
+        ImportError,
+        r"protobuf.*6\.33\.6 is here: pip install",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("act", "kind", "text"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_a_mistake_is_named_with_its_cure(act: Callable[[], object], kind: type[Exception], text: str) -> None:
+@pytest.mark.parametrize(
+    ("act", "kind", "text"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
+def test_a_mistake_is_named_with_its_cure(
+    act: Callable[[], object], kind: type[Exception], text: str
+) -> None:
     _outer.append(variable() if "'v:0' is used" in text else None)
     with pytest.raises(kind, match=text):
         act()
@@ -144,7 +200,8 @@ def test_a_function_given_to_call_may_use_what_it_is_given_and_arrays_from_outsi
     x, v = tensor(), variable()
     doubled = rt.call(lambda a, b: a * b + outside, x, v)
     assert doubled.shape == (2,)
-    assert (jnp.ones(2) + v).shape == (2,)  # an operator of JAX's array leaves it to the tensor's own
+    # an operator of JAX's array leaves it to the tensor's own
+    assert (jnp.ones(2) + v).shape == (2,)
 
 
 # -- why a task is not reached ---------------------------------------------------------------------------------
@@ -201,9 +258,14 @@ def no_such_host() -> Iterator[str]:
     ],
     ids=["refused", "no such host", "a web server", "another gRPC server", "silent"],
 )
-def test_a_wait_for_a_task_says_why_it_is_not_reached(listener: Callable[[], Any], why: str) -> None:
+def test_a_wait_for_a_task_says_why_it_is_not_reached(
+    listener: Callable[[], Any], why: str
+) -> None:
     own = f"127.0.0.1:{free_ports(1)[0]}"
-    with listener() as address, rt.Server({"ps": [address], "worker": [own]}, "worker", 0) as server:
+    with (
+        listener() as address,
+        rt.Server({"ps": [address], "worker": [own]}, "worker", 0) as server,
+    ):
         config = rt.SessionConfig(start_timeout_secs=3)
         with rt.device("/job:ps/task:0"):
             variable()
@@ -234,7 +296,10 @@ def test_a_plain_script_without_app_run_says_on_whom_it_waits(tmp_path: pathlib.
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(WAITS.format(ports=ports)))
     with Program("python", str(script), cold=True) as program:
-        program.expect(rf"still waiting for /job:ps/task:0 at 127\.0\.0\.1:{ports[0]} \(connection refused: nobody")
+        program.expect(
+            rf"still waiting for /job:ps/task:0 at 127\.0\.0\.1:{ports[0]} \(connection refused: "
+            r"nobody"
+        )
 
 
 # -- packages and programs that are not as ours expect them ----------------------------------------------------
@@ -248,7 +313,11 @@ def test_a_foreign_package_called_runtime_is_named(tmp_path: pathlib.Path) -> No
     (tmp_path / "train.py").write_text("import harness\n")
     with Program("python", str(tmp_path / "train.py"), cwd=tmp_path, cold=True) as program:
         assert program.wait() == 1
-        program.expect(re.escape(f"ImportError: `import runtime` is {theirs}, which is not Bellwether's runtime"))
+        program.expect(
+            re.escape(
+                f"ImportError: `import runtime` is {theirs}, which is not Bellwether's runtime"
+            )
+        )
 
 
 @pytest.mark.cluster

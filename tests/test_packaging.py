@@ -35,7 +35,12 @@ def test_every_package_tells_the_version() -> None:
 @pytest.mark.cluster
 def test_commands_are_functions() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts) == {"bellwether-certs", "bellwether-inspect", "bellwether-launch", "bellwether-status"}
+    assert set(scripts) == {
+        "bellwether-certs",
+        "bellwether-inspect",
+        "bellwether-launch",
+        "bellwether-status",
+    }
     for where in scripts.values():
         module, _, function = where.partition(":")
         asked = f"import {module} as m; assert callable(m.{function})"
@@ -56,7 +61,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.cluster
-def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(archives: pathlib.Path) -> None:
+def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(
+    archives: pathlib.Path,
+) -> None:
     with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
@@ -78,7 +85,10 @@ def test_what_an_index_shows_has_addresses_and_no_links_to_files(archives: pathl
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(wheel.read(name))
     version = metadata["Version"]
-    assert {entry.partition(", ")[0] for entry in metadata.get_all("Project-URL", [])} >= {"Homepage", "Changelog"}
+    assert {entry.partition(", ")[0] for entry in metadata.get_all("Project-URL", [])} >= {
+        "Homepage",
+        "Changelog",
+    }
     extras = {"notebooks", "ray", "tensorboard"}
     assert extras <= set(metadata.get_all("Provides-Extra", []))
     text = metadata.get_payload()

@@ -13,12 +13,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def _generated(root: pathlib.Path) -> dict[str, str]:
     folders = [root / "runtime" / "proto", root / "harness" / "tf1" / "inputs"]
-    found = [path for folder in folders for path in folder.iterdir() if "_pb2" in path.name and path.is_file()]
+    found = [
+        path
+        for folder in folders
+        for path in folder.iterdir()
+        if "_pb2" in path.name and path.is_file()
+    ]
     return {str(path.relative_to(root)): path.read_text() for path in found}
 
 
 def test_checked_in_modules_are_up_to_date(tmp_path: pathlib.Path) -> None:
-    subprocess.run([sys.executable, "protos/generate.py", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "protos/generate.py", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     fresh, checked_in = _generated(tmp_path), _generated(ROOT)
     assert fresh
     assert sorted(checked_in) == sorted(fresh), "run `make proto`"

@@ -33,10 +33,16 @@ def _bound_here(package: str) -> list[str]:
     """The names that a package binds for its users: what it imports from itself, and what it defines."""
     names: list[str] = []
     for node in _statements(ast.parse((ROOT / FACES[package]).read_text()).body):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in FACES):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").split(".")[0] in FACES
+        ):
             names += [alias.asname or alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
-            names += [alias.asname for alias in node.names if alias.asname and alias.name.split(".")[0] == package]
+            names += [
+                alias.asname
+                for alias in node.names
+                if alias.asname and alias.name.split(".")[0] == package
+            ]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.append(node.name)
         elif isinstance(node, ast.Assign):
@@ -67,7 +73,9 @@ def test_every_public_name_exists_and_is_documented(package: str) -> None:
             continue  # the name of a type, which its module documents
         if isinstance(value, type) and issubclass(value, google.protobuf.message.Message):
             continue  # its .proto documents it
-        if (inspect.ismodule(value) or inspect.isclass(value) or callable(value)) and not (value.__doc__ or "").strip():
+        if (inspect.ismodule(value) or inspect.isclass(value) or callable(value)) and not (
+            value.__doc__ or ""
+        ).strip():
             undocumented.append(name)
     assert undocumented == []
 

@@ -39,14 +39,20 @@ for name in sys.argv[2:]:
 def test_every_row_is_a_surface_and_says_since_when() -> None:
     assert set(FLAGS + VARIABLES + ARGUMENTS + PUBLIC + METHODS) == set(REPLACEMENTS)
     # The package keeps the bare names, since the table is in the runtime, which it loads late.
-    assert {f"harness.{name}" for name in harness._RETIRED} == {n for n in PUBLIC if n.startswith("harness.")}
+    assert {f"harness.{name}" for name in harness._RETIRED} == {
+        n for n in PUBLIC if n.startswith("harness.")
+    }
     for name, line in REPLACEMENTS.items():
         assert line.startswith("since 0.") and "\n" not in line, name
 
 
 @pytest.mark.parametrize("program", ["models.mnist.trainer", *PROGRAMS.values()])
 def test_a_retired_flag_ends_the_program(program: str) -> None:
-    names = [name for name in FLAGS if PROGRAMS.get(name.partition("=")[0], "models.mnist.trainer") == program]
+    names = [
+        name
+        for name in FLAGS
+        if PROGRAMS.get(name.partition("=")[0], "models.mnist.trainer") == program
+    ]
     command = [sys.executable, "-c", SCRIPT, program, *names]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = told.stderr.splitlines()
@@ -116,7 +122,9 @@ def test_a_retired_variable_ends_a_launched_task_for_good(monkeypatch: pytest.Mo
         pytest.skip("no variable is gone")
     trainer = [sys.executable, "-m", "models.mnist.trainer", "--logdir="]
     command = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=1", "--", *trainer]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, name: "1"})
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, name: "1"}
+    )
     assert told.returncode == exit_codes.CONFIGURATION.plain
     assert f"{name} is gone: since 0." in told.stdout + told.stderr
 

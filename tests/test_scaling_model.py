@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from benchmarks.common import ROOT
 from benchmarks.scaling_model import Costs, Job, forecast, ps_needed, throughput
 
-COSTS = Costs(ps_step_secs=150e-6, ps_byte_secs=0.3e-9, worker_step_secs=200e-6, worker_byte_secs=0.3e-9)
+COSTS = Costs(
+    ps_step_secs=150e-6, ps_byte_secs=0.3e-9, worker_step_secs=200e-6, worker_byte_secs=0.3e-9
+)
 JOB = Job(model_bytes=400e6, workers=64, compute_secs=0.12, network_bytes_per_s=2.9e9)
 seconds = st.floats(1e-6, 1.0)
 jobs = st.builds(
@@ -24,7 +26,8 @@ jobs = st.builds(
 
 
 def test_balanced_stations_give_the_textbook_result() -> None:
-    # N customers over K equal stations without delay: N / (N + K - 1) rounds in the time of one service.
+    # N customers over K equal stations without delay: N / (N + K - 1) rounds in the time of one
+    # service.
     demands = {"a": 2.0, "b": 2.0, "c": 2.0}
     assert throughput(5, 0.0, demands, {}) == pytest.approx(5 / (5 + 3 - 1) / 2.0)
 
@@ -61,7 +64,8 @@ def test_no_station_is_busier_than_always_and_more_workers_never_do_less(job: Jo
 def test_one_worker_takes_the_sum_of_its_parts() -> None:
     job = replace(JOB, workers=1)
     found = forecast(job, 4, COSTS)
-    transfers = 2 * job.model_bytes / job.network_bytes_per_s  # its own card is the limit, not a quarter of it on a ps
+    # its own card is the limit, not a quarter of it on a ps
+    transfers = 2 * job.model_bytes / job.network_bytes_per_s
     ps_core = COSTS.ps_step_secs + COSTS.ps_byte_secs * job.model_bytes / 4
     own = 4 * COSTS.worker_step_secs + COSTS.worker_byte_secs * job.model_bytes
     expected = job.compute_secs + transfers + ps_core + own + 2 * job.round_trip_secs

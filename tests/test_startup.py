@@ -37,7 +37,11 @@ def test_other_threads_are_told_apart() -> None:
 
 
 def test_a_budget_adds_up_to_the_measured_time() -> None:
-    task = {"started": 10.5, "first_line": 10.6, "parts": {"imports": 0.7, "compile": 0.2, "other threads: run": 9.0}}
+    task = {
+        "started": 10.5,
+        "first_line": 10.6,
+        "parts": {"imports": 0.7, "compile": 0.2, "other threads: run": 9.0},
+    }
     found = budget(task, 10.0, 1600.0)
     assert sum(found.values()) == pytest.approx(1600.0)
     assert found["launcher"] == pytest.approx(500.0)

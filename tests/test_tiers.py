@@ -38,8 +38,21 @@ def hidden():
 
 
 def run(path: pathlib.Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-p", "no:cacheprovider", "-c", "/dev/null", "-v"]
-    return subprocess.run([*command, *flags, path], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.tiers",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "-v",
+    ]
+    return subprocess.run(
+        [*command, *flags, path], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
 
 
 @pytest.mark.chaos
@@ -55,7 +68,9 @@ def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Pa
     assert "1 passed" in done.stdout, done.stdout
     for number, way in enumerate(WAYS):
         event = way if way not in ("in a fixture", "hidden") else "subprocess.Popen"
-        assert f"test_{number} is a unit test and starts a process ({event} " in done.stdout, done.stdout
+        assert f"test_{number} is a unit test and starts a process ({event} " in done.stdout, (
+            done.stdout
+        )
     assert "mark it with another tier, as in `pytestmark = pytest.mark.cluster`" in done.stdout
     assert "test_allowed PASSED" in done.stdout
 
@@ -63,12 +78,20 @@ def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Pa
 @pytest.mark.chaos
 def test_a_test_has_one_tier_and_is_a_unit_test_without_a_mark(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "test_marks.py"
-    path.write_text("import pytest\n\ndef test_plain():\n    pass\n\n@pytest.mark.disk\ndef test_disk():\n    pass\n")
+    path.write_text(
+        "import pytest\n\ndef test_plain():\n    pass\n\n@pytest.mark.disk\ndef test_disk():\n    "
+        "pass\n"
+    )
     assert "test_plain" in run(path, "-m", "unit").stdout
     assert "test_disk" not in run(path, "-m", "unit").stdout
-    path.write_text("import pytest\npytestmark = pytest.mark.disk\n\n@pytest.mark.chaos\ndef test_other():\n    pass\n")
+    path.write_text(
+        "import pytest\npytestmark = pytest.mark.disk\n\n@pytest.mark.chaos\ndef test_other():\n   "
+        " pass\n"
+    )
     assert "test_other PASSED" in run(path, "-m", "chaos and not disk").stdout
-    path.write_text("import pytest\n\n@pytest.mark.disk\n@pytest.mark.chaos\ndef test_two():\n    pass\n")
+    path.write_text(
+        "import pytest\n\n@pytest.mark.disk\n@pytest.mark.chaos\ndef test_two():\n    pass\n"
+    )
     assert "test_two has the tiers chaos and disk: a test has one" in run(path).stderr
 
 

@@ -23,9 +23,15 @@ def test_each_time_limit_has_one_row() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("module", ["harness.training.start.session_manager", "harness.training.start.policy"])
+@pytest.mark.parametrize(
+    "module", ["harness.training.start.session_manager", "harness.training.start.policy"]
+)
 def test_public_time_limits_of_the_start_are_documented(module: str) -> None:
-    found = {name for name in vars(importlib.import_module(module)) if re.fullmatch(r"[A-Z]\w*_SECS", name)}
+    found = {
+        name
+        for name in vars(importlib.import_module(module))
+        if re.fullmatch(r"[A-Z]\w*_SECS", name)
+    }
     assert found <= {name for _, _, name in ROWS}
 
 
@@ -35,6 +41,8 @@ def test_every_default_of_detection_is_documented() -> None:
 
 
 def test_the_options_have_these_defaults() -> None:
-    assert SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == timeouts.RECONNECT_SECS
+    assert (
+        SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == timeouts.RECONNECT_SECS
+    )
     assert ChannelOptions().heartbeat_secs == timeouts.HEARTBEAT_SECS
     assert ChannelOptions().heartbeat_timeout_secs == timeouts.HEARTBEAT_TIMEOUT_SECS

@@ -1,4 +1,6 @@
-"""The tiers of the tests: what a test needs, and so when it runs. One without a mark is a unit test.
+"""The tiers of the tests: what a test needs, and so when it runs.
+
+One without a mark is a unit test.
 
 A mark at a test goes before that of its file.
 """
@@ -21,8 +23,18 @@ TIERS = {
     "nightly": "longer still, rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-nightly",
 }
 
-_ALL_IN_ANOTHER_TIER = re.compile(rf"^pytestmark = .*mark\.({'|'.join(TIERS.keys() - {'unit'})})\b", re.MULTILINE)
-_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "multiprocessing"}
+_ALL_IN_ANOTHER_TIER = re.compile(
+    rf"^pytestmark = .*mark\.({'|'.join(TIERS.keys() - {'unit'})})\b", re.MULTILINE
+)
+_STARTS = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.exec",
+    "os.system",
+    "multiprocessing",
+}
 _unit_test: str | None = None
 """The unit test that runs now."""
 
@@ -32,7 +44,9 @@ def tier_of(item: pytest.Item) -> str:
     for node in reversed(item.listchain()):
         if tiers := sorted({mark.name for mark in node.own_markers if mark.name in TIERS}):
             if len(tiers) > 1:
-                raise pytest.UsageError(f"{node.nodeid} has the tiers {' and '.join(tiers)}: a test has one")
+                raise pytest.UsageError(
+                    f"{node.nodeid} has the tiers {' and '.join(tiers)}: a test has one"
+                )
             return tiers[0]
     return "unit"
 
@@ -77,10 +91,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
     if _unit_test is not None and event in _STARTS:
         what = str(arguments[0])[:100] if arguments else ""
-        if what.rpartition("/")[2] == "lscpu":  # older numpy.testing looks at the processor when it is imported
+        # older numpy.testing looks at the processor when it is imported
+        if what.rpartition("/")[2] == "lscpu":
             return
         pytest.fail(
-            f"{_unit_test} is a unit test and starts a process ({event} {what}): mark it with another tier, as in "
+            f"{_unit_test} is a unit test and starts a process ({event} {what}): mark it with "
+            "another tier, as in "
             "`pytestmark = pytest.mark.cluster`",
             pytrace=False,
         )

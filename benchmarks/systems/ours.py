@@ -29,7 +29,9 @@ class Training:
 
 def build(cluster: dict[str, list[str]], index: int, hidden: int) -> Training:
     """Adds the training step of worker ``index`` to the default graph."""
-    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
+    with rt.device(
+        rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")
+    ):
         global_step = rt.Variable(0, dtype=np.int64, name="global_step", trainable=False)
         params = rt.variables(initial(hidden), name="mlp")
         x = rt.placeholder(np.float32, [None, INPUTS], name="x")
@@ -60,7 +62,12 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
         session.run(training.initialise)
     while len(session.run(training.waiting)):
         pass
-    measure(lambda images, labels: session.run(training.fetches, {training.x: images, training.y: labels}), seed=index)
+    measure(
+        lambda images, labels: session.run(
+            training.fetches, {training.x: images, training.y: labels}
+        ),
+        seed=index,
+    )
     session.close()
     server.stop()
 

@@ -1,7 +1,8 @@
 """How the driver and the processes of a measured system talk: lines on standard input and output.
 
-A worker prints READY when it is warm, waits for a line, trains for the seconds given on that line, and prints one JSON
-object with the steps it did. Nothing here imports a framework: peers run in an environment of their own.
+A worker prints READY when it is warm, waits for a line, trains for the seconds given on that line,
+and prints one JSON object with the steps it did. Nothing here imports a framework: peers run in an
+environment of their own.
 """
 
 import json

@@ -1,7 +1,8 @@
 """TensorFlow's own distributed runtime (tf.compat.v1, between-graph, asynchronous, reference variables).
 
-Written as TensorFlow 1's guide says to: `replica_device_setter`, one graph per worker, device filters, one `run` a
-step. Runs in an environment with tensorflow-cpu; shares nothing with this project but the protocol module beside it.
+Written as TensorFlow 1's guide says to: `replica_device_setter`, one graph per worker, device
+filters, one `run` a step. Runs in an environment with tensorflow-cpu; shares nothing with this
+project but the protocol module beside it.
 """
 
 import json
@@ -32,7 +33,9 @@ def main(job, index, cluster_json, hidden, options_json):
         x = tf.placeholder(tf.float32, [None, INPUTS])
         y = tf.placeholder(tf.int32, [None])
         logits = tf.matmul(tf.sigmoid(tf.matmul(x, w1) + b1), w2) + b2
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+        loss = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+        )
         train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=global_step)
         initialise = tf.global_variables_initializer()
         ready = tf.report_uninitialized_variables()

@@ -1,7 +1,8 @@
 """PyTorch RPC: each worker sends its gradients and gets fresh parameters in one fused call to each ps, one thread each.
 
-Written as the RPC parameter-server tutorial says, with the two calls fused: the fastest shape its API allows.
-Runs in an environment with torch; shares nothing with this project but the protocol module beside it.
+Written as the RPC parameter-server tutorial says, with the two calls fused: the fastest shape its
+API allows. Runs in an environment with torch; shares nothing with this project but the protocol
+module beside it.
 """
 
 import json
@@ -49,7 +50,11 @@ def main(job, index, cluster_json, hidden, options_json):
     ps, workers = len(cluster["ps"]), len(cluster["worker"])
     host, port = cluster["ps"][0].rsplit(":", 1)
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
-    shards = [["w1", "b1", "w2", "b2"][i::ps] for i in range(ps)] if ps > 1 else [["w1", "b1", "w2", "b2"]]
+    shards = (
+        [["w1", "b1", "w2", "b2"][i::ps] for i in range(ps)]
+        if ps > 1
+        else [["w1", "b1", "w2", "b2"]]
+    )
     rank = index if job == "ps" else ps + index
     if job == "ps":
         Shard.instance = Shard(shards[index], hidden)
@@ -58,7 +63,9 @@ def main(job, index, cluster_json, hidden, options_json):
 
         def exchange(gradients):
             calls = [
-                rpc.rpc_async(f"ps{i}", push_pull, args=({k: gradients[k] for k in names if k in gradients},))
+                rpc.rpc_async(
+                    f"ps{i}", push_pull, args=({k: gradients[k] for k in names if k in gradients},)
+                )
                 for i, names in enumerate(shards)
             ]
             params, step = {}, 0

@@ -20,11 +20,13 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
         averages = harness.load_pytree("logdir", like=params, name="mlp", slot="ema/average")
 
     Args:
-        path: a checkpoint, or a directory of checkpoints, of which the newest is read; see ``load_checkpoint``.
-        like: pytree of variables, whose names count; or of arrays or ``jax.ShapeDtypeStruct``s, whose names are those
-            of ``rt.variables(like, name)``.
+        path: a checkpoint, or a directory of checkpoints, of which the newest is read; see
+            ``load_checkpoint``.
+        like: pytree of variables, whose names count; or of arrays or ``jax.ShapeDtypeStruct``s,
+            whose names are those of ``rt.variables(like, name)``.
         name: first part of the names, as given to ``rt.variables``.
-        slot: slot to read for each variable in its place: ``adam/mu``, ``ema/average``; empty for the variables.
+        slot: slot to read for each variable in its place: ``adam/mu``, ``ema/average``; empty for
+            the variables.
 
     Returns:
         Numpy arrays in the structure of ``like``, each with the dtype of the checkpoint.
@@ -38,12 +40,15 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
     reader = load_checkpoint(os.fspath(path))
     shapes = reader.get_variable_to_shape_map()
     leaves, structure = jax.tree.flatten_with_path(like)
-    names = [leaf.spec.name if isinstance(leaf, Variable) else path_name(name, at) for at, leaf in leaves]
+    names = [
+        leaf.spec.name if isinstance(leaf, Variable) else path_name(name, at) for at, leaf in leaves
+    ]
     names = [f"{base}/{slot}" if slot else base for base in names]
     missing = [wanted for wanted in names if wanted not in shapes]
     if missing:
         raise NotFoundError(
-            f"checkpoint {reader.path} has no {', '.join(missing)}; it has {', '.join(shapes)}: give the name that "
+            f"checkpoint {reader.path} has no {', '.join(missing)}; it has {', '.join(shapes)}: "
+            "give the name that "
             "rt.variables was given"
         )
     wrong = [
@@ -52,5 +57,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
         if hasattr(leaf, "shape") and tuple(leaf.shape) != shapes[wanted]
     ]
     if wrong:
-        raise InvalidArgumentError(f"checkpoint {reader.path} is of another model: {'; '.join(wrong)}")
+        raise InvalidArgumentError(
+            f"checkpoint {reader.path} is of another model: {'; '.join(wrong)}"
+        )
     return jax.tree.unflatten(structure, [reader.get_tensor(wanted) for wanted in names])

@@ -1,11 +1,12 @@
 r"""What is in a checkpoint: `python -m harness.inspect_checkpoint DIR [--name=w] [--values] [--compare OTHER]`.
 
-DIR is a run's directory, a series of checkpoints (``logdir/model.ckpt``) or one checkpoint (``logdir/model.ckpt/100``).
-Shows the steps that there are and whether each is complete, then the variables of the newest whole one (or of the one
-named): dtype, shape, bytes, and the tasks that held them. The files of the checkpoint whose variables are shown are
-compared with their checksums; with --verify those of all steps, otherwise only the sizes of their files count. The exit
-code is 0 when all is well, 1 when a checkpoint is damaged, none is there, or --compare finds a difference, 2 for bad
-arguments.
+DIR is a run's directory, a series of checkpoints (``logdir/model.ckpt``) or one checkpoint
+(``logdir/model.ckpt/100``). Shows the steps that there are and whether each is complete, then the
+variables of the newest whole one (or of the one named): dtype, shape, bytes, and the tasks that
+held them. The files of the checkpoint whose variables are shown are compared with their checksums;
+with --verify those of all steps, otherwise only the sizes of their files count. The exit code is 0
+when all is well, 1 when a checkpoint is damaged, none is there, or --compare finds a difference, 2
+for bad arguments.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
 def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
     """Returns the problems of the file that Orbax writes last, after the manifest.
 
-    A restore does not need this file. But Orbax, and programs that copy checkpoints, take it as the sign of a whole
-    checkpoint.
+    A restore does not need this file. But Orbax, and programs that copy checkpoints, take it as the
+    sign of a whole checkpoint.
     """
     if not storage.is_local(path):
         return []
@@ -87,7 +88,11 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
 
 def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
     """Returns the arrays of ``--name``, or all arrays without that flag."""
-    return [s for s in reader.arrays.values() if name is None or s.name == name or s.name.startswith(f"{name}/")]
+    return [
+        s
+        for s in reader.arrays.values()
+        if name is None or s.name == name or s.name.startswith(f"{name}/")
+    ]
 
 
 def where(stored: StoredArray) -> list[str]:
@@ -95,7 +100,9 @@ def where(stored: StoredArray) -> list[str]:
     return list(dict.fromkeys(task for task, _, _ in stored.slices))
 
 
-def differences(one: CheckpointReader, other: CheckpointReader, name: str | None = None) -> list[str]:
+def differences(
+    one: CheckpointReader, other: CheckpointReader, name: str | None = None
+) -> list[str]:
     """Returns a line for each variable that differs between two checkpoints, sorted."""
     ours = {s.name: s for s in wanted(one, name)}
     theirs = {s.name: s for s in wanted(other, name)}
@@ -120,10 +127,18 @@ def differences(one: CheckpointReader, other: CheckpointReader, name: str | None
 
 def _parser() -> Parser:
     parser = Parser("harness.inspect_checkpoint", __doc__ or "")
-    parser.add_argument("directory", metavar="DIR", help="of a run, of a series of checkpoints, or of one checkpoint")
-    parser.add_argument("--name", help="only the variable of this name, or those whose names begin with it and a /")
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        help="of a run, of a series of checkpoints, or of one checkpoint",
+    )
+    parser.add_argument(
+        "--name", help="only the variable of this name, or those whose names begin with it and a /"
+    )
     parser.add_argument("--values", action="store_true", help="print the values")
-    parser.add_argument("--verify", action="store_true", help="compare the files of all steps with their checksums")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare the files of all steps with their checksums"
+    )
     parser.add_argument("--compare", metavar="OTHER", help="another checkpoint: print what differs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser
@@ -135,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     path = options.directory
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
-        print(f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr)
+        print(
+            f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr
+        )
         return exit_codes.CONFIGURATION.plain
     steps = steps_of(path, verify=options.verify)
     try:
@@ -159,7 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(
-    reader: CheckpointReader, other: CheckpointReader | None, steps: list[dict[str, Any]], options: argparse.Namespace
+    reader: CheckpointReader,
+    other: CheckpointReader | None,
+    steps: list[dict[str, Any]],
+    options: argparse.Namespace,
 ) -> int:
     if other is not None:
         lines = differences(reader, other, options.name)
@@ -184,7 +204,9 @@ def _show(
         _show_variables(reader, shown, options)
     # The path names one checkpoint, which no table of steps has listed with its problems.
     if not steps and (problems := _label_problems(reader.path, reader.manifest)):
-        print(f"harness.inspect_checkpoint: {reader.path} is damaged: {problems[0]}", file=sys.stderr)
+        print(
+            f"harness.inspect_checkpoint: {reader.path} is damaged: {problems[0]}", file=sys.stderr
+        )
         return 1
     return 0 if all(step["complete"] for step in steps) else 1
 
@@ -212,7 +234,9 @@ def _opened(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
     return reader
 
 
-def _described(reader: CheckpointReader, stored: StoredArray, options: argparse.Namespace) -> dict[str, Any]:
+def _described(
+    reader: CheckpointReader, stored: StoredArray, options: argparse.Namespace
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": stored.name,
         "dtype": stored.dtype,
@@ -222,7 +246,9 @@ def _described(reader: CheckpointReader, stored: StoredArray, options: argparse.
     }
     if options.values:
         value = reader.get_tensor(stored.name)
-        found["value"] = [str(v) for v in value.ravel().tolist()] if value.dtype.hasobject else value.tolist()
+        found["value"] = (
+            [str(v) for v in value.ravel().tolist()] if value.dtype.hasobject else value.tolist()
+        )
     return found
 
 
@@ -235,17 +261,27 @@ def _show_steps(steps: list[dict[str, Any]]) -> None:
         if step["with_nan"]:
             state += f", NaN in {step['with_nan']}"
         rows.append(
-            [str(step["step"]), when, "" if step["bytes"] is None else sizes(step["bytes"]), state, step["path"]]
+            [
+                str(step["step"]),
+                when,
+                "" if step["bytes"] is None else sizes(step["bytes"]),
+                state,
+                step["path"],
+            ]
         )
     if steps:
         print(table(rows) + "\n")
 
 
-def _show_variables(reader: CheckpointReader, shown: list[StoredArray], options: argparse.Namespace) -> None:
+def _show_variables(
+    reader: CheckpointReader, shown: list[StoredArray], options: argparse.Namespace
+) -> None:
     rows = [["VARIABLE", "DTYPE", "SHAPE", "BYTES", "TASKS"]]
     for stored in shown:
         tasks = ", ".join(where(stored))
-        rows.append([stored.name, stored.dtype, str(list(stored.shape)), sizes(stored.nbytes), tasks])
+        rows.append(
+            [stored.name, stored.dtype, str(list(stored.shape)), sizes(stored.nbytes), tasks]
+        )
     print(f"{reader.path}: {len(shown)} variables, {sizes(sum(s.nbytes for s in shown))}")
     print(table(rows))
     if options.values:

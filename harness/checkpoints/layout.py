@@ -1,7 +1,7 @@
 """The layout of checkpoints on disk: ``logdir/model.ckpt/123`` is step 123 of the series ``logdir/model.ckpt``.
 
-A series is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/model.ckpt-123`` is accepted as well. No
-file holds an absolute path, so a directory may be moved.
+A series is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/model.ckpt-123`` is
+accepted as well. No file holds an absolute path, so a directory may be moved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
-from runtime import DataLossError, InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
+from runtime import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnavailableError,
+)
 from runtime.lowlevel import DiskAwayError, durability, storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
@@ -30,7 +36,10 @@ REPLACED = "replaced"
 """Sub-directory of a series that keeps a step while the same step is saved again."""
 LOG_EVERY_SECS = 10.0
 RUN_FILE = "chief.lock"
-"""The record of the run in its log directory. The chief writes the record and holds the lock of the file."""
+"""The record of the run in its log directory.
+
+The chief writes the record and holds the lock of the file.
+"""
 UNUSABLE = (DataLossError, NotFoundError, InvalidArgumentError, FileNotFoundError)
 """Errors of one checkpoint that is damaged, gone or of another model; an older one may do."""
 
@@ -41,7 +50,8 @@ class Step:
 
     Attributes:
         number: the step.
-        path: directory of the checkpoint; below ``replaced`` if a chief died while saving the same step again.
+        path: directory of the checkpoint; below ``replaced`` if a chief died while saving the same
+            step again.
     """
 
     number: int
@@ -105,7 +115,8 @@ def is_checkpoint(path: epath.Path) -> bool:
     if TEMPORARY in path.name:
         return False
     marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
-    # A local checkpoint is renamed when whole. So a directory of this name is one, whatever files were lost since.
+    # A local checkpoint is renamed when whole. So a directory of this name is one, whatever files
+    # were lost since.
     if storage.is_local(str(path)):
         marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
     return any(exists(path / mark) for mark in marks)
@@ -155,7 +166,11 @@ def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | 
     Args:
         steps: steps from ``ranked``.
     """
-    sound = (step.number for _, step, manifest in reversed(steps) if manifest is not None and not manifest.with_nan)
+    sound = (
+        step.number
+        for _, step, manifest in reversed(steps)
+        if manifest is not None and not manifest.with_nan
+    )
     return next(sound, None)
 
 
@@ -211,7 +226,9 @@ def read_record(directory: str) -> dict[str, Any]:
     try:
         record, _ = json.JSONDecoder().raw_decode(text_of(epath.Path(directory) / RUN_FILE))
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and isinstance(away := durability.barred(error, directory), UnavailableError):
+        if isinstance(error, OSError) and isinstance(
+            away := durability.barred(error, directory), UnavailableError
+        ):
             raise away from None
         return {}
     return record if isinstance(record, dict) else {}
@@ -226,8 +243,8 @@ def recorded_series(logdir: str) -> list[str]:
 def series_in(logdir: str) -> list[str]:
     """Returns the series in which the checkpoints of a log directory are looked for.
 
-    The series that the record of the run names come first. Other series, such as that of a user's own Saver, count only
-    if no recorded series has a checkpoint.
+    The series that the record of the run names come first. Other series, such as that of a user's
+    own Saver, count only if no recorded series has a checkpoint.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``children``.
@@ -255,11 +272,13 @@ def _saved_at(step: Step, manifest: Manifest | None) -> float:
         return 0.0
 
 
-def newest_usable(logdir: str, use: Callable[[Step], object]) -> tuple[Step | None, dict[str, Exception]]:
+def newest_usable(
+    logdir: str, use: Callable[[Step], object]
+) -> tuple[Step | None, dict[str, Exception]]:
     """Returns the newest checkpoint of a log directory that can be used, and the errors of newer ones, by path.
 
-    An error is logged for each checkpoint that cannot be used. The search begins anew if a checkpoint is deleted
-    meanwhile, because a newer checkpoint has taken its place.
+    An error is logged for each checkpoint that cannot be used. The search begins anew if a
+    checkpoint is deleted meanwhile, because a newer checkpoint has taken its place.
 
         whole, refused = newest_usable("logdir", lambda step: read_manifest(step.path))
 
@@ -288,19 +307,21 @@ def newest_usable(logdir: str, use: Callable[[Step], object]) -> tuple[Step | No
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
     """Returns the path of the newest whole checkpoint in a directory; None when there are no checkpoints at all.
 
-    Checkpoints of the run itself come before those of other Savers beside it. A checkpoint with a missing file, or a
-    file of a wrong size, is skipped, and an error is logged. Contents are compared with their checksums only by a
-    restore. If all checkpoints are damaged, the newest is returned. Its restore raises DataLossError, so that no
-    training script begins anew unnoticed.
+    Checkpoints of the run itself come before those of other Savers beside it. A checkpoint with a
+    missing file, or a file of a wrong size, is skipped, and an error is logged. Contents are
+    compared with their checksums only by a restore. If all checkpoints are damaged, the newest is
+    returned. Its restore raises DataLossError, so that no training script begins anew unnoticed.
 
         path = harness.latest_checkpoint("logdir")
 
     Args:
         checkpoint_dir: log directory, or directory of one series such as ``logdir/model.ckpt``.
-        latest_filename: not used, as the directory itself shows its checkpoints; TF1 scripts pass this argument.
+        latest_filename: not used, as the directory itself shows its checkpoints; TF1 scripts pass
+            this argument.
 
     Raises:
-        UnavailableError: The directory cannot be read now, so it is unknown if there are checkpoints.
+        UnavailableError: The directory cannot be read now, so it is unknown if there are
+            checkpoints.
         PermissionDeniedError: The directory may not be read.
     """
     whole, refused = newest_usable(str(checkpoint_dir), check_files)
@@ -344,8 +365,8 @@ def find_checkpoint(path: str) -> str | None:
     """Returns the directory of the checkpoint that a path names, or None.
 
     Args:
-        path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints, of which the newest
-            is returned. Directories that plain Orbax saved into count too.
+        path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints,
+            of which the newest is returned. Directories that plain Orbax saved into count too.
     """
     step = named(path)
     return step.path if step is not None else latest_checkpoint(path)
@@ -373,7 +394,9 @@ def find_item(path: str) -> str:
         return str(here)
     items = sorted(str(c) for c in children(path) if exists(c / ORBAX_TREE_FILE))
     if not items:
-        raise DataLossError(f"{path} is damaged: it has no {ORBAX_TREE_FILE} and no item that has one")
+        raise DataLossError(
+            f"{path} is damaged: it has no {ORBAX_TREE_FILE} and no item that has one"
+        )
     for item in items:
         if epath.Path(item).name == DEFAULT_ITEM:
             return item

@@ -66,13 +66,15 @@ class Manifest:
 
     Attributes:
         step: global step in the checkpoint's name.
-        sequence: number in the order of saves of this directory, one more than that of the save before.
+        sequence: number in the order of saves of this directory, one more than that of the save
+            before.
         epoch: epoch of the chief that saved.
         saved_at: time of the save, Unix time in seconds.
         variables: arrays by name.
         files: every file of the arrays with size and checksum, relative to the step's directory.
         states: by task, the named states of the trainer (``harness.checkpointable``).
-        snapshot: random number by which tasks remember the saved values; 0 in checkpoints of earlier versions.
+        snapshot: random number by which tasks remember the saved values; 0 in checkpoints of
+            earlier versions.
         with_nan: names of the variables with a NaN. Earlier versions did not look for NaN.
     """
 
@@ -108,7 +110,9 @@ class Manifest:
                 name: {
                     "dtype": v.dtype,
                     "shape": list(v.shape),
-                    "slices": [[task, list(offset), list(shape)] for task, offset, shape in v.slices],
+                    "slices": [
+                        [task, list(offset), list(shape)] for task, offset, shape in v.slices
+                    ],
                     "encoded": v.encoded,
                 }
                 for name, v in sorted(self.variables.items())
@@ -119,10 +123,16 @@ class Manifest:
             **({"with_nan": list(self.with_nan)} if self.with_nan else {}),
         }
         text = json.dumps(body, sort_keys=True)
-        whole = json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
+        whole = (
+            json.dumps(
+                {"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1
+            )
+            + "\n"
+        )
         if not durability.is_small(whole.encode()):
             raise InvalidArgumentError(
-                f"the manifest of step {self.step} is too large to be read again ({len(whole)} bytes): keep the "
+                f"the manifest of step {self.step} is too large to be read again ({len(whole)} "
+                "bytes): keep the "
                 "states of harness.checkpointable smaller, and large ones in variables"
             )
         return whole
@@ -145,12 +155,15 @@ class Manifest:
             if crc != outer["crc32"]:
                 raise DataLossError(f"{where} is damaged: its manifest has a wrong checksum")
             if body["format"] > FORMAT:
-                raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
+                raise DataLossError(
+                    f"{where} has format {body['format']}; this version reads up to {FORMAT}"
+                )
             files = [CheckpointFile(*f) for f in body["files"]]
             for file in files:
                 if not durability.is_inside(file.path):
                     raise DataLossError(
-                        f"{where} is damaged: its manifest names the file {file.path!r}, which does not lie in it"
+                        f"{where} is damaged: its manifest names the file {file.path!r}, which "
+                        "does not lie in it"
                     )
             found = cls(
                 step=body["step"],
@@ -171,26 +184,46 @@ class Manifest:
                 files=files,
                 states=body["states"],
                 snapshot=body.get("cut", 0),
-                with_nan=tuple(name for name in body.get("with_nan", ()) if name in body["variables"]),
+                with_nan=tuple(
+                    name for name in body.get("with_nan", ()) if name in body["variables"]
+                ),
             )
             found._check()
             return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):
                 raise
-            raise DataLossError(f"{where} is damaged: its manifest cannot be read ({error})") from error
+            raise DataLossError(
+                f"{where} is damaged: its manifest cannot be read ({error})"
+            ) from error
 
     def _check(self) -> None:
         """Raises ValueError for values that are JSON but that no save writes."""
         arrays = self.variables.values()
-        texts = [text for array in arrays for text in (array.name, array.dtype, *(task for task, _, _ in array.slices))]
+        texts = [
+            text
+            for array in arrays
+            for text in (array.name, array.dtype, *(task for task, _, _ in array.slices))
+        ]
         for text in (*texts, *(file.path for file in self.files)):
             # Printed, other characters could move the cursor of a terminal.
             if not isinstance(text, str) or not text.isprintable():
                 raise ValueError(f"the name {text!r}")
-        parts = [part for array in arrays for _, offset, shape in array.slices for part in (offset, shape)]
+        parts = [
+            part
+            for array in arrays
+            for _, offset, shape in array.slices
+            for part in (offset, shape)
+        ]
         sizes = [number for part in (*parts, *(array.shape for array in arrays)) for number in part]
-        numbers = (self.step, self.sequence, self.epoch, self.snapshot, *sizes, *(file.size for file in self.files))
+        numbers = (
+            self.step,
+            self.sequence,
+            self.epoch,
+            self.snapshot,
+            *sizes,
+            *(file.size for file in self.files),
+        )
         if not all(isinstance(number, int) for number in numbers):
             raise ValueError("a number of it is none")
         if not 0 <= self.saved_at < _LATEST_UNIX_SECS:
@@ -202,16 +235,21 @@ def read_manifest(step_directory: str) -> Manifest | None:
 
     Raises:
         DataLossError: The manifest is damaged.
-        UnavailableError, PermissionDeniedError: The manifest cannot be read now, or may not be read.
+        UnavailableError, PermissionDeniedError: The manifest cannot be read now, or may not be
+        read.
     """
     try:
         path = str(epath.Path(step_directory) / FILE_NAME)
-        text = durability.small_text(path) if storage.is_local(path) else epath.Path(path).read_text()
+        text = (
+            durability.small_text(path) if storage.is_local(path) else epath.Path(path).read_text()
+        )
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         durability.raise_if_barred(error, step_directory)
-        raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
+        raise DataLossError(
+            f"{step_directory} is damaged: its manifest cannot be read ({error})"
+        ) from error
     return Manifest.from_json(text, step_directory)
 
 
@@ -236,11 +274,16 @@ def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[st
     All files are read as a whole.
 
     Raises:
-        UnavailableError, PermissionDeniedError: A file cannot be read now, or may not be read. It may be undamaged.
+        UnavailableError, PermissionDeniedError: A file cannot be read now, or may not be read. It
+        may be undamaged.
     """
 
     def look(path: str, file: CheckpointFile) -> str:
-        return "" if durability.is_as_saved(path, file.size, file.crc32) else "it does not match its checksum"
+        return (
+            ""
+            if durability.is_as_saved(path, file.size, file.crc32)
+            else "it does not match its checksum"
+        )
 
     return _problems(step_directory, files, look)
 

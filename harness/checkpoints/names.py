@@ -1,6 +1,7 @@
 """The names of variables in checkpoints, and their match with the arrays that a checkpoint holds.
 
-A partitioned variable is several variables that are one array in checkpoints, whatever the number of parts.
+A partitioned variable is several variables that are one array in checkpoints, whatever the number
+of parts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
     """Returns the variables that ``var_list`` names, with their places in checkpoints.
 
     Args:
-        var_list: None for all global variables of the default graph, a list of variables, or a dictionary from names in
-            checkpoints to variables or lists of slices.
+        var_list: None for all global variables of the default graph, a list of variables, or a
+            dictionary from names in checkpoints to variables or lists of slices.
 
     Returns:
         The place of each variable. The slices of a partitioned variable share a key.
@@ -39,20 +40,29 @@ def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
     if var_list is None:
         var_list = list(dict.fromkeys(global_variables()))
     if isinstance(var_list, Mapping):
-        items = [(str(n), v) for n, vs in var_list.items() for v in (vs if isinstance(vs, list | tuple) else [vs])]
+        items = [
+            (str(n), v)
+            for n, vs in var_list.items()
+            for v in (vs if isinstance(vs, list | tuple) else [vs])
+        ]
     elif isinstance(var_list, list | tuple | set | frozenset):
         items = [("", v) for v in var_list]
     else:
-        raise TypeError(f"var_list must be a list or a dictionary of variables, not {type(var_list).__name__}")
+        raise TypeError(
+            f"var_list must be a list or a dictionary of variables, not {type(var_list).__name__}"
+        )
     found: dict[Variable, ArraySlice] = {}
     for given, variable in items:
         if not isinstance(variable, Variable):
             raise TypeError(f"var_list holds {variable!r}: only variables can be saved")
-        place = variable.save_slice_info or ArraySlice.whole(variable.op.name, variable.shape, variable.dtype)
+        place = variable.save_slice_info or ArraySlice.whole(
+            variable.op.name, variable.shape, variable.dtype
+        )
         place = replace(place, key=given or place.key)
         if variable in found:
             raise ValueError(
-                f"The same variable would be restored with two names: {found[variable].key!r} and {place.key!r}"
+                f"The same variable would be restored with two names: {found[variable].key!r} and "
+                f"{place.key!r}"
             )
         found[variable] = place
     for name, parts in _by_key(found).items():
@@ -73,7 +83,8 @@ def _by_key(saved: Mapping[Variable, ArraySlice]) -> dict[str, dict[Variable, Ar
 def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
     """Returns the variables to write: all but repeated slots.
 
-    A slot such as a count has the same value for all parts of a variable, so the first slot is written alone.
+    A slot such as a count has the same value for all parts of a variable, so the first slot is
+    written alone.
     """
     chosen: dict[Variable, ArraySlice] = {}
     shared: set[str] = set()
@@ -86,7 +97,9 @@ def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
     return chosen
 
 
-def slices_of(session: Session, saved: Mapping[Variable, ArraySlice], *, stream: bool = False) -> list[VariableSlice]:
+def slices_of(
+    session: Session, saved: Mapping[Variable, ArraySlice], *, stream: bool = False
+) -> list[VariableSlice]:
     """Returns the slices of variables: their devices, and the chunks of their arrays on disk."""
     placement = session.placement(list(saved))
     limit = STREAM_CHUNK_BYTES if stream else CHUNK_BYTES
@@ -106,7 +119,9 @@ def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
     if not full:
         return ()
     chunk = [
-        math.gcd(*(b for p in parts for b in (p.offset[d], p.shape[d]) if b)) if len(parts) > 1 else full[d]
+        math.gcd(*(b for p in parts for b in (p.offset[d], p.shape[d]) if b))
+        if len(parts) > 1
+        else full[d]
         for d in range(len(full))
     ]
     itemsize = max(parts[0].dtype.itemsize, 1)
@@ -161,17 +176,22 @@ def match(
     if not wrong and (partial or not missing):
         return pairs
     names = {place.key for place in saved.values()}
-    extra = [f"{a.name} {a.dtype}{list(a.shape)}" for a in reader.arrays.values() if a.name not in names]
+    extra = [
+        f"{a.name} {a.dtype}{list(a.shape)}" for a in reader.arrays.values() if a.name not in names
+    ]
     parts = [f"Restoring from checkpoint failed: {reader.path} does not fit the graph."]
     if missing:
         parts.append(f"Key {'; '.join(sorted(set(missing)))} not found in checkpoint.")
     if wrong:
-        parts.append(f"Different shape or dtype (shapes of both tensors must match): {'; '.join(wrong)}.")
+        parts.append(
+            f"Different shape or dtype (shapes of both tensors must match): {'; '.join(wrong)}."
+        )
     if extra:
         parts.append(f"In the checkpoint only: {'; '.join(extra)}.")
     if missing:
         parts.append(
-            "Saver(partial=True), also as saver= of a Supervisor, restores what is there and begins the rest with "
+            "Saver(partial=True), also as saver= of a Supervisor, restores what is there and "
+            "begins the rest with "
             "initial values; a var_list maps names."
         )
     raise (InvalidArgumentError if wrong else NotFoundError)(" ".join(parts))
@@ -183,7 +203,12 @@ def restore_slices(
     """Returns the slices that the tasks read."""
     placement = session.placement(list(pairs))
     return [
-        VariableSlice(variable.spec, placement[variable], replace(saved[variable], key=stored.key), stored.encoded)
+        VariableSlice(
+            variable.spec,
+            placement[variable],
+            replace(saved[variable], key=stored.key),
+            stored.encoded,
+        )
         for variable, stored in pairs.items()
     ]
 
@@ -191,8 +216,9 @@ def restore_slices(
 def partitioned(name: str, parts: Sequence[Variable]) -> None:
     """Makes variables the parts of one array in checkpoints, in order along the first dimension.
 
-    The checkpoint has one array ``name``, and can be restored into any other number of parts. Slots that an optimizer
-    makes afterwards are parts of one array too. Call this function before ``Saver`` and ``minimize``.
+    The checkpoint has one array ``name``, and can be restored into any other number of parts. Slots
+    that an optimizer makes afterwards are parts of one array too. Call this function before
+    ``Saver`` and ``minimize``.
 
         harness.partitioned("table", [part_0, part_1])
 
@@ -201,15 +227,20 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
         parts: variables [n_i, ...] of one dtype, whose shapes differ only in the first dimension.
 
     Raises:
-        InvalidArgumentError: There are no parts, the parts do not fit together, or an optimizer has made slots.
+        InvalidArgumentError: There are no parts, the parts do not fit together, or an optimizer has
+            made slots.
     """
     if not parts or any(not p.shape for p in parts):
         raise InvalidArgumentError(f"{name!r} needs parts of at least one dimension")
     told = ", ".join(f"{p.op.name} {p.dtype.name}{list(p.shape)}" for p in parts)
     if len({(p.shape[1:], p.dtype) for p in parts}) > 1:
-        raise InvalidArgumentError(f"the parts of {name!r} may differ in their first dimension only: {told}")
+        raise InvalidArgumentError(
+            f"the parts of {name!r} may differ in their first dimension only: {told}"
+        )
     if not set(parts).isdisjoint(parts[0].graph.get_collection(_WITH_SLOTS)):
-        raise InvalidArgumentError(f"an optimizer has slots of parts of {name!r}: call partitioned before it: {told}")
+        raise InvalidArgumentError(
+            f"an optimizer has slots of parts of {name!r}: call partitioned before it: {told}"
+        )
     full_shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
     first = 0
     for part in parts:
@@ -224,10 +255,12 @@ def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> N
 
     Args:
         variable: variable of the slot.
-        slot: slot of an optimizer. A slot of the shape of a part is a part of one array, as the variable is.
+        slot: slot of an optimizer. A slot of the shape of a part is a part of one array, as the
+            variable is.
         name: name of the slot.
-        shared: True if all parts of a variable have the same value, such as a count. The checkpoint then has the slot
-            once. Any other slot is an array of its own, and is restored only into the same number of parts.
+        shared: True if all parts of a variable have the same value, such as a count. The checkpoint
+            then has the slot once. Any other slot is an array of its own, and is restored only into
+            the same number of parts.
     """
     variable.graph.add_to_collection(_WITH_SLOTS, variable)
     info = variable.save_slice_info

@@ -1,9 +1,9 @@
 """Saving with Orbax: its CheckpointManager names, finalises and retains checkpoints, and the tasks write the arrays.
 
-A ``SaveJob`` calls ``Directory.save``, and the manager calls the job's phases. The manager saves a tree of the
-manifest's entries, one for each variable. The handler of their type has every task write its variables into the
-temporary directory, each task into a store of its own. The stores are merged and checked before the checkpoint gets its
-name.
+A ``SaveJob`` calls ``Directory.save``, and the manager calls the job's phases. The manager saves a
+tree of the manifest's entries, one for each variable. The handler of their type has every task
+write its variables into the temporary directory, each task into a store of its own. The stores are
+merged and checked before the checkpoint gets its name.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ class Phases(Protocol):
 class _Keep:
     """The checkpoints to keep, by Orbax's preservation policies in the order of saves.
 
-    The last checkpoint without NaN is kept too. Orbax asks before the save, when it is unknown if the new checkpoint
-    has a NaN.
+    The last checkpoint without NaN is kept too. Orbax asks before the save, when it is unknown if
+    the new checkpoint has a NaN.
 
     Attributes:
         spared: the step that is kept only for having no NaN.
     """
 
-    def __init__(self, retention: Retention, sequence: Mapping[int, int], sound: int | None) -> None:
+    def __init__(
+        self, retention: Retention, sequence: Mapping[int, int], sound: int | None
+    ) -> None:
         pp = ocp.checkpoint_managers
         kept: list[Any] = [pp.LatestN(retention.max_to_keep or None)]
         if retention.every_n_hours is not None:
@@ -77,7 +79,9 @@ class _Keep:
         self.spared: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        order = sorted(range(len(checkpoints)), key=lambda i: self._sequence.get(checkpoints[i].step, 0))
+        order = sorted(
+            range(len(checkpoints)), key=lambda i: self._sequence.get(checkpoints[i].step, 0)
+        )
         kept = self._policy.should_preserve([checkpoints[i] for i in order], context=context)
         by_place = [keep for _, keep in sorted(zip(order, kept, strict=True))]
         for i, checkpoint in enumerate(checkpoints):
@@ -97,7 +101,8 @@ class Directory:
     def save(self, step: int, phases: Phases, retention: Retention) -> None:
         """Saves a checkpoint and waits until it is durable and older ones are deleted.
 
-        The first save deletes the remains of dead chiefs, so the tasks must have been claimed before.
+        The first save deletes the remains of dead chiefs, so the tasks must have been claimed
+        before.
 
         Args:
             step: step of the checkpoint.
@@ -127,7 +132,8 @@ class Directory:
                 self._write(manager, step, manifest)
             except BaseException as error:
                 reason = _named(error, self.path) if isinstance(error, Exception) else error
-                # ``_abandon`` closes the manager itself, because the close of a failed save may raise too.
+                # ``_abandon`` closes the manager itself, because the close of a failed save may
+                # raise too.
                 stack.pop_all()
                 self._abandon(manager, displaced, fenced=isinstance(reason, AbortedError))
                 raise reason from None
@@ -145,24 +151,32 @@ class Directory:
         manager.save(
             step,
             args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata={"bellwether": {}}),
-            custom_metadata={"bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}},
+            custom_metadata={
+                "bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}
+            },
             force=True,
         )
         manager.wait_until_finished()
         manager.check_for_errors()
         # Orbax reports no error when a program of others has removed the directory meanwhile.
         if all(found.number != step for found in layout.steps_in(self.path)):
-            raise DataLossError(f"step {step} did not appear in {self.path}: somebody removed it while it was written")
+            raise DataLossError(
+                f"step {step} did not appear in {self.path}: somebody removed it while it was "
+                "written"
+            )
 
     def _open(self, step: int, phases: Phases, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # An object store has no rename, so Orbax writes into the final directory there.
         final = str(epath.Path(self.path) / str(step))
         handler = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry((StoredArray, _Handler(phases))),
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+                (StoredArray, _Handler(phases))
+            ),
             multiprocessing_options=_this_process_only(),
         )
-        # Orbax's own method looks for the stores by a glob pattern, which a path like runs/layers=[100,50] would break.
+        # Orbax's own method looks for the stores by a glob pattern, which a path like
+        # runs/layers=[100,50] would break.
         handler.finalize = phases.merge
         options = ocp.CheckpointManagerOptions(
             preservation_policy=kept,
@@ -174,7 +188,9 @@ class Directory:
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False,
                 timeout_secs=24 * 3600,
-                post_finalization_callback=None if local else functools.partial(phases.complete, final),
+                post_finalization_callback=None
+                if local
+                else functools.partial(phases.complete, final),
             ),
         )
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
@@ -187,7 +203,8 @@ class Directory:
         replaced = os.path.join(self.path, REPLACED)
         if os.path.isdir(replaced):
             for name in os.listdir(replaced):
-                # The chief died before the new checkpoint of the step got its name, so the old one returns.
+                # The chief died before the new checkpoint of the step got its name, so the old one
+                # returns.
                 if not os.path.exists(os.path.join(self.path, name)):
                     os.rename(os.path.join(replaced, name), os.path.join(self.path, name))
         self._purge()
@@ -195,7 +212,9 @@ class Directory:
     def _purge(self) -> None:
         if not storage.is_local(self.path):
             return
-        leaving = [d for name in (REMOVED, REPLACED) if os.path.isdir(d := os.path.join(self.path, name))]
+        leaving = [
+            d for name in (REMOVED, REPLACED) if os.path.isdir(d := os.path.join(self.path, name))
+        ]
         for directory in leaving:
             durability.sync(directory)
         if leaving:
@@ -218,11 +237,13 @@ class Directory:
                 return aside
         return None
 
-    def _abandon(self, manager: ocp.CheckpointManager, displaced: str | None, *, fenced: bool) -> None:
+    def _abandon(
+        self, manager: ocp.CheckpointManager, displaced: str | None, *, fenced: bool
+    ) -> None:
         """Deletes the remains of a failed save.
 
-        A chief that was fenced off touches nothing, because the files may be another chief's. If there is no other
-        chief, as when a task has restarted, the next save cleans up.
+        A chief that was fenced off touches nothing, because the files may be another chief's. If
+        there is no other chief, as when a task has restarted, the next save cleans up.
         """
         try:
             manager.close()
@@ -260,7 +281,9 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         super().__init__()
         self._phases = phases
 
-    async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[Any], args: Any = None
+    ) -> Sequence[Any]:
         return [self._phases.write(str(infos[0].parent_dir))]
 
 
@@ -279,7 +302,8 @@ def _temporary_path_class(phases: Phases) -> Any:
             phases.complete(str(self.get()))
             synced = final.parent / f"{final.name}{layout.TEMPORARY}-synced"
             shutil.rmtree(synced, ignore_errors=True)
-            # Orbax writes the last metadata and then renames. Readers ignore this name, so the files can be synced.
+            # Orbax writes the last metadata and then renames. Readers ignore this name, so the
+            # files can be synced.
             self._final_path = synced
             try:
                 await super().finalize(*args, **kwargs)
@@ -315,8 +339,8 @@ _directories_lock = concurrency.Lock()
 def open_directory(path: str) -> Directory:
     """Returns the object of a path, the same for all Savers of the process.
 
-    The tasks receive the path as given, because a link may lead elsewhere on their hosts. Paths of the same place here
-    share a lock.
+    The tasks receive the path as given, because a link may lead elsewhere on their hosts. Paths of
+    the same place here share a lock.
     """
     path = storage.absolute(path)
     place = os.path.realpath(path) if storage.is_local(path) else path

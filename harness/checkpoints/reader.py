@@ -20,7 +20,8 @@ TIMES = 64
 BYTES = 64 << 20
 """Limits of the size of a checkpoint's files: ``TIMES`` the bytes of the arrays, plus ``BYTES``.
 
-Files may be larger than arrays, because a chunk has an entry in an index, and may be a single number.
+Files may be larger than arrays, because a chunk has an entry in an index, and may be a single
+number.
 """
 
 
@@ -60,11 +61,15 @@ class CheckpointReader:
 
     def _tree(self, item: str) -> dict[str, Any]:
         try:
-            tree: dict[str, Any] = json.loads(layout.text_of(epath.Path(item) / layout.ORBAX_TREE_FILE))
+            tree: dict[str, Any] = json.loads(
+                layout.text_of(epath.Path(item) / layout.ORBAX_TREE_FILE)
+            )
             return tree
         except (OSError, ValueError, RecursionError) as error:
             durability.raise_if_barred(error, item)
-            raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
+            raise DataLossError(
+                f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})"
+            ) from error
 
     def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
         paths = [
@@ -90,28 +95,36 @@ class CheckpointReader:
     def verify(self) -> None:
         """Compares all files with the checksums in the manifest, once.
 
-        A checkpoint of another program has no manifest, so nothing is compared. Neither are files in an object store.
+        A checkpoint of another program has no manifest, so nothing is compared. Neither are files
+        in an object store.
 
         Raises:
             DataLossError: Files are damaged; the message names the files.
             UnavailableError, PermissionDeniedError: Files cannot be read now, or may not be read.
         """
         if self.problems:
-            raise DataLossError(f"checkpoint {self.path} is damaged: {'; '.join(self.problems[:5])}")
+            raise DataLossError(
+                f"checkpoint {self.path} is damaged: {'; '.join(self.problems[:5])}"
+            )
 
     def get_tensor(self, name: str) -> Array:
         """Returns the whole value of an array.
 
         Raises:
             NotFoundError: There is no array of this name.
-            DataLossError: The checkpoint is damaged, perhaps in a file of another array; see ``verify``.
+            DataLossError: The checkpoint is damaged, perhaps in a file of another array; see
+                ``verify``.
         """
         stored = self.arrays.get(_plain(name))
         if stored is None:
-            raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
+            raise NotFoundError(
+                f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}"
+            )
         self.verify()
         (array,) = storage.read_each(self.source, [stored.stored])
-        return string_arrays.decode_strings(array, stored.shape) if stored.dtype == "string" else array
+        return (
+            string_arrays.decode_strings(array, stored.shape) if stored.dtype == "string" else array
+        )
 
 
 def _check_size(item: str, nbytes: int) -> None:
@@ -123,7 +136,9 @@ def _check_size(item: str, nbytes: int) -> None:
             with contextlib.suppress(OSError):
                 total += os.stat(os.path.join(where, name)).st_size
     if total > TIMES * nbytes + BYTES:
-        raise DataLossError(f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}")
+        raise DataLossError(
+            f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}"
+        )
 
 
 def _plain(name: str) -> str:
@@ -136,8 +151,9 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         weights = harness.load_checkpoint("logdir").get_tensor("mlp/w1")
 
     Args:
-        ckpt_dir_or_file: a checkpoint (``logdir/model.ckpt/123`` or ``logdir/model.ckpt-123``) or a directory of
-            checkpoints, of which the newest is opened. Directories that plain Orbax saved into count too.
+        ckpt_dir_or_file: a checkpoint (``logdir/model.ckpt/123`` or ``logdir/model.ckpt-123``) or a
+            directory of checkpoints, of which the newest is opened. Directories that plain Orbax
+            saved into count too.
 
     Raises:
         ValueError: There is no checkpoint.
@@ -148,7 +164,8 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         try:
             return CheckpointReader(path)
         except (OSError, DataLossError):
-            # A step that was deleted at this moment has a newer successor, which the next round finds.
+            # A step that was deleted at this moment has a newer successor, which the next round
+            # finds.
             if layout.exists(epath.Path(path)):
                 raise
 

@@ -27,7 +27,14 @@ from runtime import (
     Variable,
     concurrency,
 )
-from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, durability, in_thread, storage
+from runtime.lowlevel import (
+    ArraySlice,
+    CheckpointCoordinator,
+    CheckpointFile,
+    durability,
+    in_thread,
+    storage,
+)
 from runtime.lowlevel import metrics as process_metrics
 
 
@@ -71,8 +78,8 @@ class History:
 class SaveJob:
     """One save, whose methods are the phases in order.
 
-    ``take`` holds the caller up for milliseconds. ``start`` starts a thread, in which Orbax calls the phases from
-    ``begin`` to ``confirm``, renames the checkpoint, and deletes older checkpoints.
+    ``take`` holds the caller up for milliseconds. ``start`` starts a thread, in which Orbax calls
+    the phases from ``begin`` to ``confirm``, renames the checkpoint, and deletes older checkpoints.
 
     Attributes:
         sess: a session of the cluster.
@@ -108,7 +115,9 @@ class SaveJob:
         step, key = _step_of(self.sess, self.saved, global_step)
         self._snapshot = self._coordinator.snapshot(slices, key, when_paused=self._begin_states)
         if step is None:
-            step = _next_step(self.series) if self._snapshot.number is None else self._snapshot.number
+            step = (
+                _next_step(self.series) if self._snapshot.number is None else self._snapshot.number
+            )
         self.handle = SaveHandle(step, self._snapshot.paused_secs)
         return self.handle
 
@@ -118,7 +127,8 @@ class SaveJob:
     def _ask_states(self) -> dict[str, dict[str, Any]]:
         """Returns the states of all tasks.
 
-        A thread asks while the snapshot is taken, so that a task that does not answer holds no step up.
+        A thread asks while the snapshot is taken, so that a task that does not answer holds no step
+        up.
         """
         found: dict[str, dict[str, Any]] = {}
         try:
@@ -130,8 +140,8 @@ class SaveJob:
 
     def start(self) -> None:
         """Starts the thread that writes the snapshot."""
-        # The process waits for this thread at its end, so the thread is no daemon. A daemon that waits in tensorstore
-        # while the interpreter shuts down would end the process by SIGABRT.
+        # The process waits for this thread at its end, so the thread is no daemon. A daemon that
+        # waits in tensorstore while the interpreter shuts down would end the process by SIGABRT.
         threads = concurrency.ThreadGroup(f"save of step {self.handle.step}", daemon=False)
         threads.start(self._run, name="checkpoint-save")
 
@@ -157,7 +167,8 @@ class SaveJob:
         except OpError as error:
             logging.info("releasing what was saved: %s", error)
         finally:
-            # The result comes after the release: a caller who saves again at once finds no old job on the tasks.
+            # The result comes after the release: a caller who saves again at once finds no old job
+            # on the tasks.
             tell()
 
     def _tell_divergence(self) -> None:
@@ -168,7 +179,9 @@ class SaveJob:
                 "training has diverged: in the checkpoint of step %d there are NaN in %s; %s",
                 self.handle.step,
                 replace(self._manifest, with_nan=self.with_nan).nan_text,
-                "there is none without" if sound is None else f"that of step {sound} has none, and is kept",
+                "there is none without"
+                if sound is None
+                else f"that of step {sound} has none, and is kept",
             )
         self.history.with_nan = self.with_nan
 
@@ -202,15 +215,20 @@ class SaveJob:
     def _write(self, item: str) -> None:
         written = self._coordinator.write(self._snapshot, item, stream=self.stream)
         self._files = [replace(f, path=f"{self._item}/{f.path}") for f in written.files]
-        self.with_nan = sorted(name for name, v in self._manifest.variables.items() if v.key in written.with_nan)
+        self.with_nan = sorted(
+            name for name, v in self._manifest.variables.items() if v.key in written.with_nan
+        )
         self._check_writers(item)
 
     def _check_writers(self, item: str) -> None:
-        found = {c.name for c in epath.Path(item).iterdir() if c.name.startswith(layout.STORE_OF_TASK)}
+        found = {
+            c.name for c in epath.Path(item).iterdir() if c.name.startswith(layout.STORE_OF_TASK)
+        }
         wanted = set(self._snapshot.stores(stream=self.stream))
         if found != wanted:
             raise AbortedError(
-                f"{item} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
+                f"{item} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs "
+                "are at work"
             )
 
     def merge(self, item: epath.Path) -> None:
@@ -228,21 +246,25 @@ class SaveJob:
         problems = storage.lacking(item, [v.stored for v in self._manifest.variables.values()])
         if problems:
             raise DataLossError(
-                f"what was written for step {self.handle.step} cannot be read again: {'; '.join(problems[:3])}"
+                f"what was written for step {self.handle.step} cannot be read again: "
+                f"{'; '.join(problems[:3])}"
             )
         known = {f.path for f in self._files}
         rest = []
         if storage.is_local(temporary):
             for path in durability.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
-                    rest.append(CheckpointFile(path, *durability.checksum(os.path.join(temporary, path))))
+                    rest.append(
+                        CheckpointFile(path, *durability.checksum(os.path.join(temporary, path)))
+                    )
         manifest = replace(self._manifest, files=[*self._files, *rest], with_nan=self.with_nan)
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 
     def confirm(self) -> None:
         """Raises AbortedError if another chief came while this process wrote, or was frozen.
 
-        Without this check, a chief that wakes up late would add its checkpoint to those of its successor.
+        Without this check, a chief that wakes up late would add its checkpoint to those of its
+        successor.
         """
         self._coordinator.confirm(self._snapshot)
 
@@ -252,7 +274,9 @@ def _next_step(series: str) -> int:
     return max((s.number for s in layout.steps_in(series)), default=-1) + 1
 
 
-def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) -> tuple[int | None, str]:
+def _step_of(
+    sess: Session, saved: Mapping[Variable, ArraySlice], given: Any
+) -> tuple[int | None, str]:
     """Returns (step, ""), or (None, key of the variable whose value in the snapshot is the step)."""
     if given is None:
         collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
@@ -261,7 +285,8 @@ def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) ->
             return None, ""
     if isinstance(given, str):
         given = sess.graph.as_graph_element(given)
-    # The value in the snapshot is the step of the saved variables. A value read now may be of a later step.
+    # The value in the snapshot is the step of the saved variables. A value read now may be of a
+    # later step.
     if isinstance(given, Variable | Tensor):
         for variable, place in saved.items():
             if given is variable or (isinstance(given, Tensor) and given.name == variable.name):
@@ -270,7 +295,9 @@ def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) ->
     try:
         step = int(given)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"global_step must be a number, a variable or its name, not {given!r}") from error
+        raise TypeError(
+            f"global_step must be a number, a variable or its name, not {given!r}"
+        ) from error
     if step < 0:
         raise InvalidArgumentError(f"global_step {step} is negative: it cannot name a checkpoint")
     return step, ""

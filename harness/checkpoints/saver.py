@@ -27,28 +27,32 @@ TF_NEVER_HOURS = 10000.0
 class Saver:
     """The saving and restoring of variables, as checkpoints that plain Orbax reads.
 
-    ``save(sess, "logdir/model.ckpt", step)`` makes ``logdir/model.ckpt/<step>``, in which a partitioned variable is one
-    array. Whatever process dies during the save, the checkpoint exists as a whole or not at all.
+    ``save(sess, "logdir/model.ckpt", step)`` makes ``logdir/model.ckpt/<step>``, in which a
+    partitioned variable is one array. Whatever process dies during the save, the checkpoint exists
+    as a whole or not at all.
 
         saver = harness.Saver(max_to_keep=3)
         path = saver.save(sess, "logdir/model.ckpt", global_step)
         saver.restore(sess, path)
 
     Args:
-        var_list: variables to save: None for all global variables of the graph, a list, or a dictionary from names in
-            the checkpoint to variables.
+        var_list: variables to save: None for all global variables of the graph, a list, or a
+            dictionary from names in the checkpoint to variables.
         max_to_keep: number of last checkpoints to keep; None or 0 keeps all.
-        keep_checkpoint_every_n_hours: hours between further checkpoints to keep; None keeps no further ones.
+        keep_checkpoint_every_n_hours: hours between further checkpoints to keep; None keeps no
+            further ones.
         sharded: not used, as every task writes its own variables; TF1 scripts pass this argument.
         allow_empty: True makes it no error to save nothing.
         defer_build: True looks for the variables at the first save or restore.
-        partial: True restores also from a checkpoint that lacks variables, such as one of an earlier version of the
-            model. Those variables get their initial values. The next checkpoint has them, so this happens once.
-        transfer: "shared" if all tasks see the directory. "stream" if only the chief does: the chief then writes, and
-            the tasks send a few MiB at a time.
+        partial: True restores also from a checkpoint that lacks variables, such as one of an
+            earlier version of the model. Those variables get their initial values. The next
+            checkpoint has them, so this happens once.
+        transfer: "shared" if all tasks see the directory. "stream" if only the chief does: the
+            chief then writes, and the tasks send a few MiB at a time.
 
     Raises:
-        ValueError: There is nothing to save, a variable has two names, or an argument has an unknown value.
+        ValueError: There is nothing to save, a variable has two names, or an argument has an
+            unknown value.
         TypeError: ``var_list`` is neither a list nor a dictionary of variables.
     """
 
@@ -68,9 +72,13 @@ class Saver:
         if transfer not in ("shared", "stream"):
             raise ValueError(f"transfer is 'shared' or 'stream', not {transfer!r}")
         if defer_build and var_list:
-            raise ValueError("If `var_list` is provided then build cannot be deferred: leave one of them out")
+            raise ValueError(
+                "If `var_list` is provided then build cannot be deferred: leave one of them out"
+            )
         hours = keep_checkpoint_every_n_hours
-        self._retention = Retention(max_to_keep, None if hours is None or hours >= TF_NEVER_HOURS else hours)
+        self._retention = Retention(
+            max_to_keep, None if hours is None or hours >= TF_NEVER_HOURS else hours
+        )
         self._var_list = var_list
         self._allow_empty = allow_empty
         self._partial = partial
@@ -122,19 +130,19 @@ class Saver:
     ) -> Any:
         """Saves the variables as of one instant between two steps of every worker.
 
-        The tasks take references to their variables within milliseconds. The rest happens in the background while
-        training continues; only ``wait`` holds the caller up.
+        The tasks take references to their variables within milliseconds. The rest happens in the
+        background while training continues; only ``wait`` holds the caller up.
 
         Args:
             sess: a session of the cluster.
             save_path: directory of the series, such as ``logdir/model.ckpt``; created if needed.
-            global_step: step in the name: a number, or a variable (or its name) whose value in this checkpoint counts.
-                None takes the graph's global step, or the next free number.
+            global_step: step in the name: a number, or a variable (or its name) whose value in this
+                checkpoint counts. None takes the graph's global step, or the next free number.
             wait: True returns when the checkpoint is on disk.
 
         Returns:
-            The checkpoint's path with ``wait``, else a ``SaveHandle``. None if there is nothing to save, or if another
-            save is still running and this one was skipped.
+            The checkpoint's path with ``wait``, else a ``SaveHandle``. None if there is nothing to
+            save, or if another save is still running and this one was skipped.
 
         Raises:
             FailedPreconditionError: A variable is not initialised; the message names the variable.
@@ -186,11 +194,14 @@ class Saver:
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    def restore(self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True) -> None:
+    def restore(
+        self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True
+    ) -> None:
         """Restores the variables from a checkpoint, all at once on each task.
 
-        Every task reads its own parts, however many tasks wrote the checkpoint. States of ``harness.checkpointable``
-        do not change, because a model that begins with trained weights is another run. ``restore_latest`` sets them.
+        Every task reads its own parts, however many tasks wrote the checkpoint. States of
+        ``harness.checkpointable`` do not change, because a model that begins with trained weights
+        is another run. ``restore_latest`` sets them.
 
             saver.restore(sess, harness.latest_checkpoint("logdir"))
 
@@ -217,7 +228,9 @@ class Saver:
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
-    def _restore(self, sess: Session, path: str, *, partial: bool = False, verify: bool = True) -> None:
+    def _restore(
+        self, sess: Session, path: str, *, partial: bool = False, verify: bool = True
+    ) -> None:
         saved = self._variables(sess.graph)
         # The tasks may have been started in other directories.
         path = storage.absolute(path)
@@ -244,7 +257,9 @@ class Saver:
                 )
             except (DataLossError, NotFoundError) as error:
                 # The checkpoint's own list has all names, so a missing array is damage.
-                raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
+                raise DataLossError(
+                    f"checkpoint {path} is damaged: {error.message}", task=error.task
+                ) from None
         lacking = [v for v in saved if v not in pairs] if self._partial else []
         if lacking:
             told = ", ".join(v.op.name for v in lacking)
@@ -254,8 +269,9 @@ class Saver:
     def restore_latest(self, sess: Session, checkpoint_dir: str) -> str | None:
         """Resumes from the newest whole checkpoint of a directory that holds the variables.
 
-        An error is logged for each newer checkpoint that is damaged or lacks variables. Checkpoints of the run itself
-        come before those of other Savers. States of ``harness.checkpointable`` in this process are set too.
+        An error is logged for each newer checkpoint that is damaged or lacks variables. Checkpoints
+        of the run itself come before those of other Savers. States of ``harness.checkpointable`` in
+        this process are set too.
 
             path = saver.restore_latest(sess, "logdir")
 
@@ -267,13 +283,18 @@ class Saver:
             The path of the checkpoint, or None if the directory has no checkpoints at all.
 
         Raises:
-            DataLossError: There are checkpoints, and all are damaged. A run never begins anew unnoticed.
-            FailedPreconditionError: A task does not see the newest checkpoint, although this process does.
-            UnavailableError, PermissionDeniedError: The directory cannot be read now, or may not be read.
-            NotFoundError, InvalidArgumentError: No checkpoint fits the graph; see ``restore``.
+            DataLossError: There are checkpoints, and all are damaged. A run never begins anew
+                unnoticed.
+            FailedPreconditionError: A task does not see the newest checkpoint, although this
+                process does.
+            UnavailableError, PermissionDeniedError: The directory cannot be read now, or may not be
+            read. NotFoundError, InvalidArgumentError: No checkpoint fits the graph; see
+            ``restore``.
         """
         sess = underlying(sess)
-        step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
+        step, refused = layout.newest_usable(
+            str(checkpoint_dir), lambda step: self._restore(sess, step.path)
+        )
         if step is not None:
             self._series = layout.series_of(step.path)
             self._take_states(step)
@@ -284,7 +305,8 @@ class Saver:
             raise misfits[0]
         if refused:
             raise DataLossError(
-                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(refused)}; bring back a copy of one, or "
+                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(refused)}; bring "
+                "back a copy of one, or "
                 "start afresh in another directory"
             )
         return None
@@ -301,7 +323,9 @@ class Saver:
 
     def _take_states(self, step: layout.Step) -> None:
         manifest = read_manifest(step.path)
-        self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
+        self._history.states = (
+            {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
+        )
 
     def changed_since(self, sess: Session, save_path: str) -> bool | None:
         """Returns True if a variable was written since a checkpoint was saved or restored.
@@ -311,7 +335,8 @@ class Saver:
             save_path: path of the checkpoint.
 
         Returns:
-            None if this is unknown: another program wrote the checkpoint, or a task has restarted since.
+            None if this is unknown: another program wrote the checkpoint, or a task has restarted
+            since.
 
         Raises:
             ValueError: There is no such checkpoint.
@@ -343,12 +368,17 @@ def _found(save_path: str) -> str:
 def check_path(series: str) -> None:
     """Raises ValueError unless ``series`` can be a directory of checkpoints."""
     if not os.path.basename(series):
-        raise ValueError(f"save_path {series!r} has no last part: write something like logdir/model.ckpt")
+        raise ValueError(
+            f"save_path {series!r} has no last part: write something like logdir/model.ckpt"
+        )
     if "\\" in storage.absolute(series):
         raise ValueError(
-            f"the path of checkpoints {series!r} has a backslash, which tensorstore takes for a /: rename it"
+            f"the path of checkpoints {series!r} has a backslash, which tensorstore takes for a /: "
+            "rename it"
         )
     if storage.is_local(series):
         for parent in (series, os.path.dirname(series) or "."):
             if os.path.exists(parent) and not os.path.isdir(parent):
-                raise ValueError(f"Parent directory of {series} doesn't exist, can't save: {parent} is a file")
+                raise ValueError(
+                    f"Parent directory of {series} doesn't exist, can't save: {parent} is a file"
+                )

@@ -20,30 +20,39 @@ from runtime.lowlevel import DType, register_state
 _lock = concurrency.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}
 _MARKS = ("__bytes__", "__array__", "__tuple__", "__dict__")
-"""Keys of dictionaries that stand for other types. A user's dictionary with such a key is written as items."""
+"""Keys of dictionaries that stand for other types.
+
+A user's dictionary with such a key is written as items.
+"""
 
 
-def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None], *, task: str = "") -> None:  # noqa: A002
+def checkpointable(
+    name: str, get: Callable[[], Any], set: Callable[[Any], None], *, task: str = ""
+) -> None:  # noqa: A002
     """Adds a small state of this process to every checkpoint: epoch, position in the data, random state.
 
-    The checkpoint of the chief has the state under this task's name. A restore calls ``set``: in the chief by
-    ``Saver.restore_latest``, in other tasks by ``restore_states``.
+    The checkpoint of the chief has the state under this task's name. A restore calls ``set``: in
+    the chief by ``Saver.restore_latest``, in other tasks by ``restore_states``.
 
         harness.checkpointable("data", batches.state, batches.restore)
 
     Args:
         name: name, unique in this process; a second registration replaces the first.
-        get: returns the state: numbers, strings, bytes, arrays, and lists and dictionaries of these. Another thread
-            calls the function while training continues. A state that takes longer than two seconds is not saved.
+        get: returns the state: numbers, strings, bytes, arrays, and lists and dictionaries of
+            these. Another thread calls the function while training continues. A state that takes
+            longer than two seconds is not saved.
         set: called with the state of a checkpoint; arrays of JAX become arrays of numpy.
-        task: ``/job:worker/task:1`` if several tasks share the process, or the ``target`` of the server if tasks of two
-            clusters have the same name. By default the only task of the process.
+        task: ``/job:worker/task:1`` if several tasks share the process, or the ``target`` of the
+            server if tasks of two clusters have the same name. By default the only task of the
+            process.
 
     Raises:
         InvalidArgumentError: The name is empty or has a space.
     """
     if not name or " " in name:
-        raise InvalidArgumentError(f"the name {name!r} of a checkpointable state is empty or has a space")
+        raise InvalidArgumentError(
+            f"the name {name!r} of a checkpointable state is empty or has a space"
+        )
     with _lock:
         _setters[task, name] = set
     register_state(name, lambda: encode(get()), task=task)
@@ -78,7 +87,11 @@ def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
     manifest = read_manifest(path)
     held = manifest.states.get(task, {}) if manifest else {}
     with _lock:
-        chosen = {name: set_ for (of, name), set_ in _setters.items() if of in ("", task, target) and name in held}
+        chosen = {
+            name: set_
+            for (of, name), set_ in _setters.items()
+            if of in ("", task, target) and name in held
+        }
     for name, set_ in chosen.items():
         set_(decode(held[name]))
     return sorted(chosen)
@@ -115,10 +128,16 @@ def _to_json(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         value = np.asarray(value)
         if value.dtype.hasobject:
-            raise InvalidArgumentError("a checkpointable state holds an array of objects: use lists")
+            raise InvalidArgumentError(
+                "a checkpointable state holds an array of objects: use lists"
+            )
         array = np.ascontiguousarray(value)
         return {
-            "__array__": [_dtype_name(array.dtype), list(np.shape(value)), base64.b64encode(array.tobytes()).decode()]
+            "__array__": [
+                _dtype_name(array.dtype),
+                list(np.shape(value)),
+                base64.b64encode(array.tobytes()).decode(),
+            ]
         }
     if isinstance(value, tuple):
         return {"__tuple__": [_to_json(v) for v in value]}
@@ -128,7 +147,8 @@ def _to_json(value: object) -> Any:
         items = [(k, _to_json(v)) for k, v in value.items()]
         return {"__dict__": items} if any(mark in value for mark in _MARKS) else dict(items)
     raise InvalidArgumentError(
-        f"a checkpointable state holds a {type(value).__name__}: numbers, strings, bytes, numpy arrays, and lists and "
+        f"a checkpointable state holds a {type(value).__name__}: numbers, strings, bytes, numpy "
+        "arrays, and lists and "
         "dictionaries (with string keys) of these can be saved"
     )
 

@@ -1,7 +1,8 @@
 """DataShards: deals a data set out, block by block, to workers that come and go.
 
-A training program makes a ``DataShards`` beside its optimizer and trains on the ``Batches`` of its worker. The table of
-leases (``lease_table``) is a variable beside the global step, so the table is saved and restored with the model.
+A training program makes a ``DataShards`` beside its optimizer and trains on the ``Batches`` of its
+worker. The table of leases (``lease_table``) is a variable beside the global step, so the table is
+saved and restored with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, create_threads, underlying
 from harness.data import lease_table
-from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
+from harness.optimizers.optimizer import (
+    AnyOptimizer,
+    GradientAndVariable,
+    WrappedOptimizer,
+    updates_of,
+)
 from harness.training.run.monitored_session import MonitoredSession
 from harness.training.start.global_step import get_or_create_global_step
 from harness.training.start.managed_session import is_chief
@@ -58,7 +64,8 @@ class Batch:
         number: Number of the batch, from 0, through all epochs.
         epoch: Epochs that were dealt out before the batch: 1.5 in the middle of the second epoch.
         examples: Indices of the examples, int64[batch_size], below ``num_examples``.
-        feed: Further feed of the training step, which marks these examples as done in the update of the gradients.
+        feed: Further feed of the training step, which marks these examples as done in the update of
+            the gradients.
     """
 
     number: int
@@ -77,21 +84,26 @@ class DataShards:
             for batch in batches:
                 session.run(train_op, {x: images[batch.examples], y: labels[batch.examples], **batch.feed})
 
-    A worker leases a block of batches at a time. The training step itself marks a batch as done, in the atomic update
-    of the global step on its ps. So the table of leases is saved with every checkpoint, and goes back with the model in
-    a restore. A worker gives its lease back at the end of the block of ``open``. The chief takes the lease of a worker
-    back that has been silent for ``lease_secs``, with the batches that were not trained. ``docs/guarantees.md`` says
-    which batches are trained once.
+    A worker leases a block of batches at a time. The training step itself marks a batch as done, in
+    the atomic update of the global step on its ps. So the table of leases is saved with every
+    checkpoint, and goes back with the model in a restore. A worker gives its lease back at the end
+    of the block of ``open``. The chief takes the lease of a worker back that has been silent for
+    ``lease_secs``, with the batches that were not trained. ``docs/guarantees.md`` says which
+    batches are trained once.
 
     Args:
         num_examples: Number of examples in the data set.
-        batch_size: Number of examples in one batch. A batch at the end of an epoch is completed from the next epoch,
-            the very last batch too. So all batches have one size, and a run that continues with more epochs leaves
-            no example out.
-        epochs: Number of times that each example is dealt out. None, or as many as give 2^30 blocks, is without end.
-        seed: Seed of the orders, one for each epoch. An order takes 8 bytes of memory for each example.
-        block_batches: Batches in a lease, 15 at most. An epoch should have ten blocks for each worker.
-        slots: Blocks under way at once, from the oldest that is not done on: more than there are workers.
+        batch_size: Number of examples in one batch. A batch at the end of an epoch is completed
+            from the next epoch, the very last batch too. So all batches have one size, and a run
+            that continues with more epochs leaves no example out.
+        epochs: Number of times that each example is dealt out. None, or as many as give 2^30
+            blocks, is without end.
+        seed: Seed of the orders, one for each epoch. An order takes 8 bytes of memory for each
+            example.
+        block_batches: Batches in a lease, 15 at most. An epoch should have ten blocks for each
+            worker.
+        slots: Blocks under way at once, from the oldest that is not done on: more than there are
+            workers.
         lease_secs: Silence, in seconds, after which the lease of a worker goes to others.
         global_step: Variable beside which the table lies. Default: the graph's global step.
         name: Name of the data set, the same in all workers.
@@ -116,7 +128,9 @@ class DataShards:
     ) -> None:
         _check_ranges(name, num_examples, batch_size, block_batches, slots, seed)
         if not lease_secs > 0 or (epochs is not None and not 0 <= epochs < math.inf):
-            raise rt.InvalidArgumentError(f"{name}: epochs={epochs} or lease_secs={lease_secs} is out of its range")
+            raise rt.InvalidArgumentError(
+                f"{name}: epochs={epochs} or lease_secs={lease_secs} is out of its range"
+            )
         self.name = name
         self.num_examples = num_examples
         self.batch_size = batch_size
@@ -147,10 +161,16 @@ class DataShards:
             self.table = rt.Variable(first, name=f"{self.name}/table", trainable=False)
             self._marks = rt.placeholder(np.int32, [self._slots], name=f"{self.name}/marks")
             self._asked = rt.placeholder(np.int32, [4], name=f"{self.name}/asked")
-            self._given_back = rt.placeholder(np.int32, [_AT_ONCE + 1], name=f"{self.name}/given_back")
+            self._given_back = rt.placeholder(
+                np.int32, [_AT_ONCE + 1], name=f"{self.name}/given_back"
+            )
             told = [((2,), np.int32)]
-            self._lease = rt.update([self.table], _lease, [self._asked], outputs=told, name=f"{self.name}/lease")
-            self._release = rt.update([self.table], _release, [self._given_back], name=f"{self.name}/release")
+            self._lease = rt.update(
+                [self.table], _lease, [self._asked], outputs=told, name=f"{self.name}/lease"
+            )
+            self._release = rt.update(
+                [self.table], _release, [self._given_back], name=f"{self.name}/release"
+            )
 
     @property
     def num_batches(self) -> int | None:
@@ -164,35 +184,42 @@ class DataShards:
         return lease_table.MOST_BLOCKS if batches is None else -(-batches // self._block_batches)
 
     def counted(self, optimizer: AnyOptimizer) -> WrappedOptimizer:
-        """Wraps an optimizer: its training operation marks a batch as done. Feed the operation ``Batch.feed``.
+        """Wraps an optimizer: its training operation marks a batch as done.
+
+        Feed the operation ``Batch.feed``.
 
         Args:
             optimizer: Optimizer that applies gradients. ``SyncReplicas`` goes around the result.
 
         Raises:
-            InvalidArgumentError: The optimizer is ``SyncReplicas``, which drops stale gradients: their batches would
-                count as done.
+            InvalidArgumentError: The optimizer is ``SyncReplicas``, which drops stale gradients:
+                their batches would count as done.
         """
         inner = optimizer
         while isinstance(inner, WrappedOptimizer):
             if inner.drops_gradients:
                 kind = type(inner).__name__
                 raise rt.InvalidArgumentError(
-                    f"{self.name}: {kind} may drop a gradient whose batch would count as trained: make it "
+                    f"{self.name}: {kind} may drop a gradient whose batch would count as trained: "
+                    "make it "
                     f"{kind}(shards.counted(optimizer), ...)"
                 )
             inner = inner.optimizer
         return _Counted(optimizer, self)
 
     def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> Batches:
-        """Returns this worker's batches, for a ``with`` block. The end of the block gives the lease back.
+        """Returns this worker's batches, for a ``with`` block.
+
+        The end of the block gives the lease back.
 
         Args:
-            session: Session of the training loop. A managed or monitored session may recover meanwhile.
+            session: Session of the training loop. A managed or monitored session may recover
+                meanwhile.
             coord: Coordinator whose stop ends the batches. Default: that of the session.
 
         Raises:
-            InvalidArgumentError: The run deals out another data set, or with other numbers; or the session prefetches.
+            InvalidArgumentError: The run deals out another data set, or with other numbers; or the
+                session prefetches.
         """
         return Batches(self, session, coord)
 
@@ -206,29 +233,43 @@ class DataShards:
             owner: Number of the worker (``owner_of``).
 
         Returns:
-            The number of the block, WAIT or END; and the numbers of its batches that are still to be trained.
+            The number of the block, WAIT or END; and the numbers of its batches that are still to
+            be trained.
         """
         whole = (1 << self._block_batches) - 1
         batches = self.num_batches
         rest = 0 if batches is None else batches % self._block_batches
-        asked = np.array([owner, self.num_blocks, whole, (1 << rest) - 1 if rest else whole], np.int32)
-        block, marks = (int(number) for number in session.run(self._lease.outputs[0], {self._asked: asked}))
+        asked = np.array(
+            [owner, self.num_blocks, whole, (1 << rest) - 1 if rest else whole], np.int32
+        )
+        block, marks = (
+            int(number) for number in session.run(self._lease.outputs[0], {self._asked: asked})
+        )
         if block < 0:
             return block, []
-        numbers = (block * self._block_batches + i for i in range(self._block_batches) if not marks >> i & 1)
+        numbers = (
+            block * self._block_batches + i
+            for i in range(self._block_batches)
+            if not marks >> i & 1
+        )
         return block, [number for number in numbers if batches is None or number < batches]
 
-    def release(self, session: rt.SessionLike, owners: Sequence[int], leases: int = _LEASES) -> None:
+    def release(
+        self, session: rt.SessionLike, owners: Sequence[int], leases: int = _LEASES
+    ) -> None:
         """Gives the leases of some workers back.
 
         Args:
             session: Session that asks.
             owners: Numbers of the workers.
-            leases: Number of the last lease that is given back. A worker that has come back since has a later lease.
+            leases: Number of the last lease that is given back. A worker that has come back since
+                has a later lease.
         """
         for start in range(0, len(owners), _AT_ONCE):
             some = list(owners[start : start + _AT_ONCE])
-            asked = np.array([leases, *some, *[lease_table.FREE] * (_AT_ONCE - len(some))], np.int32)
+            asked = np.array(
+                [leases, *some, *[lease_table.FREE] * (_AT_ONCE - len(some))], np.int32
+            )
             session.run(self._release, {self._given_back: asked})
 
     def read(self, session: rt.SessionLike) -> Array:
@@ -246,7 +287,8 @@ class DataShards:
         ]
         if wrong:
             raise rt.InvalidArgumentError(
-                f"{self.name}: this run deals out its data with {', '.join(wrong)}: use the same, or begin another run"
+                f"{self.name}: this run deals out its data with {', '.join(wrong)}: use the same, "
+                "or begin another run"
             )
 
     def batch(self, number: int) -> Batch:
@@ -283,7 +325,9 @@ def _check_ranges(name: str, *numbers: int) -> None:
     """
     for number, (argument, (low, high)) in zip(numbers, _RANGES.items(), strict=True):
         if not low <= number <= high:
-            raise rt.InvalidArgumentError(f"{name}: {argument}={number} is not from {low} to {high}")
+            raise rt.InvalidArgumentError(
+                f"{name}: {argument}={number} is not from {low} to {high}"
+            )
 
 
 def _lease(table: Any, asked: Any) -> Any:
@@ -320,7 +364,8 @@ class _Counted(WrappedOptimizer):
             name: Name of the operation.
 
         Raises:
-            InvalidArgumentError: The optimizer updates nothing on the ps of the table, so no update could be shared.
+            InvalidArgumentError: The optimizer updates nothing on the ps of the table, so no update
+                could be shared.
         """
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
@@ -328,7 +373,8 @@ class _Counted(WrappedOptimizer):
         if not beside:
             where = self._shards.table.device
             raise rt.InvalidArgumentError(
-                f"{self._shards.name}: this optimizer updates nothing on {where!r}, where the table of leases is: give "
+                f"{self._shards.name}: this optimizer updates nothing on {where!r}, where the "
+                "table of leases is: give "
                 "apply_gradients the global step"
             )
         return rt.group(*updates, self._shards.count(beside), name=f"{self.name}/counted")
@@ -337,9 +383,12 @@ class _Counted(WrappedOptimizer):
 class Batches:
     """The batches of a worker; see ``DataShards.open``."""
 
-    def __init__(self, shards: DataShards, session: rt.SessionLike, coord: Coordinator | None) -> None:
+    def __init__(
+        self, shards: DataShards, session: rt.SessionLike, coord: Coordinator | None
+    ) -> None:
         self._shards = shards
-        # The questions here are no steps of the user's. So they bypass the hooks, and may come after a stop.
+        # The questions here are no steps of the user's. So they bypass the hooks, and may come
+        # after a stop.
         self._session = session.managed if isinstance(session, MonitoredSession) else session
         self._coord = coord or getattr(session, "coord", None) or Coordinator()
         self._owner = lease_table.FREE
@@ -351,7 +400,8 @@ class Batches:
         """Checks that the run deals out the same data."""
         if underlying(self._session).config.prefetch:
             raise rt.InvalidArgumentError(
-                f"{self._shards.name}: with prefetch the gradients of a batch are still under way when the next lease "
+                f"{self._shards.name}: with prefetch the gradients of a batch are still under way "
+                "when the next lease "
                 "is asked for: leave SessionConfig.prefetch out"
             )
         self._owner = owner_of(underlying(self._session).task)
@@ -359,17 +409,29 @@ class Batches:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Gives the lease back. Where this fails, the chief takes the lease back after ``lease_secs``."""
+        """Gives the lease back.
+
+        Where this fails, the chief takes the lease back after ``lease_secs``.
+        """
         # After an error the session is most likely lost, and a question to it would wait in vain.
-        if error is not None and isinstance(error, Exception) and not isinstance(error, rt.OutOfRangeError):
+        if (
+            error is not None
+            and isinstance(error, Exception)
+            and not isinstance(error, rt.OutOfRangeError)
+        ):
             return
         try:
             self._shards.release(self._session, [self._owner])
         except (rt.OpError, RuntimeError) as failure:
             # The program may have closed the session before.
-            logging.info("%s: the lease of this worker is not given back: %s", self._shards.name, failure)
+            logging.info(
+                "%s: the lease of this worker is not given back: %s", self._shards.name, failure
+            )
 
     def __iter__(self) -> Iterator[Batch]:
         """Returns the batches themselves."""
@@ -405,7 +467,10 @@ class Batches:
         """
         target = underlying(self._session).target
         if not self._waiting and target:
-            logging.info("%s: other workers have the last batches; waiting whether some come back", self._shards.name)
+            logging.info(
+                "%s: other workers have the last batches; waiting whether some come back",
+                self._shards.name,
+            )
             try:
                 RunRecords(target).rest(underlying(self._session).id)
                 self._waiting = True
@@ -431,11 +496,16 @@ class LeaseKeeper:
     def __init__(self, shards: DataShards) -> None:
         self._shards = shards
         self.name = f"{shards.name}/leases"
-        # By number of a lease's owner: the time since which no task with this number has been known.
+        # By number of a lease's owner: the time since which no task with this number has been
+        # known.
         self._unknown: dict[int, float] = {}
 
     def create_threads(
-        self, sess: rt.SessionLike, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+        self,
+        sess: rt.SessionLike,
+        coord: Coordinator | None = None,
+        daemon: bool = False,
+        start: bool = False,
     ) -> list[concurrency.Thread]:
         """Makes the thread, on the chief; none elsewhere, and none where there is no cluster.
 
@@ -457,7 +527,12 @@ class LeaseKeeper:
         while not coord.wait_for_stop(self._shards.lease_secs / 4):
             try:
                 self.take_back(sess, records)
-            except (*LOST_CONTACT, rt.CancelledError, rt.DeadlineExceededError, RuntimeError) as error:
+            except (
+                *LOST_CONTACT,
+                rt.CancelledError,
+                rt.DeadlineExceededError,
+                RuntimeError,
+            ) as error:
                 if coord.should_stop():
                     return
                 # The next training step meets the loss, and recovers.
@@ -473,14 +548,23 @@ class LeaseKeeper:
             sess: Session that asks.
             records: Run records that know the workers.
         """
-        # The table is read before the records: a worker that comes back meanwhile has a later lease.
+        # The table is read before the records: a worker that comes back meanwhile has a later
+        # lease.
         table = self._shards.read(sess)
         owners = lease_table.owners_of(table)
         gone = gone_owners(
-            owners, records.inspect().values(), self._shards.lease_secs, self._unknown, concurrency.monotonic()
+            owners,
+            records.inspect().values(),
+            self._shards.lease_secs,
+            self._unknown,
+            concurrency.monotonic(),
         )
         if gone:
-            logging.warning("%s: taking back the leases of %d workers that are gone", self._shards.name, len(gone))
+            logging.warning(
+                "%s: taking back the leases of %d workers that are gone",
+                self._shards.name,
+                len(gone),
+            )
             self._shards.release(sess, gone, lease_table.leases_of(table))
         return gone
 
@@ -498,15 +582,20 @@ def gone_owners(
         owners: Numbers of the workers with leases.
         records: Run records of all tasks.
         lease_secs: Seconds that a worker may be silent, or unknown, as after a restart of all ps.
-        unknown: By number of an unknown worker: the time since which it is unknown. The function updates this.
+        unknown: By number of an unknown worker: the time since which it is unknown. The function
+            updates this.
         now: The time on ``time.monotonic()``.
     """
-    joined = {owner_of(task): task for record in records for task in record.joined if "/task:" in task}
+    joined = {
+        owner_of(task): task for record in records for task in record.joined if "/task:" in task
+    }
     done = {task for record in records for task in record.done}
     gone = []
     for owner in sorted(owners):
         task = joined.get(owner)
-        silences = [record.silent[task] for record in records if task in record.silent] if task else []
+        silences = (
+            [record.silent[task] for record in records if task in record.silent] if task else []
+        )
         if task is None:
             since = unknown.setdefault(owner, now)
         else:

@@ -1,13 +1,15 @@
 """The table of leases of ``DataShards``: one variable beside the global step, and the pure functions of its changes.
 
-Batches are numbered from 0 in the order in which they are dealt out, through all epochs. ``BLOCK`` of them, one after
-the other, are a block. The table is int32[4, slots] and holds the blocks from ``first`` on, the lowest one that is not
-done, each in the slot of its number modulo the number of slots:
+Batches are numbered from 0 in the order in which they are dealt out, through all epochs. ``BLOCK``
+of them, one after the other, are a block. The table is int32[4, slots] and holds the blocks from
+``first`` on, the lowest one that is not done, each in the slot of its number modulo the number of
+slots:
 
     row 0   the number of the worker that has leased the block, from 0, or FREE
     row 1   the number of that lease: leases are counted
     row 2   a bit for each batch of the block that has been trained
-    row 3   the number of the first block, the number of leases so far, and the numbers of the data set
+    row 3   the number of the first block, the number of leases so far, and the numbers of the data
+    set
 """
 
 from __future__ import annotations
@@ -100,20 +102,24 @@ def leased(
         last: Marks of the last block when done, int32. That block may have fewer batches.
 
     Returns:
-        The table after, and int32[2]: the number of the block, and the marks of its batches that have been trained.
-        The number is WAIT when other workers have all blocks that are left, and END when all blocks are done.
+        The table after, and int32[2]: the number of the block, and the marks of its batches that
+        have been trained. The number is WAIT when other workers have all blocks that are left, and
+        END when all blocks are done.
     """
     slots = table.shape[1]
     first, numbers, owners, marks = _recycled(table, blocks, whole)
     to_do = (numbers < blocks) & (marks != jnp.where(numbers == blocks - 1, last, whole))
-    # The block that the owner has comes first: a worker that asks again has lost the answer, not the lease.
+    # The block that the owner has comes first: a worker that asks again has lost the answer, not
+    # the lease.
     none = jnp.int32(MOST_BLOCKS)
     own = jnp.min(jnp.where(to_do & (owners == owner), numbers, none))
     free = jnp.min(jnp.where(to_do & (owners == FREE), numbers, none))
     block = jnp.where(own < none, own, free)
     chosen = (numbers == block) & (block < none)
     count = table[_HEAD, 1] + jnp.where(block < none, 1, 0)
-    head = jnp.where(jnp.arange(slots) == 0, first, jnp.where(jnp.arange(slots) == 1, count, table[_HEAD]))
+    head = jnp.where(
+        jnp.arange(slots) == 0, first, jnp.where(jnp.arange(slots) == 1, count, table[_HEAD])
+    )
     leases = jnp.where(chosen, count, table[_LEASE])
     after = jnp.stack([jnp.where(chosen, owner, owners), leases, marks, head])
     told = jnp.where(block < none, block, jnp.where(jnp.any(to_do), WAIT, END))
@@ -125,19 +131,29 @@ def _recycled(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Gives the slots of blocks that are done to the next blocks.
 
-    Returns the first block that is not done, and for each slot the number of its block, the owner and the marks.
+    Returns the first block that is not done, and for each slot the number of its block, the owner
+    and the marks.
     """
     numbers = _blocks(table)
     slots = table.shape[1]
     # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
-    first = jnp.min(jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots))
+    first = jnp.min(
+        jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots)
+    )
     done = numbers < first
     owners = jnp.where(done, FREE, table[_OWNER])
-    return first, jnp.where(done, numbers + slots, numbers), owners, jnp.where(done, 0, table[_MARKS])
+    return (
+        first,
+        jnp.where(done, numbers + slots, numbers),
+        owners,
+        jnp.where(done, 0, table[_MARKS]),
+    )
 
 
 def released(table: jax.Array, owners: jax.Array, leases: jax.Array) -> jax.Array:
-    """Returns the table after some workers have given their leases back. Trained batches stay trained.
+    """Returns the table after some workers have given their leases back.
+
+    Trained batches stay trained.
 
     Args:
         table: Table before, int32[4, slots].
@@ -161,4 +177,6 @@ def validate(table: Array) -> None:
 def _blocks(table: jax.Array) -> jax.Array:
     """Returns the number of the block in each slot, int32[slots]."""
     slots, first = table.shape[1], table[_HEAD, 0]
-    return first + jax.lax.rem(jnp.arange(slots, dtype=jnp.int32) - jax.lax.rem(first, slots) + slots, slots)
+    return first + jax.lax.rem(
+        jnp.arange(slots, dtype=jnp.int32) - jax.lax.rem(first, slots) + slots, slots
+    )

@@ -1,23 +1,26 @@
 r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --workers=2 -- COMMAND...`.
 
-With --per_task the launcher starts one task of a cluster that an engine (Slurm) has spread over hosts.
+With --per_task the launcher starts one task of a cluster that an engine (Slurm) has spread over
+hosts.
 
-Every task runs COMMAND on a free port, with --ps_hosts, --worker_hosts, --job_name and --task_index added. A Python
-program whose own file calls harness.join_cluster() runs without these flags. The environment has the same in
-TF_CONFIG. It also has BELLWETHER_ATTEMPT, the number of the start of this task, and BELLWETHER_TASK_NUMBER, the
-number of the task with the ps first, both from 0.
+Every task runs COMMAND on a free port, with --ps_hosts, --worker_hosts, --job_name and --task_index
+added. A Python program whose own file calls harness.join_cluster() runs without these flags. The
+environment has the same in TF_CONFIG. It also has BELLWETHER_ATTEMPT, the number of the start of
+this task, and BELLWETHER_TASK_NUMBER, the number of the task with the ps first, both from 0.
 
-The launcher prefixes the tasks' lines, and starts a task that dies again. It stops the ps tasks when the workers are
-done, passes Ctrl-C and SIGTERM on, and leaves no process behind. The exit code is that of the first task that failed
-for good. Else it is 128+signal if a signal ended the launcher (with --per_task the task's own code). Bad arguments have
-the code of `exit_codes.CONFIGURATION`. Else the code is 0.
+The launcher prefixes the tasks' lines, and starts a task that dies again. It stops the ps tasks
+when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. The exit code
+is that of the first task that failed for good. Else it is 128+signal if a signal ended the launcher
+(with --per_task the task's own code). Bad arguments have the code of `exit_codes.CONFIGURATION`.
+Else the code is 0.
 
-With --ps_hosts the launcher adds --workers workers to a running cluster, from --first_worker on. The program must let
-workers come and go (--elastic of the example). With --per_task the added workers are the tasks of a Slurm step.
+With --ps_hosts the launcher adds --workers workers to a running cluster, from --first_worker on.
+The program must let workers come and go (--elastic of the example). With --per_task the added
+workers are the tasks of a Slurm step.
 
-With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
-there are evaluators too. The launcher does not wait for evaluators, but they have --grace_secs for the last
-checkpoint.
+With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others.
+With --evaluators=N there are evaluators too. The launcher does not wait for evaluators, but they
+have --grace_secs for the last checkpoint.
 """
 
 import contextlib
@@ -38,64 +41,93 @@ from harness.launch.output import Printer, wants_colour
 from harness.launch.place import Place
 from harness.launch.ports import hold_ports
 from harness.launch.runner import LAUNCHER_NAME, Runner
-from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags, gpus, takes_flags
+from harness.launch.tasks import (
+    DRAIN_VARIABLE,
+    PER_TASK_VARIABLE,
+    Topology,
+    claimed_flags,
+    gpus,
+    takes_flags,
+)
 
 LOCAL_HOST = "127.0.0.1"
 
-_PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0)
+_PS = flags.DEFINE_integer(
+    "ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0
+)
 _WORKERS = flags.DEFINE_integer(
-    "workers", 1, "Number of worker tasks; worker 0 is the chief, unless there is --chief.", lower_bound=1
+    "workers",
+    1,
+    "Number of worker tasks; worker 0 is the chief, unless there is --chief.",
+    lower_bound=1,
 )
 _CHIEF = flags.DEFINE_bool(
-    "chief", False, "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with --chief_hosts."
+    "chief",
+    False,
+    "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with "
+    "--chief_hosts.",
 )
 _PS_HOSTS = flags.DEFINE_list(
     "ps_hosts",
     [],
-    "Add workers to a running cluster, whose ps tasks are at these host:port; starts no ps and no chief.",
+    "Add workers to a running cluster, whose ps tasks are at these host:port; starts no ps and no "
+    "chief.",
 )
 _FIRST_WORKER = flags.DEFINE_integer(
     "first_worker",
     None,
-    "With --ps_hosts: index of the first added worker. No running worker may have it, nor one of those after it.",
+    "With --ps_hosts: index of the first added worker. No running worker may have it, nor one of "
+    "those after it.",
     lower_bound=1,
 )
 _EVALUATORS = flags.DEFINE_integer(
-    "evaluators", 0, "Number of evaluators, which follow the checkpoints: --job_name=evaluator.", lower_bound=0
+    "evaluators",
+    0,
+    "Number of evaluators, which follow the checkpoints: --job_name=evaluator.",
+    lower_bound=0,
 )
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts",
     policy.LaunchOptions.max_restarts,
-    "How often one task is started again after it died, before it counts as failed for good. A task that ran for "
+    "How often one task is started again after it died, before it counts as failed for good. A "
+    "task that ran for "
     f"{policy.LaunchOptions.forgive_secs:g} seconds has its count forgiven. 0: never.",
     lower_bound=0,
 )
 _GRACE_SECS = flags.DEFINE_float(
     "grace_secs",
     policy.LaunchOptions.grace_secs,
-    "Seconds that tasks asked to stop have before they are killed: the workers first, then as long for the ps tasks. "
-    "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A second signal kills.",
+    "Seconds that tasks asked to stop have before they are killed: the workers first, then as long "
+    "for the ps tasks. "
+    "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A "
+    "second signal kills.",
     lower_bound=0.0,
 )
 _PER_TASK = flags.DEFINE_bool(
     "per_task",
     False,
-    "Run one task only, the one that this process is for the engine that has started it: Slurm, where --ps and "
+    "Run one task only, the one that this process is for the engine that has started it: Slurm, "
+    "where --ps and "
     "--workers say what the tasks of the step are. The engine runs a launcher for each task.",
 )
 _EXIT_CODES = flags.DEFINE_enum(
-    "exit_codes", "plain", list(exit_codes.SCHEMES), "Whose exit codes the launcher ends with (docs/launch.md)."
+    "exit_codes",
+    "plain",
+    list(exit_codes.SCHEMES),
+    "Whose exit codes the launcher ends with (docs/launch.md).",
 )
 _TERMINATION_LOG = flags.DEFINE_string(
     "termination_log",
     None,
-    "With --per_task: file that the first task which takes all others down with it leaves its exit code and a reason "
+    "With --per_task: file that the first task which takes all others down with it leaves its exit "
+    "code and a reason "
     "in.",
 )
 _GPUS_PER_WORKER = flags.DEFINE_integer(
     "gpus_per_worker",
     0,
-    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every worker sees all.",
+    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every "
+    "worker sees all.",
     lower_bound=0,
 )
 
@@ -114,16 +146,29 @@ def _refuse(reason: str) -> NoReturn:
 def _check(command: list[str], argv: list[str]) -> None:
     given = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not given:
-        _refuse("no command to run: write it after --, as in --ps=1 --workers=2 -- python -m models.mnist.trainer")
+        _refuse(
+            "no command to run: write it after --, as in --ps=1 --workers=2 -- python -m "
+            "models.mnist.trainer"
+        )
     if command != given:
-        _refuse(f"{command[0]} stands before --: the command to run goes after it, flags of the launcher before")
+        _refuse(
+            f"{command[0]} stands before --: the command to run goes after it, flags of the "
+            "launcher before"
+        )
     if claimed := claimed_flags(command):
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
     if bool(_PS_HOSTS.value) != (_FIRST_WORKER.value is not None):
-        _refuse("--ps_hosts and --first_worker go together: where the ps are, and the index of the first added worker")
+        _refuse(
+            "--ps_hosts and --first_worker go together: where the ps are, and the index of the "
+            "first added worker"
+        )
     if _PS_HOSTS.value and (_CHIEF.value or _EVALUATORS.value):
         _refuse("--ps_hosts adds workers and nothing else: leave --chief and --evaluators out")
-    if any(argument.lstrip("-").partition("=")[0] == "exit_codes" for argument in command if argument[:1] == "-"):
+    if any(
+        argument.lstrip("-").partition("=")[0] == "exit_codes"
+        for argument in command
+        if argument[:1] == "-"
+    ):
         _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
         _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
@@ -163,10 +208,16 @@ def _local(command: list[str]) -> int:
         hosts[ps : ps + chiefs],
         _EVALUATORS.value,
     )
-    tasks = [task for task in topology.tasks() if not added or (task.job == policy.WORKER and task.index >= added)]
+    tasks = [
+        task
+        for task in topology.tasks()
+        if not added or (task.job == policy.WORKER and task.index >= added)
+    ]
     numbers = {task: number for number, task in enumerate(tasks)}
     # Evaluators come last and need no port.
-    return _runner(command, topology, numbers, dict(zip(tasks, held, strict=False)), os.environ).run()
+    return _runner(
+        command, topology, numbers, dict(zip(tasks, held, strict=False)), os.environ
+    ).run()
 
 
 def _per_task(command: list[str]) -> int:
@@ -184,7 +235,10 @@ def _per_task(command: list[str]) -> int:
     place = Place(**json.loads(answer.stdout))
     if place.said:
         print(f"{LAUNCHER_NAME}: {place.said}", file=sys.stderr)
-    own = {PER_TASK_VARIABLE: "1", DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS))}
+    own = {
+        PER_TASK_VARIABLE: "1",
+        DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS)),
+    }
     task = policy.LaunchTask(place.job, place.index)
     runner = _runner(
         command,
@@ -207,14 +261,22 @@ def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
             with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:
                 log.write(f"{exit_codes.translated(failure.code)} {failure.why}\n")
         except OSError as error:
-            print(f"{LAUNCHER_NAME}: --termination_log={_TERMINATION_LOG.value}: {error.strerror}", file=sys.stderr)
+            print(
+                f"{LAUNCHER_NAME}: --termination_log={_TERMINATION_LOG.value}: {error.strerror}",
+                file=sys.stderr,
+            )
     try:
-        done = subprocess.run(stop, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            stop, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+        )
         said = done.stderr.strip() if done.returncode else ""
     except OSError as error:
         said = str(error)
     if said:
-        print(f"{LAUNCHER_NAME}: the other tasks are not told to stop: {' '.join(stop)}: {said}", file=sys.stderr)
+        print(
+            f"{LAUNCHER_NAME}: the other tasks are not told to stop: {' '.join(stop)}: {said}",
+            file=sys.stderr,
+        )
 
 
 def _runner(
@@ -227,7 +289,8 @@ def _runner(
     # The names of all tasks count, so that the lines of several launchers are aligned.
     names = [str(task) for task in topology.tasks()]
     out, messages = (
-        Printer(stream.buffer, [*names, LAUNCHER_NAME], wants_colour(stream)) for stream in (sys.stdout, sys.stderr)
+        Printer(stream.buffer, [*names, LAUNCHER_NAME], wants_colour(stream))
+        for stream in (sys.stdout, sys.stderr)
     )
     return Runner(
         command,

@@ -1,17 +1,18 @@
 """The guard of one task, which ends the task's whole process tree whatever happens.
 
-`harness.launch.tasks.start_guarded` starts the guard as a script, with the standard library only. So the guard starts
-in milliseconds and needs little memory:
+`harness.launch.tasks.start_guarded` starts the guard as a script, with the standard library only.
+So the guard starts in milliseconds and needs little memory:
 
     python -I -S guard.py LAUNCHER_PID COMMAND...
 
-The guard starts COMMAND in a new process group, and passes SIGINT, SIGTERM and SIGHUP on to that group. It ends as
-COMMAND ended, with the same exit code or by the same signal. Before its end it kills every process that COMMAND left
-behind. A process that moved to a session of its own is among them, because a child subreaper inherits orphans.
+The guard starts COMMAND in a new process group, and passes SIGINT, SIGTERM and SIGHUP on to that
+group. It ends as COMMAND ended, with the same exit code or by the same signal. Before its end it
+kills every process that COMMAND left behind. A process that moved to a session of its own is among
+them, because a child subreaper inherits orphans.
 
-If the launcher dies, by `kill -9` too, the kernel tells the guard (PR_SET_PDEATHSIG). If the guard is killed, the
-kernel kills COMMAND. Off Linux there is neither prctl(2) nor /proc. There only the process group is ended, by a
-living guard.
+If the launcher dies, by `kill -9` too, the kernel tells the guard (PR_SET_PDEATHSIG). If the guard
+is killed, the kernel kills COMMAND. Off Linux there is neither prctl(2) nor /proc. There only the
+process group is ended, by a living guard.
 """
 
 import contextlib
@@ -121,17 +122,23 @@ def _reap_orphans(task: int) -> None:
 
 
 def _children() -> list[int]:
-    """Returns the ids of this process's children, zombies included. There are none without /proc."""
+    """Returns the ids of this process's children, zombies included.
+
+    There are none without /proc.
+    """
     me = os.getpid()
     with contextlib.suppress(FileNotFoundError):
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me]
+        return [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me
+        ]
     return []
 
 
 def _parent(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name, in brackets, may hold anything; after its closing bracket come the state and the parent.
+            # The name, in brackets, may hold anything; after its closing bracket come the state and
+            # the parent.
             return int(stat.read().rpartition(b")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None

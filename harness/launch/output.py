@@ -12,15 +12,16 @@ MAX_LINE_BYTES = 1 << 16
 """A longer line is shown in pieces, so that a task that never ends its line costs no memory."""
 TAIL_LINES = 20
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-# Everything below space and DEL, save tab and the escape that starts a colour: a terminal must survive binary output.
+# Everything below space and DEL, save tab and the escape that starts a colour: a terminal must
+# survive binary output.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class LineBuffer:
     r"""The bytes of one task, cut into clean lines.
 
-    Of a line that was redrawn with carriage returns (a progress bar) only the last state counts; bytes that are not
-    UTF-8 and control characters are shown as escapes (`\xff`).
+    Of a line that was redrawn with carriage returns (a progress bar) only the last state counts;
+    bytes that are not UTF-8 and control characters are shown as escapes (`\xff`).
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,9 @@ class Printer:
         if not lines:
             return
         # A failure may have cut a line, which is ended first.
-        text = "\n" * bool(self.failure) + "".join(f"{self._prefixes[name]}{line}\n" for line in lines)
+        text = "\n" * bool(self.failure) + "".join(
+            f"{self._prefixes[name]}{line}\n" for line in lines
+        )
         left = memoryview(text.encode())
         try:
             while left:
@@ -105,7 +108,11 @@ class Printer:
 
 def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
     text = f"{name:<{max(map(len, names))}} |"
-    return f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} "
+    return (
+        f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{text}\x1b[0m "
+        if colour
+        else f"{text} "
+    )
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -1,9 +1,10 @@
 """The place of a process in its cluster, as the engine tells, for a launcher with `--per_task`.
 
-    srun python -m harness.launch.place '{"ps": 1, "workers": 3}'    # the arguments of in_slurm; prints JSON
+    srun python -m harness.launch.place '{"ps": 1, "workers": 3}'    # the arguments of in_slurm;
+    prints JSON
 
-The launcher runs this program instead of importing the module, because the resolvers import all of the runtime. The
-program returns that memory at its end, and the launcher stays small.
+The launcher runs this program instead of importing the module, because the resolvers import all of
+the runtime. The program returns that memory at its end, and the launcher stays small.
 """
 
 import json
@@ -55,23 +56,30 @@ def _step(tasks: int, asked: str) -> None:
         RuntimeError: The process is no such task. One line says what to do.
     """
     if "SLURM_PROCID" not in os.environ:
-        raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
+        raise RuntimeError(
+            "SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun"
+        )
     missing = [
         name
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
         if name not in os.environ
     ]
     if missing:
-        raise RuntimeError(f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set")
+        raise RuntimeError(
+            f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set"
+        )
     found = int(os.environ["SLURM_STEP_NUM_TASKS"])
     if found != tasks:
         raise ForAllError(
-            f"{asked} are {tasks} tasks, and this Slurm step has {found}: give sbatch --ntasks={tasks}, or the "
+            f"{asked} are {tasks} tasks, and this Slurm step has {found}: give sbatch "
+            f"--ntasks={tasks}, or the "
             "launcher other numbers"
         )
 
 
-def in_slurm(ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0, port: int = 0) -> Place:
+def in_slurm(
+    ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0, port: int = 0
+) -> Place:
     """Returns the place of this task in a Slurm step: first tasks are the ps, or all are workers of a running cluster.
 
         place = in_slurm(ps=1, workers=3)
@@ -81,14 +89,19 @@ def in_slurm(ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0
         workers: Number of workers of the step.
         ps_hosts: Addresses of the ps that run already.
         first: Index of the worker that is the first task of the step, with ``ps_hosts``.
-        port: Free port of this host, where this task is to serve, with ``ps_hosts``. No other task needs to know it.
+        port: Free port of this host, where this task is to serve, with ``ps_hosts``. No other task
+            needs to know it.
 
     Raises:
-        RuntimeError: This is no step, or the step has another number of tasks. One line says what to do.
+        RuntimeError: This is no step, or the step has another number of tasks. One line says what
+            to do.
     """
     jobs = {WORKER: workers} if ps_hosts else {PS: ps, WORKER: workers}
     environ = dict(os.environ)
-    _step(sum(jobs.values()), " ".join(f"--{job}{'s' * (job == WORKER)}={count}" for job, count in jobs.items()))
+    _step(
+        sum(jobs.values()),
+        " ".join(f"--{job}{'s' * (job == WORKER)}={count}" for job, count in jobs.items()),
+    )
     slurm_job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     # The import takes a second, and most of the memory. A mistake is found without it.
     import runtime as rt
@@ -99,7 +112,10 @@ def in_slurm(ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0
     job, index = resolver.task_type, resolver.task_id
     # `_step` has seen that there are as many tasks as ranks.
     assert job is not None and index is not None
-    hosts = {name: tuple(cluster.task_address(name, number) for number in range(count)) for name, count in jobs.items()}
+    hosts = {
+        name: tuple(cluster.task_address(name, number) for number in range(count))
+        for name, count in jobs.items()
+    }
     if ps_hosts:
         host = hosts[WORKER][index].rpartition(":")[0]
         index += first

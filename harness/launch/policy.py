@@ -1,23 +1,25 @@
 """The decisions of the launcher: a pure function of the state, one event, the time and the options.
 
-`harness.launch.runner` and `harness.ray.driver` call `react`. Events come in and instructions come out. The module
-starts no process and reads no clock, so a test runs every path in microseconds. The rules, in the order in which they
-matter:
+`harness.launch.runner` and `harness.ray.driver` call `react`. Events come in and instructions come
+out. The module starts no process and reads no clock, so a test runs every path in microseconds. The
+rules, in the order in which they matter:
 
-* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is a failure. A ps task
-  that leaves by itself is a failure too, unless the launcher has only this task (`--per_task`). Then the ps has left
-  because training is over.
-* A failed task is started again after a pause that doubles, at most `max_restarts` times. A task that ran for
-  `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` has a row for each exit code. The row
-  says whether the task is started again at all: a wrong flag stays wrong. It also says whether the restart counts: a
-  task that was preempted has not failed.
-* A task that failed too often fails for good. The chief (job chief, or worker 0 where there is none) and the ps tasks
-  end all other tasks. The failure of another worker does not, because asynchronous training continues without it.
-* Workers are stopped before ps tasks, because a worker may need its ps for a last checkpoint. Each of the two groups
-  gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. After workers that are done by themselves
-  the launcher waits for no evaluator, but evaluators have the grace of the ps tasks for the last checkpoint.
-* The exit code is that of the first task that failed for good. Else it is 128+signal after a signal. A launcher of one
-  task ends with that task's own code after a signal. Else it is 0.
+* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is
+  a failure. A ps task that leaves by itself is a failure too, unless the launcher has only this
+  task (`--per_task`). Then the ps has left because training is over.
+* A failed task is started again after a pause that doubles, at most `max_restarts` times. A task
+  that ran for `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` has
+  a row for each exit code. The row says whether the task is started again at all: a wrong flag
+  stays wrong. It also says whether the restart counts: a task that was preempted has not failed.
+* A task that failed too often fails for good. The chief (job chief, or worker 0 where there is
+  none) and the ps tasks end all other tasks. The failure of another worker does not, because
+  asynchronous training continues without it.
+* Workers are stopped before ps tasks, because a worker may need its ps for a last checkpoint. Each
+  of the two groups gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. After
+  workers that are done by themselves the launcher waits for no evaluator, but evaluators have the
+  grace of the ps tasks for the last checkpoint.
+* The exit code is that of the first task that failed for good. Else it is 128+signal after a
+  signal. A launcher of one task ends with that task's own code after a signal. Else it is 0.
 """
 
 import enum
@@ -35,7 +37,10 @@ EVALUATOR = "evaluator"
 TRAINERS = (CHIEF_JOB, WORKER)
 """The jobs that train: the run is over when their tasks are done."""
 KILL_GRACE_SECS = 5.0
-"""Seconds that a task may take to vanish after SIGKILL. Then the launcher leaves without the task."""
+"""Seconds that a task may take to vanish after SIGKILL.
+
+Then the launcher leaves without the task.
+"""
 
 
 @dataclass(frozen=True, order=True)
@@ -90,7 +95,10 @@ class RunStage(enum.Enum):
 
 @dataclass(frozen=True)
 class LaunchedTask:
-    """The state of one task. `attempt` counts all starts from 0, `restarts` those that count against the limit."""
+    """The state of one task.
+
+    `attempt` counts all starts from 0, `restarts` those that count against the limit.
+    """
 
     phase: TaskPhase
     attempt: int = 0
@@ -229,7 +237,12 @@ def react(
 
 
 def _on_exit(
-    state: LaunchState, task: LaunchTask, returncode: int, now: float, options: LaunchOptions, out: list[Instruction]
+    state: LaunchState,
+    task: LaunchTask,
+    returncode: int,
+    now: float,
+    options: LaunchOptions,
+    out: list[Instruction],
 ) -> LaunchState:
     was = state.tasks[task]
     # A task that survived SIGKILL was given up. Its end comes late and changes nothing.
@@ -246,12 +259,16 @@ def _on_exit(
     row = exit_codes.of_code(code)
     what = f"{task} {describe(returncode)}"
     counts = row.retry is exit_codes.Retry.COUNTED
-    most = {exit_codes.Retry.NEVER: 0, exit_codes.Retry.COUNTED: options.max_restarts}.get(row.retry, math.inf)
+    most = {exit_codes.Retry.NEVER: 0, exit_codes.Retry.COUNTED: options.max_restarts}.get(
+        row.retry, math.inf
+    )
     if restarts < most:
         pause = min(options.backoff_secs * 2**restarts, options.max_backoff_secs)
         which = f"restart {restarts + 1} of {most}" if counts else f"{row.name}: started again"
         out.append(LogLine(f"{what}; {which} in {pause:g} s"))
-        again = LaunchedTask(TaskPhase.WAITING, was.attempt + 1, restarts + counts, since=now + pause)
+        again = LaunchedTask(
+            TaskPhase.WAITING, was.attempt + 1, restarts + counts, since=now + pause
+        )
         return _with(state, task, again)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
     if row.retry is exit_codes.Retry.NEVER:
@@ -270,7 +287,10 @@ def _on_failure(
 ) -> LaunchState:
     """Continues without a task that is not started again, or stops all tasks."""
     fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
-    out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
+    out += [
+        ShowTail(task),
+        LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}"),
+    ]
     state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
     state = replace(state, failure=state.failure or Failure(task, code, fatal, why))
     return _stop_first(state, frozenset(state.tasks), now, options, out) if fatal else state
@@ -291,11 +311,14 @@ def _on_signal(
     state = replace(state, signal_code=128 + signum)
     both = "the workers, then the ps tasks"
     who = both if len(state.tasks) > 1 else str(next(iter(state.tasks)))
-    out.append(LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}"))
+    out.append(
+        LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}")
+    )
     # A ps is told to leave: it has no work that could be interrupted.
     interrupts = signum == signal.SIGINT and _first(state) != (PS,) and not options.joins
-    # While JAX is imported, Python loses most KeyboardInterrupts: they are raised within a callback of the garbage
-    # collector, which discards them. SIGTERM ends such a task at once, and without a traceback.
+    # While JAX is imported, Python loses most KeyboardInterrupts: they are raised within a callback
+    # of the garbage collector, which discards them. SIGTERM ends such a task at once, and without a
+    # traceback.
     terminated = starting if interrupts else frozenset(state.tasks)
     if state.stage is RunStage.RUNNING:
         return _stop_first(state, terminated, now, options, out)
@@ -323,9 +346,13 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
     return state
 
 
-def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
+def _advance(
+    state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]
+) -> LaunchState:
     """Enters the next stage when no task keeps the cluster in the present stage."""
-    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, *_awaited(state)):
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(
+        state, *_awaited(state)
+    ):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got, as in _on_signal.
         terminated = [task for task in _running(state, PS) if task not in state.killed]
@@ -338,11 +365,17 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
 
 
 def _stop_first(
-    state: LaunchState, terminated: frozenset[LaunchTask], now: float, options: LaunchOptions, out: list[Instruction]
+    state: LaunchState,
+    terminated: frozenset[LaunchTask],
+    now: float,
+    options: LaunchOptions,
+    out: list[Instruction],
 ) -> LaunchState:
     """Stops the tasks of the first jobs: `terminated` by SIGTERM, the others by SIGINT."""
     out += _stops(state, terminated)
-    return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
+    return replace(
+        _drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs
+    )
 
 
 def _stops(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instruction]:
@@ -350,13 +383,18 @@ def _stops(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instru
     return [Send(task, signal.SIGTERM if task in terminated else signal.SIGINT) for task in tasks]
 
 
-def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]) -> LaunchState:
+def _kill(
+    state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]
+) -> LaunchState:
     out += [Send(task, signal.SIGKILL) for task in tasks]
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
 def _first(state: LaunchState) -> tuple[str, ...]:
-    """Returns the jobs that are stopped first. Trainers and evaluators may need the ps, which come first only alone."""
+    """Returns the jobs that are stopped first.
+
+    Trainers and evaluators may need the ps, which come first only alone.
+    """
     jobs = (*TRAINERS, EVALUATOR)
     return jobs if any(task.job in jobs for task in state.tasks) else (PS,)
 
@@ -367,7 +405,10 @@ def _awaited(state: LaunchState) -> tuple[str, ...]:
 
 
 def _alive(state: LaunchState, *jobs: str) -> bool:
-    return any(t.job in jobs and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
+    return any(
+        t.job in jobs and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING)
+        for t, was in state.tasks.items()
+    )
 
 
 def _drop_waiting(state: LaunchState) -> LaunchState:
@@ -380,7 +421,9 @@ def _drop_waiting(state: LaunchState) -> LaunchState:
 def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
     """Returns the running tasks of some jobs, or of all jobs."""
     return [
-        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (not jobs or task.job in jobs)
+        task
+        for task, was in state.tasks.items()
+        if was.phase is TaskPhase.RUNNING and (not jobs or task.job in jobs)
     ]
 
 

@@ -15,10 +15,11 @@ def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
 
     Close a socket just before its task starts.
 
-    The ports lie outside the range that the system hands out by itself where that leaves room, so that between the
-    close and the task's own bind no outgoing connection and no other program's "any port" can take them. The sockets
-    do not set SO_REUSEADDR: with it two launchers could hold the same port without noticing; and as a socket that
-    was never connected leaves nothing behind, the task can bind at once.
+    The ports lie outside the range that the system hands out by itself where that leaves room, so
+    that between the close and the task's own bind no outgoing connection and no other program's
+    "any port" can take them. The sockets do not set SO_REUSEADDR: with it two launchers could hold
+    the same port without noticing; and as a socket that was never connected leaves nothing behind,
+    the task can bind at once.
 
     Raises:
         OSError: if the system has no port to give.

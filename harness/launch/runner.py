@@ -1,8 +1,9 @@
 """The launcher's event loop: signals, exits, output and time in; processes and lines out.
 
-`harness.launch.__main__` runs the loop in the main thread, for two reasons. Signals arrive there, and the kernel
-counts a guard's parent as dead when the starting thread ends. Nothing is polled: the loop sleeps until a pipe, a
-signal or the next due time wakes it. `harness.launch.policy` makes all decisions.
+`harness.launch.__main__` runs the loop in the main thread, for two reasons. Signals arrive there,
+and the kernel counts a guard's parent as dead when the starting thread ends. Nothing is polled: the
+loop sleeps until a pipe, a signal or the next due time wakes it. `harness.launch.policy` makes all
+decisions.
 """
 
 import contextlib
@@ -19,7 +20,14 @@ from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
 from harness.launch.policy import Event, Instruction, LaunchTask
 from harness.launch.ports import listens
-from harness.launch.tasks import PER_TASK_VARIABLE, Topology, arguments, environment, start_guarded, watching
+from harness.launch.tasks import (
+    PER_TASK_VARIABLE,
+    Topology,
+    arguments,
+    environment,
+    start_guarded,
+    watching,
+)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_INTERRUPTS = 3
@@ -74,13 +82,14 @@ class Runner:
         Args:
             command: Program and arguments, the same for every task.
             topology: Addresses of all tasks of the cluster.
-            tasks: Tasks of this launcher, in the order of their start, each with its number on this host.
+            tasks: Tasks of this launcher, in the order of their start, each with its number on this
+                host.
             options: Restarts and grace periods.
             held: Sockets that keep the tasks' ports free until the first start.
             environ: Environment of the tasks, beside what the launcher sets.
             tasks_out: Printer of the tasks' lines.
-            messages: Printer of the launcher's own lines, under the name LAUNCHER_NAME, and of the last lines of a task
-                that failed for good.
+            messages: Printer of the launcher's own lines, under the name LAUNCHER_NAME, and of the
+                last lines of a task that failed for good.
         """
         self._command = command
         self._topology = topology
@@ -117,7 +126,9 @@ class Runner:
             while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
                 for event in (*self._received(wake), *self._ended(), policy.Tick()):
-                    state, instructions = policy.react(state, event, time.monotonic(), self._options)
+                    state, instructions = policy.react(
+                        state, event, time.monotonic(), self._options
+                    )
                     self._follow(instructions)
             self.failure = state.failure
             return state.exit_code
@@ -144,7 +155,9 @@ class Runner:
 
     def _starting(self) -> frozenset[LaunchTask]:
         """Returns the tasks without a listening process at their port."""
-        return frozenset(task for task in self._processes if not listens(self._topology.address(task)))
+        return frozenset(
+            task for task in self._processes if not listens(self._topology.address(task))
+        )
 
     def _ended(self) -> Iterator[Event]:
         """Yields the ends of tasks since the last call, after showing all their output."""
@@ -162,13 +175,15 @@ class Runner:
         try:
             self._tasks_out.write(str(task), lines)
         except BrokenPipeError:
-            # SIGPIPE would end any other program here; this one ends in order, by the way that a signal takes.
+            # SIGPIPE would end any other program here; this one ends in order, by the way that a
+            # signal takes.
             self._reader_left = True
             self._log("nobody reads the output any more")
             signal.raise_signal(signal.SIGTERM)
         if self._tasks_out.failure and not before:
             self._log(
-                f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, their lines are lost"
+                f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, "
+                "their lines are lost"
                 " until there is room"
             )
 
@@ -189,7 +204,9 @@ class Runner:
                 case policy.LogLine(text):
                     self._log(text)
                 case policy.ShowTail(task):
-                    if self._tasks_out.last == str(task) and self._tasks_out.shares_output_with(self._messages):
+                    if self._tasks_out.last == str(task) and self._tasks_out.shares_output_with(
+                        self._messages
+                    ):
                         # The lines are on the screen, with no line of another task below them.
                         continue
                     tail = self._lines[task].tail
@@ -199,11 +216,19 @@ class Runner:
 
     def _start(self, task: LaunchTask, attempt: int) -> None:
         if task in self._held:
-            # The socket has kept the port free until now. It is closed just before the task binds the port.
+            # The socket has kept the port free until now. It is closed just before the task binds
+            # the port.
             self._held.pop(task).close()
         popen = start_guarded(
             arguments(self._command, self._topology, task),
-            environment(self._environ, self._topology, task, attempt, self._tasks[task], self._options.gpus_per_worker),
+            environment(
+                self._environ,
+                self._topology,
+                task,
+                attempt,
+                self._tasks[task],
+                self._options.gpus_per_worker,
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
@@ -220,7 +245,10 @@ class Runner:
         process.output.close()
 
     def _abandon(self) -> None:
-        """Ends the tasks that still run after an error of the launcher itself. After an orderly end there are none."""
+        """Ends the tasks that still run after an error of the launcher itself.
+
+        After an orderly end there are none.
+        """
         for holder in self._held.values():
             holder.close()
         for process in self._processes.values():
@@ -235,7 +263,10 @@ class Runner:
 
 @contextlib.contextmanager
 def _wakeup_socket() -> Iterator[socket.socket]:
-    """Opens a socket that receives the number of every stop signal and SIGCHLD as one byte. Restores the handlers."""
+    """Opens a socket that receives the number of every stop signal and SIGCHLD as one byte.
+
+    Restores the handlers.
+    """
     count = 0
 
     def count_stops(signum: int, frame: FrameType | None) -> None:
@@ -245,7 +276,11 @@ def _wakeup_socket() -> Iterator[socket.socket]:
             os._exit(128 + signum)
 
     # Whoever started us with SIGHUP ignored (nohup) wants it ignored.
-    wanted = [s for s in (*STOP_SIGNALS, signal.SIGCHLD) if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    wanted = [
+        s
+        for s in (*STOP_SIGNALS, signal.SIGCHLD)
+        if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
+    ]
     receiver, sender = socket.socketpair()
     with receiver, sender:
         receiver.setblocking(False)

@@ -24,17 +24,22 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
 PS_ENVIRONMENT = {
-    # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
+    # A ps only adds and copies; on a GPU it would take memory from the workers and move every
+    # update across the bus.
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
-    # Large buffers straight from mmap, so that freed ones go back to the system; set, glibc does not let it drift up.
+    # Large buffers straight from mmap, so that freed ones go back to the system; set, glibc does
+    # not let it drift up.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
 }
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The addresses (`host:port`) of a cluster's tasks, by task index. An unknown address is empty."""
+    """The addresses (`host:port`) of a cluster's tasks, by task index.
+
+    An unknown address is empty.
+    """
 
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
@@ -55,27 +60,33 @@ class Topology:
 
     def address(self, task: LaunchTask) -> str:
         """Returns the address of a task; empty where that is unknown, and for evaluators."""
-        hosts = {PS: self.ps_hosts, CHIEF_JOB: self.chief_hosts, WORKER: self.worker_hosts}.get(task.job, ())
+        hosts = {PS: self.ps_hosts, CHIEF_JOB: self.chief_hosts, WORKER: self.worker_hosts}.get(
+            task.job, ()
+        )
         return hosts[task.index] if task.index < len(hosts) else ""
 
 
 def takes_flags(command: Sequence[str]) -> bool:
     """Returns True if a task learns from flags which task it is, and not from its environment alone.
 
-    A Python program whose own file calls ``join_cluster`` gets no flags. Such a program need not know them, and may
-    refuse unknown flags. All other programs get flags. A module is looked for in this directory and on the launcher's
-    path.
+    A Python program whose own file calls ``join_cluster`` gets no flags. Such a program need not
+    know them, and may refuse unknown flags. All other programs get flags. A module is looked for in
+    this directory and on the launcher's path.
     """
     for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
         if argument == "-m":
             module = pathlib.Path(*following.split("."))
             bases = [pathlib.Path(base, module) for base in ("", *sys.path)]
-            files = [file for base in bases for file in (base.with_suffix(".py"), base / "__main__.py")]
+            files = [
+                file for base in bases for file in (base.with_suffix(".py"), base / "__main__.py")
+            ]
         elif argument.endswith(".py"):
             files = [pathlib.Path(argument)]
         else:
             continue
-        return not any(file.is_file() and "join_cluster" in file.read_text(errors="replace") for file in files)
+        return not any(
+            file.is_file() and "join_cluster" in file.read_text(errors="replace") for file in files
+        )
     return True
 
 
@@ -111,7 +122,8 @@ def environment(
         task: The task.
         attempt: Number of earlier starts; 0 for the first start.
         number: Number of the task among those of its host; by default its place in the topology.
-        gpus_per_worker: Number of visible GPUs that each worker gets for itself; 0 leaves all to all.
+        gpus_per_worker: Number of visible GPUs that each worker gets for itself; 0 leaves all to
+            all.
     """
     number = topology.tasks().index(task) if number is None else number
     jobs = {PS: topology.ps_hosts, CHIEF_JOB: topology.chief_hosts, WORKER: topology.worker_hosts}
@@ -120,7 +132,11 @@ def environment(
         for job, hosts in jobs.items()
         if hosts
     }
-    config = {"cluster": cluster, "task": {"type": task.job, "index": task.index}, "rpc_layer": "grpc"}
+    config = {
+        "cluster": cluster,
+        "task": {"type": task.job, "index": task.index},
+        "rpc_layer": "grpc",
+    }
     own = {
         "PYTHONUNBUFFERED": "1",
         NUMBER_VARIABLE: str(number),
@@ -149,7 +165,8 @@ def gpus(visible: str | None, index: int, each: int) -> str:
         '6,7'
 
     Args:
-        visible: The launcher's own CUDA_VISIBLE_DEVICES; None for all GPUs of the machine, by number.
+        visible: The launcher's own CUDA_VISIBLE_DEVICES; None for all GPUs of the machine, by
+            number.
         index: Index of the worker.
         each: Number of GPUs of each worker.
 
@@ -161,7 +178,9 @@ def gpus(visible: str | None, index: int, each: int) -> str:
         return ",".join(map(str, range(first, end)))
     found = [name for name in visible.split(",") if name.strip()]
     if end > len(found):
-        raise ValueError(f"--gpus_per_worker={each}: worker {index} finds none left in {_GPUS}={visible}")
+        raise ValueError(
+            f"--gpus_per_worker={each}: worker {index} finds none left in {_GPUS}={visible}"
+        )
     return ",".join(found[first:end])
 
 
@@ -177,7 +196,9 @@ def watching(topology: Topology, command: Sequence[str]) -> list[str]:
     return lines
 
 
-def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+def start_guarded(
+    command: Sequence[str], env: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
     """Starts a command under a guard.
 
     The guard ends the whole process tree when the command ends, and when the calling thread ends.
@@ -188,11 +209,16 @@ def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any
         **options: Further options of ``subprocess.Popen``.
     """
     script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-    # Blocked while the guard starts, so that an early signal waits for it instead of ending it half-way.
+    # Blocked while the guard starts, so that an early signal waits for it instead of ending it
+    # half-way.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
     try:
         return subprocess.Popen(
-            [*script, *command], env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options
+            [*script, *command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **options,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

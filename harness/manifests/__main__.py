@@ -1,7 +1,7 @@
 r"""Prints a launch file: `python -m harness.manifests --for=jobset --ps=2 --workers=8 --model_mb=400 > job.yaml`.
 
-What it asks for follows from the formulas of docs/memory.md and docs/scaling.md. After -- stands the command of every
-task, by default the MNIST trainer. docs/kubernetes.md walks through it.
+What it asks for follows from the formulas of docs/memory.md and docs/scaling.md. After -- stands
+the command of every task, by default the MNIST trainer. docs/kubernetes.md walks through it.
 """
 
 import re
@@ -14,24 +14,42 @@ from harness import exit_codes
 from harness.manifests.render import ENGINES, render
 from harness.manifests.request import TRAINER, ClusterRequest
 
-_FOR = flags.DEFINE_enum("for", None, ENGINES, "The engine that is to start the cluster.", required=True)
+_FOR = flags.DEFINE_enum(
+    "for", None, ENGINES, "The engine that is to start the cluster.", required=True
+)
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks.", lower_bound=1)
-_WORKERS = flags.DEFINE_integer("workers", 2, "Number of tasks that train, the chief among them.", lower_bound=1)
-_EVALUATORS = flags.DEFINE_integer("evaluators", 0, "Number of evaluators.", lower_bound=0, upper_bound=1)
+_WORKERS = flags.DEFINE_integer(
+    "workers", 2, "Number of tasks that train, the chief among them.", lower_bound=1
+)
+_EVALUATORS = flags.DEFINE_integer(
+    "evaluators", 0, "Number of evaluators.", lower_bound=0, upper_bound=1
+)
 _ELASTIC = flags.DEFINE_bool(
-    "elastic", False, "Workers come and go: their number may be changed while they train. For jobset and tfjob."
+    "elastic",
+    False,
+    "Workers come and go: their number may be changed while they train. For jobset and tfjob.",
 )
 _GPUS = flags.DEFINE_integer("gpus", 0, "GPUs for each worker; a ps needs none.", lower_bound=0)
-_MODEL_MB = flags.DEFINE_float("model_mb", 1.0, "Size of all trained variables, in 10^6 bytes.", lower_bound=0.0)
+_MODEL_MB = flags.DEFINE_float(
+    "model_mb", 1.0, "Size of all trained variables, in 10^6 bytes.", lower_bound=0.0
+)
 _SLOTS = flags.DEFINE_float(
     "slots", 2.0, "Optimizer slots for each variable: 0 SGD, 1 momentum, 2 Adam.", lower_bound=0.0
 )
-_STEP_MS = flags.DEFINE_float("step_ms", 100.0, "A worker's computation in a step, in ms.", lower_bound=0.0)
-_NETWORK = flags.DEFINE_float("network_gbit", 10.0, "Every host's network, in Gbit/s.", lower_bound=0.001)
+_STEP_MS = flags.DEFINE_float(
+    "step_ms", 100.0, "A worker's computation in a step, in ms.", lower_bound=0.0
+)
+_NETWORK = flags.DEFINE_float(
+    "network_gbit", 10.0, "Every host's network, in Gbit/s.", lower_bound=0.001
+)
 _NAME = flags.DEFINE_string("name", "bellwether", "Name of the job; a DNS label.")
-_IMAGE = flags.DEFINE_string("image", "bellwether:latest", "Image of the containers; configs/docker makes one.")
+_IMAGE = flags.DEFINE_string(
+    "image", "bellwether:latest", "Image of the containers; configs/docker makes one."
+)
 flags.register_validator(  # type: ignore[no-untyped-call]
-    "name", lambda name: re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name), "give a DNS label of 40 characters"
+    "name",
+    lambda name: re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name),
+    "give a DNS label of 40 characters",
 )
 
 

@@ -1,7 +1,8 @@
 """A request as the text of a launch file: the templates beside this module, filled in.
 
-In a template ``{{name}}`` is a value. One alone on its line may have several lines, which are indented as it is. A line
-that ends with ``#?name`` is there only where that value is true, one with ``#?!name`` only where it is not.
+In a template ``{{name}}`` is a value. One alone on its line may have several lines, which are
+indented as it is. A line that ends with ``#?name`` is there only where that value is true, one with
+``#?!name`` only where it is not.
 """
 
 import json
@@ -26,8 +27,15 @@ ENGINES = ("jobset", "tfjob", "statefulset", "slurm")
 MAX_RESTARTS = 10
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _KINDS = {CHIEF_JOB: "Chief", PS: "PS", WORKER: "Worker", EVALUATOR: "Evaluator"}
-"""Jobs as a TFJob calls them. Its operator looks for a container "tensorflow" and a port "tfjob-port"."""
-_JOBSET_LABELS = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name", "JOB_INDEX": "job-index"}
+"""Jobs as a TFJob calls them.
+
+Its operator looks for a container "tensorflow" and a port "tfjob-port".
+"""
+_JOBSET_LABELS = {
+    "JOBSET_NAME": "jobset-name",
+    "REPLICATED_JOB_NAME": "replicatedjob-name",
+    "JOB_INDEX": "job-index",
+}
 _POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -46,7 +54,9 @@ def render(engine: str, request: ClusterRequest) -> str:
         return fill_template("slurm.sh", {**values, "command": command, "save_secs": SAVE_SECS})
     values["volume"] = fill_template("volume.yaml", values)
     counts = _count_tasks(engine, request)
-    values["jobs"] = "".join(_render_job(engine, request, job, values) for job, count in counts.items() if count)
+    values["jobs"] = "".join(
+        _render_job(engine, request, job, values) for job, count in counts.items() if count
+    )
     return fill_template(f"{engine}.yaml", values)
 
 
@@ -71,16 +81,26 @@ def _count_tasks(engine: str, request: ClusterRequest) -> dict[str, int]:
     With enableDynamicWorker the operator tells a Chief of no ps, so worker 0 is the chief.
     """
     chiefs = int(engine == "tfjob" and not request.elastic)
-    return {CHIEF_JOB: chiefs, PS: request.ps, WORKER: request.workers - chiefs, EVALUATOR: request.evaluators}
+    return {
+        CHIEF_JOB: chiefs,
+        PS: request.ps,
+        WORKER: request.workers - chiefs,
+        EVALUATOR: request.evaluators,
+    }
 
 
-def _render_job(engine: str, request: ClusterRequest, job: str, values: Mapping[str, object]) -> str:
+def _render_job(
+    engine: str, request: ClusterRequest, job: str, values: Mapping[str, object]
+) -> str:
     is_ps = job == PS
     environment = [_variable(name, value) for name, value in request.environment(job).items()]
     if engine == "jobset":
         count = f"1x{request.workers}+" if request.elastic else request.workers
         environment += [_variable("BELLWETHER_JOBS", f"{PS}={request.ps},{WORKER}={count}")]
-        labels = {name: f"metadata.labels['jobset.sigs.k8s.io/{label}']" for name, label in _JOBSET_LABELS.items()}
+        labels = {
+            name: f"metadata.labels['jobset.sigs.k8s.io/{label}']"
+            for name, label in _JOBSET_LABELS.items()
+        }
         environment += [_variable(name, path=path) for name, path in labels.items()]
     elif engine == "statefulset" and is_ps:
         environment.insert(0, _variable("TASK_INDEX", path=_POD_INDEX))
@@ -93,7 +113,9 @@ def _render_job(engine: str, request: ClusterRequest, job: str, values: Mapping[
         "pause_secs": PS_PAUSE_SECS,
         "container": "tensorflow" if engine == "tfjob" else "bellwether",
         "port": "tfjob-port" if engine == "tfjob" else "grpc",
-        "command": "\n".join(f"- {json.dumps(argument)}" for argument in _arguments(engine, request, job)),
+        "command": "\n".join(
+            f"- {json.dumps(argument)}" for argument in _arguments(engine, request, job)
+        ),
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
         "mib": request.memory_mib(job),
@@ -103,7 +125,9 @@ def _render_job(engine: str, request: ClusterRequest, job: str, values: Mapping[
     }
     values = {**values, **own}
     values["pod"] = fill_template("pod.yaml", values)
-    return fill_template(f"{engine}_{'ps' if is_ps and engine == 'statefulset' else 'job'}.yaml", values)
+    return fill_template(
+        f"{engine}_{'ps' if is_ps and engine == 'statefulset' else 'job'}.yaml", values
+    )
 
 
 def _arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:

@@ -36,8 +36,10 @@ class ClusterRequest(Workload):
         gpus: GPUs of each worker.
         evaluators: Number of evaluators, 0 or 1.
         command: Program and arguments of every task.
-        elastic: True if workers come and go. Then the number of workers may change while they train.
-        exit_codes: True if the command takes ``--exit_codes``, the flag that chooses the exit codes for an engine.
+        elastic: True if workers come and go. Then the number of workers may change while they
+            train.
+        exit_codes: True if the command takes ``--exit_codes``, the flag that chooses the exit codes
+            for an engine.
     """
 
     name: str = "bellwether"
@@ -62,7 +64,13 @@ class ClusterRequest(Workload):
         """Returns the command of every task, with the flags that an engine adds."""
         codes = [f"--exit_codes={scheme}"] if self.exit_codes else []
         flags = (*flags, "--elastic") if self.elastic and self.exit_codes else flags
-        return [*self.command, *flags, f"--logdir={self.logdir}", f"--preempt_grace_secs={SAVE_SECS}", *codes]
+        return [
+            *self.command,
+            *flags,
+            f"--logdir={self.logdir}",
+            f"--preempt_grace_secs={SAVE_SECS}",
+            *codes,
+        ]
 
     def environment(self, job: str) -> dict[str, str]:
         """Returns the variables of a job's tasks, beside those of all pods."""
@@ -79,8 +87,8 @@ class ClusterRequest(Workload):
     def cores(self, job: str) -> float:
         """Returns the cores of a task.
 
-        A ps has the cores that the steps keep busy, and a half for gRPC and checkpoints. A worker has one, and one for
-        each GPU.
+        A ps has the cores that the steps keep busy, and a half for gRPC and checkpoints. A worker
+        has one, and one for each GPU.
         """
         return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10 if job == PS else 1.0 + self.gpus
 

@@ -32,7 +32,8 @@ class Workload:
         ps: Number of ps. Variables are spread evenly over them.
         workers: Number of tasks that train.
         model_bytes: Bytes of all trained variables.
-        slots: Bytes of optimizer slots for each byte of variables: 0 for SGD, 1 for momentum, 2 for Adam.
+        slots: Bytes of optimizer slots for each byte of variables: 0 for SGD, 1 for momentum, 2 for
+            Adam.
         compute_secs: Seconds of a worker's forward and backward pass.
         network_bytes_per_s: Nominal rate of every host's network card, each way.
         activation_bytes: Bytes of a worker's step beside parameters and gradients, and of its data.
@@ -54,7 +55,10 @@ class Workload:
         if self.ps < 1 or self.workers < 1:
             raise ValueError("a job has one ps and one worker at least")
         sizes = self.model_bytes, self.slots, self.compute_secs, self.activation_bytes
-        if not all(math.isfinite(size) and size >= 0 for size in sizes) or not self.network_bytes_per_s > 0:
+        if (
+            not all(math.isfinite(size) and size >= 0 for size in sizes)
+            or not self.network_bytes_per_s > 0
+        ):
             raise ValueError("sizes and times are not negative, and a network has a rate above 0")
 
 
@@ -65,7 +69,8 @@ class Sizes:
     Attributes:
         ps_bytes: Memory of each ps while it trains and writes a checkpoint.
         worker_bytes: Memory of each worker.
-        ps_cores: Cores that the workers' steps keep busy on each ps, 0 to 1. A ps serves on one core.
+        ps_cores: Cores that the workers' steps keep busy on each ps, 0 to 1. A ps serves on one
+            core.
         steps_per_s: Steps of all workers together, as the busiest place permits.
         busiest: Busiest place: "workers", "ps network" or "ps core".
         run_bytes: Bytes of the run directory.
@@ -82,9 +87,10 @@ class Sizes:
 def sizes(job: Workload) -> Sizes:
     """Returns the memory, cores and rate of a job.
 
-    A ps has ``B + P + S + (W + 1) P`` while ``W`` workers train, ``P + S`` more while a checkpoint is written, and a
-    sixth above that. A worker has ``2 P`` of the whole model beside its process and activations. The steps are those of
-    workers that never wait, bounded by the busiest place of a ps.
+    A ps has ``B + P + S + (W + 1) P`` while ``W`` workers train, ``P + S`` more while a checkpoint
+    is written, and a sixth above that. A worker has ``2 P`` of the whole model beside its process
+    and activations. The steps are those of workers that never wait, bounded by the busiest place of
+    a ps.
     """
     there = job.model_bytes / job.ps
     held = there * (1 + job.slots)
@@ -92,8 +98,18 @@ def sizes(job: Workload) -> Sizes:
     worker_bytes = PROCESS_BYTES + 2 * job.model_bytes + job.activation_bytes
     rate = job.network_bytes_per_s * NETWORK_EFFICIENCY
     network, core = there / rate, PS_STEP_SECS + PS_BYTE_SECS * there
-    around = job.compute_secs + 2 * network + core + 2 * (job.model_bytes - there) / rate + 2 * ROUND_TRIP_SECS
-    limits = {"workers": job.workers / around, "ps network": 1 / network if network else math.inf, "ps core": 1 / core}
+    around = (
+        job.compute_secs
+        + 2 * network
+        + core
+        + 2 * (job.model_bytes - there) / rate
+        + 2 * ROUND_TRIP_SECS
+    )
+    limits = {
+        "workers": job.workers / around,
+        "ps network": 1 / network if network else math.inf,
+        "ps core": 1 / core,
+    }
     busiest = min(limits, key=lambda place: limits[place])
     steps = limits[busiest]
     return Sizes(

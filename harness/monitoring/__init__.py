@@ -1,6 +1,7 @@
 """The reports of a run: log lines, figures, profiles, progress.
 
-``harness.monitoring`` has the names for a training program, and its import defines the flags of ``program``.
+``harness.monitoring`` has the names for a training program, and its import defines the flags of
+``program``.
 """
 
 from absl import flags

@@ -1,7 +1,7 @@
 """The standard series: figures of the whole cluster, which the chief writes for TensorBoard.
 
-The chief requests the figures of every task at intervals, and writes the rates and means of each interval. So training
-steps send no figures, and one event file has the series of all tasks.
+The chief requests the figures of every task at intervals, and writes the rates and means of each
+interval. So training steps send no figures, and one event file has the series of all tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,13 @@ LAYOUT: Layout = {
 }
 """The groups of the standard series on TensorBoard's custom-scalars page."""
 
-_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "backup_lag_steps_max")
+_GAUGES = (
+    "memory_bytes",
+    "host_memory_used_bytes",
+    "host_load",
+    "variable_bytes",
+    "backup_lag_steps_max",
+)
 _SWITCHES = ("backup_usable",)
 """Gauges of which 0 is worth a point."""
 _SUMS = ("updates_dropped", "recoveries", "backup_recoveries", "steps_lost", "errors")
@@ -141,7 +147,12 @@ class SeriesThread(LooperThread):
     """
 
     def __init__(
-        self, coord: Coordinator, secs: float, session: rt.SessionLike, global_step: rt.TensorLike, writer: SeriesWriter
+        self,
+        coord: Coordinator,
+        secs: float,
+        session: rt.SessionLike,
+        global_step: rt.TensorLike,
+        writer: SeriesWriter,
     ) -> None:
         super().__init__(coord, secs)
         self.name = "write-series"

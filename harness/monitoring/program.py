@@ -1,6 +1,7 @@
 """The reports of a training program: log lines, a Prometheus endpoint, a profile of some steps.
 
-The import of the module defines the flags --metrics_port, --metrics_host, --log_json and --profile_steps.
+The import of the module defines the flags --metrics_port, --metrics_host, --log_json and
+--profile_steps.
 
     with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
         while training:
@@ -29,22 +30,28 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer(
     "metrics_port",
     None,
-    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Under harness.launch "
-    "this is the first task's, and each further task has the next one, the ps first. Off when not given.",
+    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Under "
+    "harness.launch "
+    "this is the first task's, and each further task has the next one, the ps first. Off when not "
+    "given.",
     lower_bound=0,
     upper_bound=65535,
 )
 flags.DEFINE_string(
     "metrics_host",
     "127.0.0.1",
-    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Off the loopback it asks for "
+    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Off the "
+    "loopback it asks for "
     "what the task asks for: a certificate, or a bearer token.",
 )
-flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
+flags.DEFINE_bool(
+    "log_json", False, "Log one JSON object a line: time, level, task, source, message."
+)
 flags.DEFINE_string(
     "profile_steps",
     None,
-    "Steps of the chief to profile, as in 100:105: five, from global step 100 on. A jax.profiler trace is written "
+    "Steps of the chief to profile, as in 100:105: five, from global step 100 on. A jax.profiler "
+    "trace is written "
     "below --logdir; Perfetto opens it.",
 )
 _LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "DEBUG": "D"}
@@ -67,7 +74,9 @@ class TaskFormatter(std_logging.Formatter):
         level = _LEVELS.get(record.levelname, record.levelname[:1])
         where = f"{record.filename}:{record.lineno}"
         message = " ".join(record.getMessage().split())
-        text = f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
+        text = (
+            f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
+        )
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -106,7 +115,9 @@ def configure_logging(task: str, as_json: bool = False) -> None:
     """
     # The launcher writes the task before every line.
     shown = "" if ATTEMPT_VARIABLE in os.environ else task
-    logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(shown))
+    logging.get_absl_handler().setFormatter(
+        JsonFormatter(task) if as_json else TaskFormatter(shown)
+    )
 
 
 @contextlib.contextmanager
@@ -122,10 +133,13 @@ def _flag(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host: str = "127.0.0.1") -> Iterator[None]:
+def watched_at(
+    server: rt.Server, port: int | None, as_json: bool = False, host: str = "127.0.0.1"
+) -> Iterator[None]:
     """Does the work of ``watched`` for a program that passes options and has no flags.
 
-    Under the launcher each task has a port of its own, from ``port`` on. A port in use costs the figures and not the
+    Under the launcher each task has a port of its own, from ``port`` on. A port in use costs the
+    figures and not the
     training: an error is logged.
 
     Args:
@@ -147,7 +161,8 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
             stack.enter_context(MetricsServer(server, port, host))
         except (OSError, OverflowError, rt.OpError) as error:
             logging.error(
-                "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
+                "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 "
+                "for any free one, or "
                 "another --metrics_host",
                 *(port, host, error),
             )
@@ -157,8 +172,9 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
 class StepProfiler:
     """A profile of some steps of this task by jax.profiler, for Perfetto and TensorBoard's profile plugin.
 
-    Other workers raise the global step between two steps of this task. So the profile has ``end - first`` steps of this
-    task, from the first step at or after the global step ``first``. A run that starts after ``end`` has no profile.
+    Other workers raise the global step between two steps of this task. So the profile has ``end -
+    first`` steps of this task, from the first step at or after the global step ``first``. A run
+    that starts after ``end`` has no profile.
 
     Args:
         first: the global step from which on the profile begins.
@@ -168,7 +184,10 @@ class StepProfiler:
 
     def __init__(self, first: int, end: int, directory: str) -> None:
         if not 0 <= first < end:
-            raise ValueError(f"the steps {first}:{end} to profile: the first must be 0 or more and below the second")
+            raise ValueError(
+                f"the steps {first}:{end} to profile: the first must be 0 or more and below the "
+                "second"
+            )
         self._first = first
         self._end = end
         self._directory = directory
@@ -198,7 +217,9 @@ class StepProfiler:
             return nothing
         found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
-            raise ValueError(f"--profile_steps={steps}: give the first step and the end, as in 100:105")
+            raise ValueError(
+                f"--profile_steps={steps}: give the first step and the end, as in 100:105"
+            )
         if not directory:
             raise ValueError("--profile_steps needs a --logdir to write to")
         return cls(int(found[1]), int(found[2]), directory)

@@ -25,7 +25,9 @@ class Progress:
         self._stream = stream or sys.stdout
         self._bar: tqdm[NoReturn] | None = None
         if self._stream.isatty():
-            self._bar = tqdm(total=total, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.2)
+            self._bar = tqdm(
+                total=total, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.2
+            )
         self._last: tuple[int, float] | None = None
 
     def update(self, step: int, **shown: float) -> None:
@@ -42,7 +44,11 @@ class Progress:
             return
         rate = (step - before) / max(now - at, 1e-9)
         figures = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        print(f"step {step}/{self._total}  {figures}  {rate:,.0f} steps/s", file=self._stream, flush=True)
+        print(
+            f"step {step}/{self._total}  {figures}  {rate:,.0f} steps/s",
+            file=self._stream,
+            flush=True,
+        )
         self._last = (step, now)
 
     def close(self) -> None:

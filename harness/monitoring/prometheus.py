@@ -1,7 +1,9 @@
 """A Prometheus endpoint for one task: the same figures that ``harness.status`` shows, under ``bellwether_...``.
 
-On the loopback every process may read the figures. Elsewhere the endpoint requires the credentials that the task
-requires: TLS with a certificate of the cluster's CA, or a bearer token that is derived from the cluster's token.
+On the loopback every process may read the figures. Elsewhere the endpoint requires the credentials
+that the task
+requires: TLS with a certificate of the cluster's CA, or a bearer token that is derived from the
+    cluster's token.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class TaskCollector(Collector):
         """Yields the figures as metric families, with the labels ``job`` and ``task``."""
         report = self._server.report()
         job, index = self._server.task.job, str(self._server.task.index)
-        started = GaugeMetricFamily(f"{_PREFIX}started_unix_secs", "when the task began to serve", labels=_LABELS)
+        started = GaugeMetricFamily(
+            f"{_PREFIX}started_unix_secs", "when the task began to serve", labels=_LABELS
+        )
         started.add_metric([job, index], report.started_unix_secs)
         yield started
         by_name: dict[str, list[tuple[str, float]]] = {}
@@ -110,7 +114,9 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
             return
         if self._tls is not None:
             try:
-                request = self._tls().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+                request = self._tls().wrap_socket(
+                    request, server_side=True, do_handshake_on_connect=False
+                )
             except OSError:
                 # The client has hung up.
                 self._free.release()
@@ -151,7 +157,8 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                 if begun < late:
                     # The request may have ended a moment ago.
                     with contextlib.suppress(OSError):
-                        # SSLSocket.shutdown would forget the TLS state, which the serving thread still uses.
+                        # SSLSocket.shutdown would forget the TLS state, which the serving thread
+                        # still uses.
                         socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -172,7 +179,9 @@ def _guarded(
         if hmac.compare_digest(shown, expected):
             return app(environ, start_response)
         refuse(str(environ.get("REMOTE_ADDR", "")), "it has not shown the bearer token")
-        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        start_response(
+            "401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
+        )
         return [b"figures are for those who show the bearer token of this cluster\n"]
 
     return guarded
@@ -189,11 +198,13 @@ class MetricsServer:
     Args:
         server: the task.
         port: TCP port; 0 for a free port.
-        host: host name or address to listen on. The default is the loopback, where every process may read the figures.
+        host: host name or address to listen on. The default is the loopback, where every process
+            may read the figures.
 
     Raises:
         OSError: The port is in use.
-        InvalidArgumentError: The address is no loopback, and the task has neither certificates nor a token.
+        InvalidArgumentError: The address is no loopback, and the task has neither certificates nor
+            a token.
         UnauthenticatedError: The token cannot be read any more.
     """
 
@@ -205,7 +216,8 @@ class MetricsServer:
         if not _is_loopback(host):
             if security is None:
                 raise rt.InvalidArgumentError(
-                    f"figures at {host} are for others, too, and nothing says for whom: give BELLWETHER_SECURITY a "
+                    f"figures at {host} are for others, too, and nothing says for whom: give "
+                    "BELLWETHER_SECURITY a "
                     "directory of certificates, or a file with a token"
                 )
             if server.certificates is not None:

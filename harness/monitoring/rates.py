@@ -34,11 +34,13 @@ _MEANS = {
 def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:
     """Returns the figures of a task between two reports, by name; a figure without such work is left out.
 
-    Beside the rates and means above there are the mean and the maximum of the staleness, ``queue_depth`` (most calls
-    that were running or waiting at once) and ``cpu_percent`` (100 is one core busy).
+    Beside the rates and means above there are the mean and the maximum of the staleness,
+    ``queue_depth`` (most calls that were running or waiting at once) and ``cpu_percent`` (100 is
+    one core busy).
 
     Args:
-        before: the earlier report. None, or a report of an earlier process of the task, counts from the start.
+        before: the earlier report. None, or a report of an earlier process of the task, counts from
+            the start.
         now: the later report.
         seconds: seconds between the reports, or since the start.
     """
@@ -46,10 +48,19 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     past: Mapping[str, float] = {}
     behind = now.staleness
     if before is not None and before.incarnation == now.incarnation:
-        past, behind = before.values, tuple(n - o for n, o in zip(behind, before.staleness, strict=True))
-    grown = {name: value - past.get(name, 0.0) for name, value in values.items() if name.endswith("_total")}
+        past, behind = (
+            before.values,
+            tuple(n - o for n, o in zip(behind, before.staleness, strict=True)),
+        )
+    grown = {
+        name: value - past.get(name, 0.0)
+        for name, value in values.items()
+        if name.endswith("_total")
+    }
     seconds = max(seconds, 1e-9)
-    found = {figure: grown[total] / seconds for figure, total in _RATES.items() if values.get(total)}
+    found = {
+        figure: grown[total] / seconds for figure, total in _RATES.items() if values.get(total)
+    }
     for figure, (total, count, scale) in _MEANS.items():
         if grown.get(count, 0.0) > 0:
             found[figure] = grown.get(total, 0.0) / grown[count] * scale
@@ -80,7 +91,9 @@ def sizes(count: float) -> str:
     """
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+            return (
+                f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+            )
         count /= 1000
     raise AssertionError("the last unit takes any size")
 
@@ -89,7 +102,9 @@ def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
     """Returns the columns that have only numbers below the heading, which are aligned to the right."""
     columns = list(zip(*rows, strict=True))
     return frozenset(
-        i for i, column in enumerate(columns) if all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
+        i
+        for i, column in enumerate(columns)
+        if all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
     )
 
 
@@ -97,7 +112,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Returns rows as text with aligned columns, numbers to the right; the first row is the heading."""
     rows = [[rt.lowlevel.printable(cell) for cell in row] for row in rows]
     numbers = number_columns(rows)
-    columns = [_aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))]
+    columns = [
+        _aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))
+    ]
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 

@@ -24,10 +24,12 @@ class TaskStatus:
         task: ``/job:ps/task:0``.
         address: address of the task.
         report: report of the task; None without an answer.
-        problem: the reason why the task does not count as up; ``""`` if the task is up, or has a fate.
-        fate: the reason, in words, why a task need not answer: its training is done, or it is in no cluster definition
-            and has left or is gone. Such workers come and go.
-        figures: figures since the sample before, or since the start of the task; see ``rates.figures``.
+        problem: the reason why the task does not count as up; ``""`` if the task is up, or has a
+            fate.
+        fate: the reason, in words, why a task need not answer: its training is done, or it is in no
+            cluster definition and has left or is gone. Such workers come and go.
+        figures: figures since the sample before, or since the start of the task; see
+            ``rates.figures``.
     """
 
     task: str
@@ -51,7 +53,10 @@ class Sampler:
     """
 
     def __init__(
-        self, cluster: rt.ClusterSpec, security: rt.Security | None = None, answer_secs: float = ANSWER_SECS
+        self,
+        cluster: rt.ClusterSpec,
+        security: rt.Security | None = None,
+        answer_secs: float = ANSWER_SECS,
     ) -> None:
         self._cluster = cluster
         self._security = security
@@ -74,11 +79,22 @@ class Sampler:
             )
             return [answer.result() for answer in answers.values()]
 
-        named = {str(task): address for task, address in self._cluster.tasks().items() if task.job != "evaluator"}
+        named = {
+            str(task): address
+            for task, address in self._cluster.tasks().items()
+            if task.job != "evaluator"
+        }
         states = probe(named)
-        found = concurrency.call_all(lambda i: self._record(states[i]), range(len(states)), "run record of")
+        found = concurrency.call_all(
+            lambda i: self._record(states[i]), range(len(states)), "run record of"
+        )
         records = [record for answer in found.values() if (record := answer.result())]
-        joined = {task: at for record in records for task, at in record.addresses.items() if task not in named}
+        joined = {
+            task: at
+            for record in records
+            for task, at in record.addresses.items()
+            if task not in named
+        }
         states += probe(dict(sorted(joined.items(), key=lambda item: (len(item[0]), item[0]))))
         fates = _fates(records, joined)
         return [
@@ -90,7 +106,13 @@ class Sampler:
 
     def _probe(self, task: str, address: str, variables: bool, threads: bool) -> TaskStatus:
         try:
-            report = rt.probe(address, self._answer_secs, variables=variables, threads=threads, security=self._security)
+            report = rt.probe(
+                address,
+                self._answer_secs,
+                variables=variables,
+                threads=threads,
+                security=self._security,
+            )
         except rt.OpError as error:
             return TaskStatus(task, address, None, explain(error, self._answer_secs))
         now, (before, at) = concurrency.monotonic(), self._before.get(task, (None, 0.0))
@@ -120,14 +142,18 @@ class Sampler:
 def _fates(records: Sequence[rt.lowlevel.RunRecordView], joined: Iterable[str]) -> dict[str, str]:
     """Returns the reasons, by task, why tasks need not answer.
 
-    A silent task of the cluster definition is missing, so only tasks that have joined besides are gone.
+    A silent task of the cluster definition is missing, so only tasks that have joined besides are
+    gone.
 
     Args:
         records: the run records of the tasks with variables.
         joined: tasks that are in no cluster definition.
     """
     silent = {task: secs for record in records for task, secs in record.silent.items()}
-    fates = {task: f"gone, no sign of life for {silent[task]:.0f} s" if task in silent else "gone" for task in joined}
+    fates = {
+        task: f"gone, no sign of life for {silent[task]:.0f} s" if task in silent else "gone"
+        for task in joined
+    }
     fates |= {task: "done" for record in records for task in record.done}
     return fates | {task: "left" for record in records for task in record.left}
 

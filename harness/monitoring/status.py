@@ -1,9 +1,10 @@
 r"""The state of a cluster in the terminal: `python -m harness.status --target=host:port`, or with `--cluster=...`.
 
---cluster takes "ps=a:2222,b:2222;worker=c:2222". With --target a task tells the cluster. Workers that have joined the
-run besides are shown too, also when they have left or are gone. On a terminal the table is coloured, and redrawn in
-place by --watch. The exit code is 0 if every task of the cluster answers and knows the same cluster, or is done with
-training, else 1. It is 2 for invalid arguments.
+--cluster takes "ps=a:2222,b:2222;worker=c:2222". With --target a task tells the cluster. Workers
+that have joined the run besides are shown too, also when they have left or are gone. On a terminal
+the table is coloured, and redrawn in place by --watch. The exit code is 0 if every task of the
+cluster answers and knows the same cluster, or is done with training, else 1. It is 2 for invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
         job, _, hosts = part.partition("=")
         jobs[job.strip()] = [host.strip() for host in hosts.split(",")]
         if not all((job.strip(), *jobs[job.strip()])):
-            raise rt.InvalidArgumentError(f"--cluster: {part!r} is not of the form job=host:port,host:port")
+            raise rt.InvalidArgumentError(
+                f"--cluster: {part!r} is not of the form job=host:port,host:port"
+            )
     return rt.ClusterSpec(jobs)
 
 
@@ -102,7 +105,9 @@ def _duration(seconds: float) -> str:
     seconds = max(0, round(seconds))
     hours, rest = divmod(seconds, 3600)
     minutes, secs = divmod(rest, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+    return (
+        f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+    )
 
 
 def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
@@ -113,7 +118,9 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
             name = f"{v.container}:{v.name}" if v.container else v.name
             nbytes = _bytes(v.dtype, v.shape)
             shown = "" if nbytes is None else sizes(nbytes)
-            rows.append([name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown])
+            rows.append(
+                [name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown]
+            )
     return [rows[0], *sorted(rows[1:])]
 
 
@@ -127,7 +134,10 @@ def thread_rows(states: list[TaskStatus]) -> list[list[str]]:
     rows = [["TASK", "OWNER", "THREAD", "COUNT"]]
     for state in states:
         counts = Counter(state.report.threads if state.report else ())
-        rows += [[state.task, thread.owner, thread.name, str(count)] for thread, count in sorted(counts.items())]
+        rows += [
+            [state.task, thread.owner, thread.name, str(count)]
+            for thread, count in sorted(counts.items())
+        ]
     return rows
 
 
@@ -161,11 +171,17 @@ def _colour(state: TaskStatus) -> int:
     if state.report is None:
         return 90
     values = state.report.values
-    doubtful = values.get("backup_usable") == 0 or values.get("insecure") or values.get("certificate_near_end")
+    doubtful = (
+        values.get("backup_usable") == 0
+        or values.get("insecure")
+        or values.get("certificate_near_end")
+    )
     return 33 if doubtful else 32
 
 
-def _lines(states: list[TaskStatus], variables: bool, threads: bool, width: int | None) -> list[str]:
+def _lines(
+    states: list[TaskStatus], variables: bool, threads: bool, width: int | None
+) -> list[str]:
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
     now = concurrency.wall_time()
     lines = table(as_rows(states, now)).splitlines()
@@ -199,7 +215,9 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
     def show(states: list[TaskStatus]) -> None:
         nonlocal drawn
         room = shutil.get_terminal_size()
-        lines = _lines(states, options.variables, options.threads, room.columns if on_terminal else None)
+        lines = _lines(
+            states, options.variables, options.threads, room.columns if on_terminal else None
+        )
         if options.watch and not on_terminal:
             lines = [f"-- {datetime.now():%H:%M:%S}", *lines]
         elif options.watch:
@@ -216,20 +234,38 @@ def _parser() -> Parser:
     parser = Parser("harness.status", __doc__ or "")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--cluster", help='as in "ps=a:1,b:1;worker=c:1"')
-    which.add_argument("--target", metavar="HOST:PORT", type=_address, help="one task, which is asked for the cluster")
+    which.add_argument(
+        "--target",
+        metavar="HOST:PORT",
+        type=_address,
+        help="one task, which is asked for the cluster",
+    )
     parser.add_argument(
         "--security",
         metavar="DIR|FILE",
         help="the cluster's directory of certificates, or file with its token; $BELLWETHER_SECURITY by default",
     )
-    parser.add_argument("--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C")
-    parser.add_argument("--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)")
     parser.add_argument(
-        "--timeout_secs", type=_positive, default=ANSWER_SECS, help="seconds to wait for a task's answer (2)"
+        "--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C"
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table; one a line with --watch")
+    parser.add_argument(
+        "--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)"
+    )
+    parser.add_argument(
+        "--timeout_secs",
+        type=_positive,
+        default=ANSWER_SECS,
+        help="seconds to wait for a task's answer (2)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="a JSON object instead of a table; one a line with --watch",
+    )
     parser.add_argument("--variables", action="store_true", help="list which variables live where")
-    parser.add_argument("--threads", action="store_true", help="list the running threads of each task, by owner")
+    parser.add_argument(
+        "--threads", action="store_true", help="list the running threads of each task, by owner"
+    )
     return parser
 
 

@@ -4,8 +4,8 @@
     sess.run(train_op, feeds, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
     harness.timeline.write("step.json", metadata)
 
-Every device is a process of the trace. Its stages are a row. Its transfers are another row, or several rows for
-transfers at the same time.
+Every device is a process of the trace. Its stages are a row. Its transfers are another row, or
+several rows for transfers at the same time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
     """
     devices = run_metadata.step_stats.dev_stats
     if not devices:
-        raise ValueError("this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)")
+        raise ValueError(
+            "this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)"
+        )
     origin = min(_start(node) for device in devices for node in device.node_stats)
     names: list[dict[str, object]] = []
     events: list[tuple[int, dict[str, object]]] = []
     for number, device in enumerate(devices, 1):
         names += _named("process", device.device, number, pid=number)
         operations = _operations(device.node_stats)
-        spans = sorted((n for n in device.node_stats if ":" in n.node_name), key=lambda n: (_start(n), -_length(n)))
+        spans = sorted(
+            (n for n in device.node_stats if ":" in n.node_name),
+            key=lambda n: (_start(n), -_length(n)),
+        )
         stages = [node for node in spans if node.node_name.startswith(_STAGE)]
         transfers = [node for node in spans if not node.node_name.startswith(_STAGE)]
         thread = 0
@@ -46,7 +51,9 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
             for row in _rows(nodes):
                 thread += 1
                 names += _named("thread", title, thread, pid=number, tid=thread)
-                events += [(_start(node), _event(node, number, thread, origin, operations)) for node in row]
+                events += [
+                    (_start(node), _event(node, number, thread, origin, operations)) for node in row
+                ]
     events.sort(key=lambda timed: timed[0])
     return {"traceEvents": names + [event for _, event in events], "displayTimeUnit": "ms"}
 
@@ -79,7 +86,9 @@ def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
     """
     rows: list[list[Any]] = []
     for node in nodes:
-        row = next((row for row in rows if _start(row[-1]) + _length(row[-1]) <= _start(node)), None)
+        row = next(
+            (row for row in rows if _start(row[-1]) + _length(row[-1]) <= _start(node)), None
+        )
         if row is None:
             rows.append(row := [])
         row.append(node)
@@ -87,16 +96,26 @@ def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
 
 
 def _event(
-    node: Any, process: int, thread: int, origin: int, operations: dict[tuple[int, int, int], list[str]]
+    node: Any,
+    process: int,
+    thread: int,
+    origin: int,
+    operations: dict[tuple[int, int, int], list[str]],
 ) -> dict[str, object]:
     kind, _, wave = node.node_name.partition(":")
-    moved = node.output[0].tensor_description.allocation_description.requested_bytes if node.output else 0
+    moved = (
+        node.output[0].tensor_description.allocation_description.requested_bytes
+        if node.output
+        else 0
+    )
     arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
     if kind == _STAGE:
         arguments["operations"] = operations.get(_identity(node), [])
     length = _length(node) / 1000
     return {
-        "name": node.timeline_label if kind == _STAGE and node.timeline_label else f"{kind} {moved} B",
+        "name": node.timeline_label
+        if kind == _STAGE and node.timeline_label
+        else f"{kind} {moved} B",
         "cat": kind,
         **({"ph": "X", "dur": length} if length else {"ph": "i", "s": "t"}),
         "ts": (_start(node) - origin) / 1000,

@@ -26,31 +26,34 @@ GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
 class Optimizer:
     """Minimises a loss with an optax gradient transformation.
 
-    Every variable has its own optax state, kept in slot variables on the variable's own task: ``mlp/w1/adam/mu`` beside
-    ``mlp/w1``. One atomic program per task updates all variables of that task with their slots.
+    Every variable has its own optax state, kept in slot variables on the variable's own task:
+    ``mlp/w1/adam/mu`` beside ``mlp/w1``. One atomic program per task updates all variables of that
+    task with their slots.
 
-    Each variable is updated alone. So a transformation that needs all gradients at once (``optax.clip_by_global_norm``,
-    ``optax.apply_if_finite``) is refused as ``transformation``. Give such a transformation as ``before_push``:
+    Each variable is updated alone. So a transformation that needs all gradients at once
+    (``optax.clip_by_global_norm``, ``optax.apply_if_finite``) is refused as ``transformation``.
+    Give such a transformation as ``before_push``:
 
         clip = optax.clip_by_global_norm(1.0)
         train_op = harness.Optimizer(optax.adam(1e-3), before_push=clip).minimize(loss, global_step)
 
     Args:
-        transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had. Random keys in
-            its state (``optax.add_noise``) differ from variable to variable.
+        transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has
+            had. Random keys in its state (``optax.add_noise``) differ from variable to variable.
         params: the pytree of variables that masks and labels of the transformation are written for
-            (``optax.masked``, ``adamw(mask=...)``, ``optax.multi_transform``); of a list of variables, the dictionary
-            of their names. ``by_name`` makes masks and labels of names. Only masks and labels need ``params``.
-        before_push: a stateless optax transformation of all gradients of this worker together, before the push. The
-            gradients are not averaged over workers yet.
-        extra_args: keyword arguments of the transformation's update in each step, as tensors, such as a learning rate
-            that is computed or fed (optax: ``GradientTransformationExtraArgs``).
+            (``optax.masked``, ``adamw(mask=...)``, ``optax.multi_transform``); of a list of
+            variables, the dictionary of their names. ``by_name`` makes masks and labels of names.
+            Only masks and labels need ``params``.
+        before_push: a stateless optax transformation of all gradients of this worker together,
+            before the push. The gradients are not averaged over workers yet.
+        extra_args: keyword arguments of the transformation's update in each step, as tensors, such
+            as a learning rate that is computed or fed (optax: ``GradientTransformationExtraArgs``).
         name: first part of the names of operations.
 
     Raises:
-        InvalidArgumentError: ``before_push`` keeps a state, which would be lost between steps. The update of one
-            variable by ``transformation`` depends on other variables; the error names the part of the transformation.
-            A mask or label does not fit ``params``.
+        InvalidArgumentError: ``before_push`` keeps a state, which would be lost between steps. The
+            update of one variable by ``transformation`` depends on other variables; the error names
+            the part of the transformation. A mask or label does not fit ``params``.
     """
 
     def __init__(
@@ -72,24 +75,29 @@ class Optimizer:
             jax.eval_shape(before_push.init, jax.ShapeDtypeStruct((1,), "float32"))
         ):
             raise rt.InvalidArgumentError(
-                "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
+                "before_push keeps a state, which a worker loses when it restarts: use a stateless "
+                "one"
             )
         self._abstract_args = {name: _abstract(value) for name, value in self._extra_args.items()}
-        # A ps has only the variables of its own task, so an update over all of them would be wrong without a word.
+        # A ps has only the variables of its own task, so an update over all of them would be wrong
+        # without a word.
         mixing = what_mixes(transformation, self._abstract_args)
         if mixing is not None:
             part, keeps_state = mixing
             raise rt.InvalidArgumentError(
-                f"{name}: with {part} the update of a variable depends on other variables, but here each is updated by "
+                f"{name}: with {part} the update of a variable depends on other variables, but "
+                "here each is updated by "
                 "itself, on its own task: "
                 + (
-                    f"leave {part} out; what all gradients together need must be a stateless before_push"
+                    f"leave {part} out; what all gradients together need must be a stateless "
+                    "before_push"
                     if keeps_state
                     else f"give {part} as before_push, which sees all gradients of a worker"
                 )
             )
         if self._tree is not None:
-            # A mask that does not fit is an error here, at the line of the program that gave the mask.
+            # A mask that does not fit is an error here, at the line of the program that gave the
+            # mask.
             for variable in self._tree.variables:
                 self._state(variable)
 
@@ -104,7 +112,8 @@ class Optimizer:
 
         Args:
             loss: floating point tensor.
-            global_step: variable to add 1 to, on its own task, in the same message as that task's update.
+            global_step: variable to add 1 to, on its own task, in the same message as that task's
+                update.
             var_list: variables to train; the trainable variables of the graph by default.
             name: operation name.
         """
@@ -126,13 +135,18 @@ class Optimizer:
         """
         if loss.shape:
             raise rt.InvalidArgumentError(
-                f"{self.name}: the loss {loss.name!r} is not one number but has shape {list(loss.shape)}: give its "
+                f"{self.name}: the loss {loss.name!r} is not one number but has shape "
+                f"{list(loss.shape)}: give its "
                 "mean, rt.numpy.mean(loss), or its sum"
             )
         with loss.graph.as_default():
-            variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
+            variables = list(
+                rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list)
+            )
         if not variables:
-            raise rt.InvalidArgumentError(f"{self.name}: there are no variables to train; make some, or give var_list")
+            raise rt.InvalidArgumentError(
+                f"{self.name}: there are no variables to train; make some, or give var_list"
+            )
         return list(zip(wire_precision.gradients(loss, variables), variables, strict=True))
 
     def apply_gradients(
@@ -144,8 +158,9 @@ class Optimizer:
         """Makes an operation that applies gradients, each on its variable's task.
 
         Args:
-            grads_and_vars: pairs of ``compute_gradients``, possibly changed. Pairs with a None gradient are left out.
-                A variable in several pairs gets one update after the other, in their order, as one atomic program.
+            grads_and_vars: pairs of ``compute_gradients``, possibly changed. Pairs with a None
+                gradient are left out. A variable in several pairs gets one update after the other,
+                in their order, as one atomic program.
             global_step: variable to add 1 to when the gradients are in.
             name: operation name.
 
@@ -155,15 +170,21 @@ class Optimizer:
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         if not pairs:
             names = ", ".join(v.spec.name for _, v in grads_and_vars) or "none"
-            raise rt.InvalidArgumentError(f"{self.name}: no gradients for any variable (variables: {names})")
+            raise rt.InvalidArgumentError(
+                f"{self.name}: no gradients for any variable (variables: {names})"
+            )
         graph = pairs[0][1].graph
         with graph.as_default(), rt.name_scope(name or self.name):
             pairs = [(wire_precision.narrowed(g, v), v) for g, v in self._prepared(pairs)]
             devices = dict.fromkeys(v.device for _, v in pairs)
-            updates = {device: self._update([(g, v) for g, v in pairs if v.device == device]) for device in devices}
+            updates = {
+                device: self._update([(g, v) for g, v in pairs if v.device == device])
+                for device in devices
+            }
             done = list(updates.values())
             if global_step is not None:
-                # Beside this task's update, not after those of other tasks: that would cost a third round trip.
+                # Beside this task's update, not after those of other tasks: that would cost a third
+                # round trip.
                 beside = updates.get(global_step.device)
                 before = [beside] if beside is not None else [g.op for g, _ in pairs]
                 with rt.control_dependencies(before):
@@ -182,7 +203,9 @@ class Optimizer:
         """Returns all slot variables."""
         return [slot for slots in self._slots.values() for slot in slots.values()]
 
-    def _prepared(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> list[tuple[rt.Tensor, rt.Variable]]:
+    def _prepared(
+        self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]
+    ) -> list[tuple[rt.Tensor, rt.Variable]]:
         transform = self._before_push
         if transform is None:
             return list(pairs)
@@ -202,7 +225,8 @@ class Optimizer:
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]
         sizes = [len(variables), *map(len, slots), len(pairs), len(extra)]
 
-        # One program, so that no reader of the ps sees a variable of this step beside a slot of the step before.
+        # One program, so that no reader of the ps sees a variable of this step beside a slot of the
+        # step before.
         def step(*arrays: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
             values, *stored, gradients, given = _cut(arrays, sizes)
             states = [
@@ -222,7 +246,9 @@ class Optimizer:
             return [*values, *(leaf for state in states for leaf in _stored(state))], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
-        applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
+        applied: rt.Operation = rt.update(
+            everything, step, [*(g for g, _ in pairs), *extra], name="apply"
+        )
         return applied
 
     def _alone(self, variable: rt.Variable, value: object) -> Any:
@@ -236,14 +262,16 @@ class Optimizer:
         except Exception as error:
             # The error is of optax, or of a function of the user's.
             cure = (
-                "each variable is updated by itself: give Optimizer(params=...), the tree of variables that masks and "
+                "each variable is updated by itself: give Optimizer(params=...), the tree of "
+                "variables that masks and "
                 "labels are written for"
                 if self._tree is None
                 else "masks and labels must fit params"
             )
             text = rt.lowlevel.one_line(error)
             raise rt.InvalidArgumentError(
-                f"{self.name}: the transformation does not take variable {variable.spec.name!r}: {cure} ({text})"
+                f"{self.name}: the transformation does not take variable {variable.spec.name!r}: "
+                f"{cure} ({text})"
             ) from error
 
     def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
@@ -260,7 +288,8 @@ class Optimizer:
             leaves = jax.eval_shape(_stored, state)
             shared = self._shared(variable, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
-                # A transformation with masks has a state for the whole tree; the place of the leaf in the tree goes.
+                # A transformation with masks has a state for the whole tree; the place of the leaf
+                # in the tree goes.
                 if own and path[-len(own) :] == own:
                     path = path[: -len(own)]
                 name = _slot_name(state, path)
@@ -280,7 +309,8 @@ class Optimizer:
     def _shared(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
         """Returns for each leaf of the state True if the leaf is always the same for all parts of a variable.
 
-        Counts are the same. Leaves that depend on gradients or values differ, and so do random keys.
+        Counts are the same. Leaves that depend on gradients or values differ, and so do random
+        keys.
         """
         leaves = jax.tree.leaves(state)
         if variable.save_slice_info is None:
@@ -290,7 +320,9 @@ class Optimizer:
         behind = [{0}] * len(leaves) if found is None else found[1]
         return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 
-    def _initial(self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct) -> Callable[[], rt.Tensor]:
+    def _initial(
+        self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct
+    ) -> Callable[[], rt.Tensor]:
         init, name = self._transformation.init, variable.spec.name
 
         def begin(value: jax.Array) -> jax.Array:
@@ -313,7 +345,8 @@ def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.A
 
     Args:
         state: the state.
-        own_keys_of: name of a variable. The name is folded into the keys, so that each variable has keys of its own.
+        own_keys_of: name of a variable. The name is folded into the keys, so that each variable has
+            keys of its own.
     """
     leaves = jax.tree.leaves(state)
     if own_keys_of is not None:
@@ -379,7 +412,8 @@ def _kind(name: str) -> str:
 def updates_of(train: rt.Operation) -> list[rt.Operation]:
     """Returns the updates of ``train``, an operation that ``Optimizer.apply_gradients`` has just made.
 
-    Operations of the caller's open ``control_dependencies`` run before the updates, and are left out.
+    Operations of the caller's open ``control_dependencies`` run before the updates, and are left
+    out.
     """
     before = train.graph.under_control
     return [op for op in train.control_inputs if op not in before]
@@ -409,8 +443,9 @@ class WrappedOptimizer:
     def shared_name(self, grads_and_vars: Sequence[GradientAndVariable]) -> str:
         """Returns the name of the resource that all workers share on the ps for one train operation.
 
-        The name holds the variables that the operation updates, and is used once in a graph. So two optimizers of one
-        name share nothing, in whatever order their steps come. All workers must make the same graph.
+        The name holds the variables that the operation updates, and is used once in a graph. So two
+        optimizers of one name share nothing, in whatever order their steps come. All workers must
+        make the same graph.
         """
         updated = [v for g, v in grads_and_vars if g is not None]
         digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())

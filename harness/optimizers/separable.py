@@ -20,15 +20,17 @@ def what_mixes(
 ) -> tuple[str, bool] | None:
     """Finds the part of ``transformation`` whose update of one variable depends on other variables.
 
-    The update is traced for several variables and not run, since dependences are the same for all values.
+    The update is traced for several variables and not run, since dependences are the same for all
+    values.
 
     Args:
         transformation: an optax transformation, or a chain or a wrapper of some.
         extra_args: keyword arguments of its update, as abstract arrays.
 
     Returns:
-        The name of the smallest such part, and True if the part keeps a state. None if every variable is updated alone,
-        or if the transformation can be traced for one variable only and no part of the transformation mixes variables.
+        The name of the smallest such part, and True if the part keeps a state. None if every
+        variable is updated alone, or if the transformation can be traced for one variable only and
+        no part of the transformation mixes variables.
     """
     found = dependences(transformation, _variables(), extra_args)
     if found is not None and all(of <= {i} for i, of in enumerate(found[0])):
@@ -58,34 +60,44 @@ def dependences(
         extra_args: keyword arguments of its update, as abstract arrays.
 
     Returns:
-        Numbers of variables, for the leaves of the updates and for those of the state: through a gradient, through the
-        value, or through the state, in however many steps. None where the transformation cannot be traced.
+        Numbers of variables, for the leaves of the updates and for those of the state: through a
+        gradient, through the value, or through the state, in however many steps. None where the
+        transformation cannot be traced.
     """
     count = len(jax.tree.leaves(params))
     update = optax.with_extra_args_support(transformation).update
 
-    def step(gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]) -> object:
+    def step(
+        gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]
+    ) -> object:
         return update(gradients, state, values, **extra)
 
     try:
         begun, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
-        stepped, (updates, _) = jax.make_jaxpr(step, return_shape=True)(params, params, state, dict(extra_args))
+        stepped, (updates, _) = jax.make_jaxpr(step, return_shape=True)(
+            params, params, state, dict(extra_args)
+        )
     except Exception:
         # A function of the user's may raise any error for a tree other than its own.
         return None
     if len(jax.tree.leaves(updates)) != count:
         return None
-    # For each leaf of the state, the numbers of the variables that the leaf depends on at the first step.
+    # For each leaf of the state, the numbers of the variables that the leaf depends on at the first
+    # step.
     behind = [_inputs(begun, i) for i in range(len(begun.out_avals))]
     used = [_inputs(stepped, i) for i in range(len(stepped.out_avals))]
 
     def variables(of: set[int]) -> set[int]:
         # The inputs of the traced step are the gradients, then the values, then the state.
         direct = {i % count for i in of if i < 2 * count}
-        return direct.union(*(behind[i - 2 * count] for i in of if 2 * count <= i < 2 * count + len(behind)))
+        return direct.union(
+            *(behind[i - 2 * count] for i in of if 2 * count <= i < 2 * count + len(behind))
+        )
 
     # A leaf may take another leaf up one step later, so the sets grow until a step adds nothing.
-    while (now := [old | variables(new) for old, new in zip(behind, used[count:], strict=True)]) != behind:
+    while (
+        now := [old | variables(new) for old, new in zip(behind, used[count:], strict=True)]
+    ) != behind:
         behind = now
     return [variables(of) for of in used[:count]], behind
 
@@ -107,7 +119,9 @@ def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.Gradi
     if "init_fns" in held and "update_fns" in held:
         yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
     for value in held.values():
-        for leaf in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, optax.GradientTransformation)):
+        for leaf in jax.tree.leaves(
+            value, is_leaf=lambda v: isinstance(v, optax.GradientTransformation)
+        ):
             if isinstance(leaf, optax.GradientTransformation):
                 yield leaf
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import runtime as rt
-from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
+from harness.optimizers.optimizer import (
+    AnyOptimizer,
+    GradientAndVariable,
+    WrappedOptimizer,
+    updates_of,
+)
 from harness.optimizers.sync_replicas import worker_of
 
 
 class StaleSynchronous(WrappedOptimizer):
     """A semi-synchronous optimizer: updates are applied at once, but no worker runs far ahead of the slowest.
 
-    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest connected worker waits on
-    the ps that holds the global step.
+    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest
+    connected worker waits on the ps that holds the global step.
 
         optimizer = harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), max_staleness=3)
         train_op = optimizer.minimize(loss, global_step=global_step)
@@ -26,7 +31,12 @@ class StaleSynchronous(WrappedOptimizer):
     """
 
     def __init__(
-        self, optimizer: AnyOptimizer, max_staleness: int, *, worker: int | None = None, name: str = "stale_synchronous"
+        self,
+        optimizer: AnyOptimizer,
+        max_staleness: int,
+        *,
+        worker: int | None = None,
+        name: str = "stale_synchronous",
     ) -> None:
         super().__init__(optimizer, name)
         self._max_staleness = max_staleness
@@ -41,18 +51,26 @@ class StaleSynchronous(WrappedOptimizer):
         """Makes an operation that applies gradients and waits for slower workers.
 
         Raises:
-            InvalidArgumentError: There is no global step. Workers meet on the ps that holds the global step.
+            InvalidArgumentError: There is no global step. Workers meet on the ps that holds the
+                global step.
         """
         if global_step is None:
-            raise rt.InvalidArgumentError(f"{self.name}: a global step is needed: workers meet on the ps that holds it")
+            raise rt.InvalidArgumentError(
+                f"{self.name}: a global step is needed: workers meet on the ps that holds it"
+            )
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
-        # The wait is part of the update on one ps, so a worker that waits has pushed all its gradients.
+        # The wait is part of the update on one ps, so a worker that waits has pushed all its
+        # gradients.
         beside = [op for op in updates if op.device == global_step.device]
         others = [op for op in updates if op.device != global_step.device]
         worker = worker_of(grads_and_vars) if self._worker is None else self._worker
         with global_step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
             meet = rt.lowlevel.bounded_update(
-                global_step, beside, self._max_staleness, worker, name=self.shared_name(grads_and_vars)
+                global_step,
+                beside,
+                self._max_staleness,
+                worker,
+                name=self.shared_name(grads_and_vars),
             )
             return rt.group(meet, *others, name=f"{self.name}/train")

@@ -32,7 +32,8 @@ class Orders:
         request: placeholder of ``gather``.
         gather: operation that waits for news of the quorum.
         order: placeholder of ``commit``.
-        commit: operation that applies the chosen gradients; on the leader, after the commits of all other tasks.
+        commit: operation that applies the chosen gradients; on the leader, after the commits of all
+            other tasks.
         follow: operation that applies the chosen gradients on this ps alone.
         status: operation that changes nothing.
     """
@@ -58,12 +59,24 @@ def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
             order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
             claim, gather = quorum.claim(takeover), quorum.gather(request)
             follow = commit = quorum.commit(order)
-            # The leader commits last: while it is at step s, every other task has the variables of step s or later.
+            # The leader commits last: while it is at step s, every other task has the variables of
+            # step s or later.
             if quorum is quorums[0]:
                 with rt.control_dependencies([o.commit for o in made]):
                     commit = quorum.commit(order)
             made.insert(
-                0, Orders(quorum.beside, takeover, claim, request, gather, order, commit, follow, quorum.status())
+                0,
+                Orders(
+                    quorum.beside,
+                    takeover,
+                    claim,
+                    request,
+                    gather,
+                    order,
+                    commit,
+                    follow,
+                    quorum.status(),
+                ),
             )
     return made
 
@@ -74,13 +87,16 @@ class SyncRunner:
     With one ps, the ps decides by itself, and there is nothing to run.
 
     Args:
-        tasks: the orders of each ps, the one that holds the global step first; empty when there is one ps.
+        tasks: the orders of each ps, the one that holds the global step first; empty when there is
+            one ps.
         needed: gradients in an aggregate.
         total: workers.
         timeout_secs: see ``SyncReplicas``.
         name: for messages.
-        elastic: True if workers come and go. Then the ps with the global step knows which workers are there.
-        leads: True if this task leads where its session is part of no run. In a run, the chief of the run leads.
+        elastic: True if workers come and go. Then the ps with the global step knows which workers
+            are there.
+        leads: True if this task leads where its session is part of no run. In a run, the chief of
+            the run leads.
     """
 
     def __init__(
@@ -118,7 +134,11 @@ class SyncRunner:
         self._running = False
 
     def create_threads(
-        self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+        self,
+        sess: rt.Session,
+        coord: Coordinator | None = None,
+        daemon: bool = False,
+        start: bool = False,
     ) -> list[concurrency.Thread]:
         """Makes the threads.
 
@@ -129,7 +149,8 @@ class SyncRunner:
             start: True to start the threads.
 
         Returns:
-            The threads; none with one ps, on a task that is not the chief, or while threads of an earlier call run.
+            The threads; none with one ps, on a task that is not the chief, or while threads of an
+            earlier call run.
         """
         if not self._tasks or not is_chief(sess, self.leads):
             return []
@@ -170,11 +191,17 @@ class SyncRunner:
         self._leaderships = self._obeyed(sess)
         plan = settle(self._claims(sess, ()))
         if plan.behind:
-            logging.warning("%s: step %d was applied on some ps only: the others follow", self.name, plan.step)
+            logging.warning(
+                "%s: step %d was applied on some ps only: the others follow", self.name, plan.step
+            )
             for i in plan.behind:
-                sess.run(self._tasks[i].follow, {self._tasks[i].order: self._order(i, plan.step, plan.workers)})
+                sess.run(
+                    self._tasks[i].follow,
+                    {self._tasks[i].order: self._order(i, plan.step, plan.workers)},
+                )
         if plan.forget:
-            # Another task has refused gradients that wait at the leader: their workers must push again.
+            # Another task has refused gradients that wait at the leader: their workers must push
+            # again.
             self._claims(sess, (0, *plan.forget))
         with self._changed:
             self._reports = [_NOTHING for _ in self._tasks]
@@ -197,7 +224,10 @@ class SyncRunner:
     def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
         answers = sess.run([task.claim for task in self._tasks], self._takeover(forget))
         self._sessions = [int(numbers[0]) for numbers, _ in answers]
-        return [ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers)) for n, workers in answers]
+        return [
+            ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers))
+            for n, workers in answers
+        ]
 
     def _takeover(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
         wanted = self._wanted()
@@ -216,7 +246,11 @@ class SyncRunner:
 
     def _aggregated(self) -> int:
         """Returns the number of gradients in an aggregate now."""
-        return self._needed if self._members is None else min(self._needed, len(self._members) * self._each)
+        return (
+            self._needed
+            if self._members is None
+            else min(self._needed, len(self._members) * self._each)
+        )
 
     def _watch(self, sess: rt.Session, coord: Coordinator) -> None:
         wait = self._timeout_secs
@@ -230,13 +264,16 @@ class SyncRunner:
                 moved = self._reports[0].step != step
             if self._timeout_secs is None or coord.should_stop():
                 continue
-            # The next look comes when the step has waited for the whole time. The ps measures from its first gradient.
+            # The next look comes when the step has waited for the whole time. The ps measures from
+            # its first gradient.
             waited = 0.0 if moved else self._choose(sess, claim)
             wait = max(0.05, self._timeout_secs - waited)
 
     def _choose(self, sess: rt.Session, claim: int) -> float:
         """Asks all ps for their gradients, and decides when time is up; returns how long the step has waited."""
-        waited = [self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))][0]
+        waited = [
+            self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))
+        ][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
             self._decide(sess, claim, time_is_up=True)
             return 0.0
@@ -264,7 +301,9 @@ class SyncRunner:
                 coord.request_stop(error)
                 self._lose(error, claim)
 
-    def _listen(self, index: int, sess: rt.Session, claim: int, should_stop: Callable[[], bool]) -> None:
+    def _listen(
+        self, index: int, sess: rt.Session, claim: int, should_stop: Callable[[], bool]
+    ) -> None:
         step, count = _NOTHING.step, 0
         while not should_stop() and self._claim_count == claim:
             self._gather(index, sess, claim, step, count, _LISTEN_MILLIS)
@@ -272,7 +311,9 @@ class SyncRunner:
             with self._changed:
                 step, count = self._reports[index].step, len(self._reports[index].workers)
 
-    def _gather(self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int) -> float:
+    def _gather(
+        self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int
+    ) -> float:
         """Takes the report of a ps; returns for how many seconds the present step of the ps has waited."""
         task = self._tasks[index]
         known = self._sessions[index], step, count, self._changes[index]
@@ -281,8 +322,8 @@ class SyncRunner:
         with self._changed:
             if self._claim_count == claim:
                 self._changes[index] = int(changes)
-                # A step below the requested step: the variables were initialised again. A step below the known step:
-                # the report is older than a commit, and is dropped.
+                # A step below the requested step: the variables were initialised again. A step
+                # below the known step: the report is older than a commit, and is dropped.
                 if int(found) < step or int(found) >= self._reports[index].step:
                     self._reports[index] = TaskProgress(int(found), tuple(int(w) for w in workers))
                 if not self._elastic:
@@ -306,10 +347,15 @@ class SyncRunner:
                 wanted = self._wanted()
                 if time_is_up and len(workers) < self._aggregated():
                     few = f"only {len(workers)} of {self._aggregated()} gradients came in time"
-                    logging.warning("%s: step %d goes on without all workers: %s", self.name, leader.step, few)
+                    logging.warning(
+                        "%s: step %d goes on without all workers: %s", self.name, leader.step, few
+                    )
                     wanted = 0 if self._elastic else len(workers)
                     self._members = frozenset(workers)
-                feeds = {t.order: self._order(i, leader.step, workers, wanted) for i, t in enumerate(self._tasks)}
+                feeds = {
+                    t.order: self._order(i, leader.step, workers, wanted)
+                    for i, t in enumerate(self._tasks)
+                }
             sess.run([task.commit for task in self._tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
@@ -317,9 +363,13 @@ class SyncRunner:
                     after = TaskProgress(leader.step + 1)
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
-    def _order(self, index: int, step: int, workers: Sequence[int], wanted: int | None = None) -> np.ndarray:
+    def _order(
+        self, index: int, step: int, workers: Sequence[int], wanted: int | None = None
+    ) -> np.ndarray:
         wanted = self._wanted() if wanted is None else wanted
-        return np.array([*self._leaderships[index], self._sessions[index], wanted, step, *workers], np.int64)
+        return np.array(
+            [*self._leaderships[index], self._sessions[index], wanted, step, *workers], np.int64
+        )
 
     def _lose(self, error: BaseException, claim: int) -> None:
         with self._changed:
@@ -338,7 +388,9 @@ class SyncRunner:
         if not self._sessions:
             return
         try:
-            underlying(sess).run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
+            underlying(sess).run(
+                [task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS
+            )
         except (rt.OpError, RuntimeError) as error:
             # The session may be closed, or a ps may have stopped, which ends the waits as well.
             logging.info("%s: releasing the ps: %s", self.name, error)

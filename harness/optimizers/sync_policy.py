@@ -55,8 +55,11 @@ def choose(
         wanted: gradients in the aggregate.
         time_is_up: True to choose fewer gradients than wanted.
     """
-    # This case is checked before anything is counted, because each of many tasks reports in each step.
-    if not time_is_up and any(r.step != leader.step or len(r.workers) < wanted for r in (leader, *others)):
+    # This case is checked before anything is counted, because each of many tasks reports in each
+    # step.
+    if not time_is_up and any(
+        r.step != leader.step or len(r.workers) < wanted for r in (leader, *others)
+    ):
         return ()
     left = Counter(leader.workers)
     for report in others:
@@ -78,7 +81,8 @@ class Settlement:
         step: the step of an aggregate that some tasks have applied and others have not.
         workers: the workers of that aggregate.
         behind: indices of the tasks that must apply the aggregate, the leader (0) last.
-        forget: indices of the tasks whose gradients must be dropped, as their step is not the leader's.
+        forget: indices of the tasks whose gradients must be dropped, as their step is not the
+            leader's.
     """
 
     step: int = -1
@@ -90,22 +94,27 @@ class Settlement:
 def settle(claims: Sequence[ClaimReply]) -> Settlement:
     """Decides how tasks come to one step after an earlier chief may have died at any point.
 
-    The chief commits at the leader last. So a task that has applied the leader's present step is one step ahead, and
-    the leader follows. A task at any other step was initialised again, or belongs to an older chief.
+    The chief commits at the leader last. So a task that has applied the leader's present step is
+    one step ahead, and the leader follows. A task at any other step was initialised again, or
+    belongs to an older chief.
 
     Args:
         claims: the replies of the tasks, the leader's first.
     """
     leader, others = claims[0], claims[1:]
     ahead = [c for c in others if c.step == leader.step + 1 and c.decided == leader.step]
-    forget = tuple(i for i, c in enumerate(others, 1) if c.step not in (-1, leader.step) and c not in ahead)
+    forget = tuple(
+        i for i, c in enumerate(others, 1) if c.step not in (-1, leader.step) and c not in ahead
+    )
     if not ahead:
         return Settlement(forget=forget)
     behind = tuple(i for i, c in enumerate(others, 1) if c.step == leader.step)
     return Settlement(leader.step, ahead[0].workers, (*behind, 0), forget)
 
 
-def rejoined(members: frozenset[int] | None, seen: Sequence[int], total: int) -> frozenset[int] | None:
+def rejoined(
+    members: frozenset[int] | None, seen: Sequence[int], total: int
+) -> frozenset[int] | None:
     """Returns the members after workers have pushed again; None as soon as all workers are members."""
     if members is None:
         return None

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import runtime as rt
-from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
+from harness.optimizers.optimizer import (
+    AnyOptimizer,
+    GradientAndVariable,
+    WrappedOptimizer,
+    updates_of,
+)
 from harness.optimizers.sync_chief import SyncRunner, orders
 from harness.tensorboard import summary
 
@@ -27,37 +32,42 @@ class _Made(NamedTuple):
 class SyncReplicas(WrappedOptimizer):
     """A synchronous optimizer: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
 
-    A worker pushes all its gradients for one ps in one message, with the step at which it read the variables, and is
-    answered when that step is over. Gradients of another step are dropped and counted. Each of the gradients in an
-    aggregate comes from another worker, unless there are more to aggregate than workers. See ``docs/sync.md``.
+    A worker pushes all its gradients for one ps in one message, with the step at which it read the
+    variables, and is answered when that step is over. Gradients of another step are dropped and
+    counted. Each of the gradients in an aggregate comes from another worker, unless there are more
+    to aggregate than workers. See ``docs/sync.md``.
 
         opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
         train_op = opt.minimize(loss, global_step=global_step)
 
-    A Supervisor or a monitored session runs the work of the chief, which is in the graph's collection of queue runners.
+    A Supervisor or a monitored session runs the work of the chief, which is in the graph's
+    collection of queue runners.
 
     Args:
         optimizer: the optimizer that applies the mean.
-        replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas``, the other workers are backups:
-            the step does not wait for the slowest. Above ``total_num_replicas``, each worker adds several gradients to
-            one aggregate. None, with ``elastic``: one gradient of each worker that is there.
+        replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas``, the other
+            workers are backups: the step does not wait for the slowest. Above
+            ``total_num_replicas``, each worker adds several gradients to one aggregate. None, with
+            ``elastic``: one gradient of each worker that is there.
         total_num_replicas: workers; ``replicas_to_aggregate`` by default.
-        worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
-            the gradients are computed; without a device, the session tells workers apart. A task of a job called chief
-            has the last number.
-        is_chief: True on the worker that chooses the aggregates when there are several ps. By default the chief of the
-            Supervisor or the monitored session; with a plain session worker 0, or the task of a job called chief.
-        sync_timeout_secs: seconds for which a step waits for a missing worker. Then the step continues with the mean of
-            the gradients that are there. Later steps do not wait for that worker until the worker is back. None waits
-            for ever.
-        elastic: True if workers come and go while training runs; ``total_num_replicas`` has no meaning then. A step
-            waits for each worker that has pushed gradients, until the worker is done or gives no sign of life. While
-            there are fewer workers, an aggregate has fewer than ``replicas_to_aggregate`` gradients.
+        worker: this worker's number, below ``total_num_replicas``. By default the task number of
+            the device on which the gradients are computed; without a device, the session tells
+            workers apart. A task of a job called chief has the last number.
+        is_chief: True on the worker that chooses the aggregates when there are several ps. By
+            default the chief of the Supervisor or the monitored session; with a plain session
+            worker 0, or the task of a job called chief.
+        sync_timeout_secs: seconds for which a step waits for a missing worker. Then the step
+            continues with the mean of the gradients that are there. Later steps do not wait for
+            that worker until the worker is back. None waits for ever.
+        elastic: True if workers come and go while training runs; ``total_num_replicas`` has no
+            meaning then. A step waits for each worker that has pushed gradients, until the worker
+            is done or gives no sign of life. While there are fewer workers, an aggregate has fewer
+            than ``replicas_to_aggregate`` gradients.
         name: name of the optimizer, the same in all workers.
 
     Raises:
-        InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``, or
-            ``replicas_to_aggregate`` is None without ``elastic``.
+        InvalidArgumentError: a number is below 1, or ``worker`` is not below
+            ``total_num_replicas``, or ``replicas_to_aggregate`` is None without ``elastic``.
     """
 
     drops_gradients = True
@@ -76,18 +86,24 @@ class SyncReplicas(WrappedOptimizer):
     ) -> None:
         if elastic:
             if total_num_replicas is not None:
-                raise rt.InvalidArgumentError(f"{name}: with elastic nobody knows total_num_replicas: leave it out")
+                raise rt.InvalidArgumentError(
+                    f"{name}: with elastic nobody knows total_num_replicas: leave it out"
+                )
             total_num_replicas = _ALL
             replicas_to_aggregate = _ALL if replicas_to_aggregate is None else replicas_to_aggregate
         elif replicas_to_aggregate is None:
-            raise rt.InvalidArgumentError(f"{name}: give replicas_to_aggregate, or elastic=True for all who are there")
+            raise rt.InvalidArgumentError(
+                f"{name}: give replicas_to_aggregate, or elastic=True for all who are there"
+            )
         total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
         if replicas_to_aggregate < 1 or total < 1:
             raise rt.InvalidArgumentError(
                 f"{name}: cannot aggregate {replicas_to_aggregate} gradients of {total} workers"
             )
         if worker is not None and not 0 <= worker < total:
-            raise rt.InvalidArgumentError(f"{name}: worker {worker} is not among the {total} workers")
+            raise rt.InvalidArgumentError(
+                f"{name}: worker {worker} is not among the {total} workers"
+            )
         super().__init__(optimizer, name)
         self._needed = replicas_to_aggregate
         self._total = total
@@ -110,13 +126,15 @@ class SyncReplicas(WrappedOptimizer):
         The operation is done when the step of these gradients is finished.
 
         Args:
-            grads_and_vars: pairs of ``compute_gradients``, possibly changed: clipping happens before averaging.
-            global_step: variable that counts the aggregates. A step that fetches the variable too gets the value after
-                the step.
+            grads_and_vars: pairs of ``compute_gradients``, possibly changed: clipping happens
+                before averaging.
+            global_step: variable that counts the aggregates. A step that fetches the variable too
+                gets the value after the step.
             name: operation name.
 
         Raises:
-            InvalidArgumentError: no variables, or no global step, or the worker's number is too large.
+            InvalidArgumentError: no variables, or no global step, or the worker's number is too
+                large.
         """
         if not grads_and_vars:
             raise rt.InvalidArgumentError("Must supply at least one variable")
@@ -135,11 +153,13 @@ class SyncReplicas(WrappedOptimizer):
             return self._worker
         number = worker_of(grads_and_vars)
         if number is None and on_chief(grads_and_vars):
-            # Workers count from 0, whether there is a chief's job or not. So the chief takes the last number.
+            # Workers count from 0, whether there is a chief's job or not. So the chief takes the
+            # last number.
             return self._total - 1
         if number is not None and number >= self._total:
             raise rt.InvalidArgumentError(
-                f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: give the number of "
+                f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: "
+                "give the number of "
                 "workers, or worker="
             )
         return number
@@ -179,10 +199,15 @@ class SyncReplicas(WrappedOptimizer):
         return rt.group(*pushes, name=f"{self.name}/train")
 
     def _make_quorums(
-        self, devices: Sequence[str], grads_and_vars: Sequence[GradientAndVariable], global_step: rt.Variable
+        self,
+        devices: Sequence[str],
+        grads_and_vars: Sequence[GradientAndVariable],
+        global_step: rt.Variable,
     ) -> list[rt.lowlevel.Quorum]:
         """Makes the quorum of each task, beside a variable of that task."""
-        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
+        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {
+            global_step.device: global_step
+        }
         shared_name = self.shared_name(grads_and_vars)
         return [
             rt.lowlevel.Quorum(
@@ -202,7 +227,9 @@ class SyncReplicas(WrappedOptimizer):
     @property
     def _checked(self) -> _Made:
         if self._made is None:
-            raise rt.InvalidArgumentError(f"{self.name}: apply_gradients should be called before this")
+            raise rt.InvalidArgumentError(
+                f"{self.name}: apply_gradients should be called before this"
+            )
         return self._made
 
     # -- what it knows -----------------------------------------------------------------------------------------
@@ -266,6 +293,8 @@ def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
 def on_chief(grads_and_vars: Sequence[GradientAndVariable]) -> bool:
     """Returns True if gradients are computed by the task of a job that is called chief."""
     return any(
-        g is not None and g.device != v.device and g.device.startswith(("/job:chief/", "/job:master/"))
+        g is not None
+        and g.device != v.device
+        and g.device.startswith(("/job:chief/", "/job:master/"))
         for g, v in grads_and_vars
     )

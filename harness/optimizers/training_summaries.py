@@ -26,19 +26,21 @@ def training_summaries(
         train_op = optimizer.apply_gradients(pairs, global_step)
 
     ``training/gradient_norm`` is the global norm of this worker's gradients, before clipping.
-    ``training/learning_rate`` is the schedule at the global step. A schedule inside of an optax transformation counts
-    the updates of a variable, which are as many. ``training/average_distance`` is the global norm of the difference
-    between the variables and their averages.
+    ``training/learning_rate`` is the schedule at the global step. A schedule inside of an optax
+    transformation counts the updates of a variable, which are as many.
+    ``training/average_distance`` is the global norm of the difference between the variables and
+    their averages.
 
     Args:
         grads_and_vars: pairs of ``compute_gradients``.
         learning_rate: an optax schedule, or a number; None for no summary of the rate.
         global_step: argument of a schedule.
-        averages: the moving averages of the variables of ``grads_and_vars``, a pytree in their order.
+        averages: the moving averages of the variables of ``grads_and_vars``, a pytree in their
+            order.
 
     Raises:
-        InvalidArgumentError: there is no gradient, a schedule comes without ``global_step``, or the averages are of
-            other variables.
+        InvalidArgumentError: there is no gradient, a schedule comes without ``global_step``, or the
+            averages are of other variables.
     """
     gradients = [gradient for gradient, _ in grads_and_vars if gradient is not None]
     if not gradients:
@@ -48,12 +50,18 @@ def training_summaries(
     kept = jax.tree.leaves(averages)
     variables = [variable for _, variable in grads_and_vars]
     if kept and [v.shape for v in kept] != [v.shape for v in variables]:
-        raise rt.InvalidArgumentError("training_summaries: the averages are not those of the variables, in their order")
+        raise rt.InvalidArgumentError(
+            "training_summaries: the averages are not those of the variables, in their order"
+        )
     made: list[rt.Tensor] = []
     with rt.name_scope("training"):
         made.append(summary.scalar("gradient_norm", rt.call(_norm, gradients, name="norm")))
         if learning_rate is not None:
-            rate = rt.call(learning_rate, global_step, name="rate") if callable(learning_rate) else learning_rate
+            rate = (
+                rt.call(learning_rate, global_step, name="rate")
+                if callable(learning_rate)
+                else learning_rate
+            )
             made.append(summary.scalar("learning_rate", rate))
         if kept:
             distance = rt.call(
@@ -67,4 +75,6 @@ def training_summaries(
 
 def _norm(arrays: Sequence[jax.Array]) -> jax.Array:
     """Computes the global norm, float32."""
-    return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), start=jnp.float32(0)))
+    return jnp.sqrt(
+        sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), start=jnp.float32(0))
+    )

@@ -16,7 +16,8 @@ class VariableTree:
     """The pytree of variables that masks and labels are written for.
 
     Args:
-        params: a pytree of variables; of a list or tuple of variables, the dictionary of their names.
+        params: a pytree of variables; of a list or tuple of variables, the dictionary of their
+            names.
 
     Raises:
         InvalidArgumentError: a leaf is no variable.
@@ -28,7 +29,9 @@ class VariableTree:
         found, self._structure = jax.tree.flatten_with_path(params)
         for path, leaf in found:
             if not isinstance(leaf, rt.Variable):
-                raise rt.InvalidArgumentError(f"params{jax.tree_util.keystr(path)} is no variable but {leaf!r}")
+                raise rt.InvalidArgumentError(
+                    f"params{jax.tree_util.keystr(path)} is no variable but {leaf!r}"
+                )
         self.variables: list[rt.Variable] = [leaf for _, leaf in found]
         self._paths = [path for path, _ in found]
         self._places = {variable: place for place, variable in enumerate(self.variables)}
@@ -49,7 +52,8 @@ class VariableTree:
     def _place(self, variable: rt.Variable) -> int:
         if variable not in self._places:
             raise rt.InvalidArgumentError(
-                f"variable {variable.spec.name!r} is trained but is not in the params that the optimizer was given"
+                f"variable {variable.spec.name!r} is trained but is not in the params that the "
+                "optimizer was given"
             )
         return self._places[variable]
 
@@ -60,19 +64,21 @@ def by_name(rules: Mapping[str, object]) -> Callable[[object], Any]:
     ``optax.multi_transform`` and the argument ``mask`` take such functions.
 
         harness.Optimizer(
-            optax.adamw(1e-3, mask=harness.by_name({"bias$|scale$": False, "": True})), params=params
+            optax.adamw(1e-3, mask=harness.by_name({"bias$|scale$": False, "": True})),
+            params=params
         )
 
     Args:
-        rules: by regular expression, the label (a string), or True for a variable of the mask. The first expression
-            that is found in the name of a variable counts. The name is the path in ``params``, as in ``Dense_0/bias``.
-            ``""`` is found in every name.
+        rules: by regular expression, the label (a string), or True for a variable of the mask. The
+            first expression that is found in the name of a variable counts. The name is the path in
+            ``params``, as in ``Dense_0/bias``. ``""`` is found in every name.
 
     Returns:
         A function from a tree to the tree of labels.
 
     Raises:
-        InvalidArgumentError: No expression is found in a name; the returned function raises the error.
+        InvalidArgumentError: No expression is found in a name; the returned function raises the
+            error.
     """
 
     def label(path: tuple[object, ...], _: object) -> object:
@@ -80,6 +86,8 @@ def by_name(rules: Mapping[str, object]) -> Callable[[object], Any]:
         for expression, given in rules.items():
             if re.search(expression, name):
                 return given
-        raise rt.InvalidArgumentError(f'by_name: no rule is for {name!r}; the rule "" is for all others')
+        raise rt.InvalidArgumentError(
+            f'by_name: no rule is for {name!r}; the rule "" is for all others'
+        )
 
     return lambda tree: jax.tree.map_with_path(label, tree)

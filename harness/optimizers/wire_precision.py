@@ -19,15 +19,17 @@ _COLLECTION = "bellwether/on_wire"
 def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
     """Prepares the parameters of a model to cross the wire in ``dtype``.
 
-    Their gradients cross in ``dtype``, too. A ps rounds the values that it sends, and the worker computes in the dtype
-    of the variable. The worker rounds gradients before the push, and the ps adds them in the dtype of the variable. So
-    bfloat16 halves the bytes at 8 bits of precision, and the variables keep small updates. For asynchronous training.
+    Their gradients cross in ``dtype``, too. A ps rounds the values that it sends, and the worker
+    computes in the dtype of the variable. The worker rounds gradients before the push, and the ps
+    adds them in the dtype of the variable. So bfloat16 halves the bytes at 8 bits of precision, and
+    the variables keep small updates. For asynchronous training.
 
         params = rt.variables(model.init(seed), name="mlp")
         loss = rt.call(model.loss_fn, harness.on_wire(params), images, labels)
 
     Args:
-        params: pytree of variables. Variables that are not floating point, or already as narrow, stay as they are.
+        params: pytree of variables. Variables that are not floating point, or already as narrow,
+            stay as they are.
         dtype: floating point, narrower than the variables.
 
     Returns:
@@ -38,7 +40,9 @@ def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
     """
     narrow = jnp.dtype(dtype)
     if not jnp.issubdtype(narrow, np.floating):
-        raise rt.InvalidArgumentError(f"on_wire: {narrow.name} is not floating point; use bfloat16 or float16")
+        raise rt.InvalidArgumentError(
+            f"on_wire: {narrow.name} is not floating point; use bfloat16 or float16"
+        )
     return jax.tree.map(lambda variable: _travelling(variable, narrow), params)
 
 
@@ -47,7 +51,8 @@ def _travelling(variable: rt.Variable, narrow: DType) -> Any:
     if not jnp.issubdtype(own, np.floating) or own.itemsize <= narrow.itemsize:
         return variable
     name = variable.spec.name.rpartition("/")[2]
-    # The ps rounds, so that the narrow value crosses the wire, whatever scopes the caller has opened.
+    # The ps rounds, so that the narrow value crosses the wire, whatever scopes the caller has
+    # opened.
     with rt.device(None), rt.device(variable.device or None):
         sent = rt.call(lambda value: value.astype(narrow), variable, name=f"{name}_to_wire")
     received = rt.call(lambda value: value.astype(own), sent, name=f"{name}_from_wire")
@@ -57,7 +62,8 @@ def _travelling(variable: rt.Variable, narrow: DType) -> Any:
 
 def gradients(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tensor | None]:
     """Computes ``runtime.gradients`` of variables, through the tensors that came over the wire."""
-    # A loss may use a variable both directly and as a tensor that came over the wire: both parts count.
+    # A loss may use a variable both directly and as a tensor that came over the wire: both parts
+    # count.
     copies = {v: [received for of, received, _ in _entries(v)] for v in variables}
     received = [tensor for tensors in copies.values() for tensor in tensors]
     if not received:
@@ -72,7 +78,9 @@ def gradients(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tens
 def _total(parts: list[rt.Tensor]) -> rt.Tensor | None:
     if len(parts) < 2:
         return parts[0] if parts else None
-    total: rt.Tensor = rt.call(lambda *values: sum(values[1:], start=values[0]), *parts, name="total_gradient")
+    total: rt.Tensor = rt.call(
+        lambda *values: sum(values[1:], start=values[0]), *parts, name="total_gradient"
+    )
     return total
 
 
@@ -81,7 +89,9 @@ def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     for _, _, dtype in _entries(variable):
         # The worker rounds, so that the narrow gradient crosses the wire.
         with rt.device(None), rt.device(gradient.device or None):
-            rounded: rt.Tensor = rt.call(lambda value, dtype=dtype: value.astype(dtype), gradient, name="to_wire")
+            rounded: rt.Tensor = rt.call(
+                lambda value, dtype=dtype: value.astype(dtype), gradient, name="to_wire"
+            )
             return rounded
     return gradient
 

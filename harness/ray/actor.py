@@ -1,7 +1,8 @@
 """The actor of one task, which keeps the task's place on a node and runs the task's process there.
 
-The task is a process below the actor, under the launcher's guard. The end of the actor ends the task with all its
-processes, whether Ray, the node or the driver ended the actor. The actor outlives the task.
+The task is a process below the actor, under the launcher's guard. The end of the actor ends the
+task with all its processes, whether Ray, the node or the driver ended the actor. The actor outlives
+the task.
 """
 
 import asyncio
@@ -60,7 +61,9 @@ class TaskActor:
         self._popen: subprocess.Popen[bytes] | None = None
         self._files = tempfile.TemporaryDirectory(prefix="bellwether-")  # of mode 0700
         self._directory = pathlib.Path(self._files.name)
-        self._function, self._result, self._error = (self._directory / name for name in ("function", "result", "error"))
+        self._function, self._result, self._error = (
+            self._directory / name for name in ("function", "result", "error")
+        )
         if isinstance(program, bytes):
             self._function.write_bytes(program)
         self._token = self._directory / "token"
@@ -79,7 +82,9 @@ class TaskActor:
         self._held = hold_ports(1, LOWEST_PORT)
         return f"{host}:{self._held[0].getsockname()[1]}"
 
-    async def run(self, topology: Topology, task: LaunchTask, attempt: int, number: int, bind: str) -> Ended:
+    async def run(
+        self, topology: Topology, task: LaunchTask, attempt: int, number: int, bind: str
+    ) -> Ended:
         """Runs the task's process until it ends.
 
         Args:
@@ -102,8 +107,10 @@ class TaskActor:
         env.setdefault(SECURITY_VARIABLE, str(self._token))
         if bind:
             env[BIND_VARIABLE] = bind
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what Ray lets this process import
-        # From the thread of the event loop, which lives as long as the actor: the guard ends with the thread.
+        # what Ray lets this process import
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        # From the thread of the event loop, which lives as long as the actor: the guard ends with
+        # the thread.
         self._popen = start_guarded(command, env)
         returncode = await asyncio.to_thread(self._popen.wait)
         return Ended(returncode, _content(self._result), _content(self._error))

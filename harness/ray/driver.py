@@ -1,7 +1,7 @@
 """The driver of a run on Ray, which places the actors and follows the launcher's policy.
 
-`harness.launch.policy` decides. Its events are those of the actors, and the driver carries out its instructions.
-There is one thread, which waits for one queue.
+`harness.launch.policy` decides. Its events are those of the actors, and the driver carries out its
+instructions. There is one thread, which waits for one queue.
 """
 
 import contextlib
@@ -68,22 +68,23 @@ def run(
 ) -> list[Any]:
     """Runs a program as every task of a cluster on Ray, until the workers are done.
 
-    Each task is a process of its own, below an actor that has a bundle of one placement group. Its environment says
-    which task it is, as ``harness.join_cluster`` reads it. One that dies is started again by the same rules as with
-    ``harness.launch``; one whose node dies, on another node. The lines of the tasks are where Ray shows those of
-    actors. Ctrl-C and SIGTERM go to the workers, and then to the ps; a second one kills.
+    Each task is a process of its own, below an actor that has a bundle of one placement group. Its
+    environment says which task it is, as ``harness.join_cluster`` reads it. One that dies is
+    started again by the same rules as with ``harness.launch``; one whose node dies, on another
+    node. The lines of the tasks are where Ray shows those of actors. Ctrl-C and SIGTERM go to the
+    workers, and then to the ps; a second one kills.
 
     Args:
-        program: Function without arguments (``functools.partial`` binds some), which Ray's cloudpickle takes along; or
-            a command, which gets the flags of ``harness.launch``.
+        program: Function without arguments (``functools.partial`` binds some), which Ray's
+            cloudpickle takes along; or a command, which gets the flags of ``harness.launch``.
         ps: Number of ps.
         workers: Number of workers; worker 0 is the chief.
         evaluators: Number of evaluators, for which no task waits.
-        resources: Resources of each task of a job on its node, in Ray's words: ``{"worker": {"CPU": 2, "GPU": 1}}``.
-            One CPU by default.
+        resources: Resources of each task of a job on its node, in Ray's words: ``{"worker": {"CPU":
+            2, "GPU": 1}}``. One CPU by default.
         strategy: Ray's strategy of placement: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        max_restarts: Number of restarts of one task before it has failed for good. Preemptions do not count, nor
-            restarts before a run of a minute.
+        max_restarts: Number of restarts of one task before it has failed for good. Preemptions do
+            not count, nor restarts before a run of a minute.
         grace_secs: Seconds that tasks may take to stop.
 
     Returns:
@@ -97,14 +98,22 @@ def run(
     """
     command = None if callable(program) else tuple(program)
     if ps < 1 or workers < 1 or evaluators < 0:
-        raise ValueError(f"ps={ps}, workers={workers}, evaluators={evaluators}: at least one ps and one worker")
+        raise ValueError(
+            f"ps={ps}, workers={workers}, evaluators={evaluators}: at least one ps and one worker"
+        )
     asked = {job: dict(needed) for job, needed in (resources or {}).items()}
     if unknown := asked.keys() - {PS, WORKER, EVALUATOR}:
-        raise ValueError(f"resources={asked}: there is no job {min(unknown)!r}, only {PS}, {WORKER} and {EVALUATOR}")
+        raise ValueError(
+            f"resources={asked}: there is no job {min(unknown)!r}, only {PS}, {WORKER} and "
+            f"{EVALUATOR}"
+        )
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     if command is not None and (not command or claimed_flags(command)):
-        raise ValueError(f"the command {shlex.join(command)!r} is empty, or has flags that are set for every task")
+        raise ValueError(
+            f"the command {shlex.join(command)!r} is empty, or has flags that are set for every "
+            "task"
+        )
     if not ray.is_initialized():
         ray.init()
     counts = {PS: ps, WORKER: workers, EVALUATOR: evaluators}
@@ -113,7 +122,9 @@ def run(
     bundles = {task: asked.get(task.job, DEFAULT_RESOURCES) for task in tasks}
     with contextlib.ExitStack() as stack:
         own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bellwether-")))
-        cluster = _Cluster(command or cloudpickle.dumps(program), bundles, strategy, options, own / "token")
+        cluster = _Cluster(
+            command or cloudpickle.dumps(program), bundles, strategy, options, own / "token"
+        )
         stack.callback(cluster.close)
         with _stop_signals(cluster.events):
             return cluster.run()
@@ -127,8 +138,8 @@ class _Seat:
         number: Number of the task among all, which is that of its bundle.
         actor: Actor of the task; None when it has died.
         address: Address that the cluster knows.
-        place: Address that the actor holds. A worker that has moved keeps the address that the cluster knows. Only
-            clients that ask for the worker's status look there.
+        place: Address that the actor holds. A worker that has moved keeps the address that the
+            cluster knows. Only clients that ask for the worker's status look there.
         attempt: Number of the present start.
         placing: True until the actor has reported its place.
         runs: True from the start of the process until its end is reported.
@@ -202,14 +213,18 @@ class _Cluster:
         self._follow(instructions)
         while state.stage is not policy.RunStage.FINISHED:
             for event in (*self._next(policy.next_due(state)), policy.Tick()):
-                state, instructions = policy.react(state, event, concurrency.monotonic(), self._options)
+                state, instructions = policy.react(
+                    state, event, concurrency.monotonic(), self._options
+                )
                 self._follow(instructions)
         results = [seat.result for task, seat in self._seats.items() if task.job == WORKER]
         if state.failure is not None:
             failed = state.failure
             cause = self._seats[failed.task].error
             said = f": {type(cause).__name__}: {cause}" if cause is not None else ""
-            raise TaskFailedError(f"{failed.why}{said}", str(failed.task), failed.code, results) from cause
+            raise TaskFailedError(
+                f"{failed.why}{said}", str(failed.task), failed.code, results
+            ) from cause
         if state.signal_code is not None:
             raise _stopped(state.signal_code - 128)
         return results
@@ -218,7 +233,11 @@ class _Cluster:
         """Ends the actors, and all processes below them."""
         actors = [seat.actor for seat in self._seats.values() if seat.actor is not None]
         if actors:
-            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSE_SECS)
+            ray.wait(
+                [actor.close.remote() for actor in actors],
+                num_returns=len(actors),
+                timeout=CLOSE_SECS,
+            )
         for actor in actors:
             ray.kill(actor)
         if self._group is not None:
@@ -228,7 +247,9 @@ class _Cluster:
 
     def _place_all(self) -> None:
         """Waits until every task has a node and an address."""
-        self._group = placement_group([dict(bundle) for bundle in self._bundles.values()], strategy=self._strategy)
+        self._group = placement_group(
+            [dict(bundle) for bundle in self._bundles.values()], strategy=self._strategy
+        )
         placed: Future[Any] = self._group.ready().future()
         placed.add_done_callback(lambda _: self.events.put(None))
         self._wait(placed.done, "places for")
@@ -242,7 +263,9 @@ class _Cluster:
             try:
                 event = self.events.get(timeout=SAY_SECS)
             except queue.Empty:
-                self._say_waiting(what, [task for task, seat in self._seats.items() if not seat.address])
+                self._say_waiting(
+                    what, [task for task, seat in self._seats.items() if not seat.address]
+                )
                 continue
             match event:
                 case policy.Interrupted(signum):
@@ -255,7 +278,8 @@ class _Cluster:
     def _say_waiting(self, what: str, tasks: Sequence[LaunchTask]) -> None:
         asked = sorted({str(dict(self._bundles[task])) for task in tasks})
         _say(
-            f"still waiting for {what} {', '.join(map(str, tasks))}: each needs {' or '.join(asked)}, and the nodes of "
+            f"still waiting for {what} {', '.join(map(str, tasks))}: each needs "
+            f"{' or '.join(asked)}, and the nodes of "
             f"this Ray cluster have {_free()} to give"
         )
 
@@ -305,9 +329,14 @@ class _Cluster:
     def _next(self, due: float | None) -> Iterator[policy.Event]:
         """Waits for an event, or until time is due. Yields the events of the policy."""
         placing = [task for task, seat in self._seats.items() if seat.placing]
-        soonest = min((secs for secs in (due, self._say_at if placing else None) if secs is not None), default=None)
+        soonest = min(
+            (secs for secs in (due, self._say_at if placing else None) if secs is not None),
+            default=None,
+        )
         try:
-            event = self.events.get(timeout=None if soonest is None else max(0.0, soonest - concurrency.monotonic()))
+            event = self.events.get(
+                timeout=None if soonest is None else max(0.0, soonest - concurrency.monotonic())
+            )
         except queue.Empty:
             if placing and concurrency.monotonic() >= self._say_at:
                 self._say_waiting("nodes for", placing)
@@ -330,7 +359,10 @@ class _Cluster:
             yield self._lost(task, error)
             return
         if seat.place != seat.address and task.job == PS:
-            _say(f"{task} is on another node now, at {seat.place}: all tasks are started again with this address")
+            _say(
+                f"{task} is on another node now, at {seat.place}: all tasks are started again with "
+                "this address"
+            )
             for other, its in self._seats.items():
                 its.address = its.place
                 if its.runs and other != task:
@@ -429,7 +461,11 @@ def _stopped(signum: int) -> BaseException:
 def _free() -> str:
     """Describes the free resources of the nodes, without Ray's own markers of nodes and bundles."""
     markers = ("node:", "bundle_group_")
-    free = {name: amount for name, amount in ray.available_resources().items() if not name.startswith(markers)}
+    free = {
+        name: amount
+        for name, amount in ray.available_resources().items()
+        if not name.startswith(markers)
+    }
     return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(free.items())) or "nothing"
 
 

@@ -1,7 +1,7 @@
 """The process of a task whose program is a function: ``python -m harness.ray.task FUNCTION RESULT ERROR``.
 
-It calls the function that is pickled in the first file, and leaves what that returns or raises in one of the others.
-It ends with the exit code of `harness.exit_codes` for the error.
+It calls the function that is pickled in the first file, and leaves what that returns or raises in
+one of the others. It ends with the exit code of `harness.exit_codes` for the error.
 """
 
 import os
@@ -28,14 +28,19 @@ def main(function_file: pathlib.Path, result_file: pathlib.Path, error_file: pat
     try:
         _leave(result_file, cloudpickle.dumps(result))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        wrong = TypeError(f"what the function returns cannot be pickled: {error}; return None, arrays or numbers")
+        wrong = TypeError(
+            f"what the function returns cannot be pickled: {error}; return None, arrays or numbers"
+        )
         _leave(error_file, cloudpickle.dumps(wrong))
         exit_codes.leave(exit_codes.CONFIGURATION, str(wrong))
     return exit_codes.DONE.plain
 
 
 def _pickled(error: Exception, text: str) -> bytes:
-    """Pickles an error with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
+    """Pickles an error with its traceback as a note.
+
+    An error that cannot be pickled becomes a RuntimeError.
+    """
     error.add_note(text)
     try:
         whole: bytes = cloudpickle.dumps(error)

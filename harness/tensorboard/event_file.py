@@ -1,8 +1,9 @@
 """An event file and its writer thread: an added event costs the step loop an append to a list.
 
-An error of the disk never reaches the training loop. The error is logged once, and events wait in memory for room.
-Events beyond the room in memory are lost and counted (``events_lost_total``). The file only grows, by whole records in
-order, so a reader such as TensorBoard finds at worst an unfinished last record.
+An error of the disk never reaches the training loop. The error is logged once, and events wait in
+memory for room. Events beyond the room in memory are lost and counted (``events_lost_total``). The
+file only grows, by whole records in order, so a reader such as TensorBoard finds at worst an
+unfinished last record.
 """
 
 from __future__ import annotations
@@ -100,10 +101,13 @@ class EventFile:
         self._records = RecordFile(self.path) if self._local else RecordWriter(self.path)
         self._logged_lost = 0
         self._failure = ""
-        # The thread is informed of events and orders, and informs those who wait for room or for a flush.
+        # The thread is informed of events and orders, and informs those who wait for room or for a
+        # flush.
         self._changed = concurrency.Condition()
         self._new = [
-            event_pb2.Event(wall_time=concurrency.wall_time(), file_version="brain.Event:2").SerializeToString()
+            event_pb2.Event(
+                wall_time=concurrency.wall_time(), file_version="brain.Event:2"
+            ).SerializeToString()
         ]
         # Events that are not on disk, and their bytes.
         self._waiting = 1
@@ -119,7 +123,9 @@ class EventFile:
         """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
         data = event.SerializeToString()
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._is_over() or self._waiting_bytes <= KEEP_BYTES)
+            self._changed.wait_for(
+                lambda: self._failure or self._is_over() or self._waiting_bytes <= KEEP_BYTES
+            )
             if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
                 self._lose(1)
             elif not self._is_over():
@@ -145,7 +151,9 @@ class EventFile:
         self._threads.close()
         if self._failure:
             self._lose(self._waiting)
-            logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)
+            logging.error(
+                "%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure
+            )
             if not self._local:
                 # The `close` of the records would try to write them once more.
                 return
@@ -161,7 +169,8 @@ class EventFile:
 
     def _secs_to_flush(self) -> float | None:
         """Returns the seconds until the next flush; None while no event waits."""
-        # A store is written whole at each flush; but the step loop waits where no more events may wait.
+        # A store is written whole at each flush; but the step loop waits where no more events may
+        # wait.
         most = _FLUSH_BYTES if self._local else KEEP_BYTES
         much = not self._failure and self._waiting_bytes >= most
         if much or self._closing or self._flushes_ordered > self._flushes_done:
@@ -175,7 +184,11 @@ class EventFile:
                 while (secs := self._secs_to_flush()) != 0.0:
                     self._changed.wait(secs)
                 new, self._new = self._new, []
-                written, closing, ordered = self._waiting_bytes, self._closing, self._flushes_ordered
+                written, closing, ordered = (
+                    self._waiting_bytes,
+                    self._closing,
+                    self._flushes_ordered,
+                )
             for data in new:
                 self._records.write(data)
             failure = self._flush()
@@ -195,7 +208,8 @@ class EventFile:
         except Exception as error:
             if not self._failure:
                 logging.error(
-                    "events cannot be written to %s: %s; training goes on, and the next %d MB of them wait in memory",
+                    "events cannot be written to %s: %s; training goes on, and the next %d MB of "
+                    "them wait in memory",
                     *(self.path, error, KEEP_BYTES >> 20),
                 )
             return str(error) or type(error).__name__
@@ -213,7 +227,9 @@ def _new_path(logdir: str, suffix: str) -> str:
     """Returns a file name that no writer has, as a file that is opened again within a second must be a new file."""
     second = int(concurrency.wall_time())
     while True:
-        path = f"{logdir.rstrip('/')}/events.out.tfevents.{second:010d}.{socket.gethostname()}{suffix}"
+        path = (
+            f"{logdir.rstrip('/')}/events.out.tfevents.{second:010d}.{socket.gethostname()}{suffix}"
+        )
         if "://" in path:
             return path
         try:

@@ -13,8 +13,8 @@ _PRODUCER = 22
 def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
     """Returns the GraphDef of ``graph``, with a node for each operation.
 
-    A node has the name (with name scopes as its path), type, requested device, inputs and control inputs of the
-    operation, and the attributes ``dtype`` and ``_output_shapes``.
+    A node has the name (with name scopes as its path), type, requested device, inputs and control
+    inputs of the operation, and the attributes ``dtype`` and ``_output_shapes``.
     """
     message = graph_pb2.GraphDef()
     message.versions.producer = _PRODUCER
@@ -43,4 +43,6 @@ def _shape(tensor: rt.Tensor) -> tensor_shape_pb2.TensorShapeProto:
     if tensor.shape is None:
         return tensor_shape_pb2.TensorShapeProto(unknown_rank=True)
     sizes = (-1 if size is None else size for size in tensor.shape)
-    return tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=n) for n in sizes])
+    return tensor_shape_pb2.TensorShapeProto(
+        dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=n) for n in sizes]
+    )

@@ -15,15 +15,20 @@ Layout = Mapping[str, Mapping[str, Sequence[str]]]
 """Category -> chart -> regular expressions of the tags of scalars that the chart shows."""
 
 
-def hparams_summary(values: Mapping[str, object], metrics: Sequence[str] = (), now: float | None = None) -> Summary:
+def hparams_summary(
+    values: Mapping[str, object], metrics: Sequence[str] = (), now: float | None = None
+) -> Summary:
     """Returns the Summary message that gives a run its row in TensorBoard's table of hyperparameters.
 
     Args:
-        values: name -> bool, number or string. Other values are shown as text, and None is left out.
+        values: name -> bool, number or string. Other values are shown as text, and None is left
+            out.
         metrics: tags of scalars of the same run to show in the row.
         now: beginning of the run, seconds since the epoch; now by default.
     """
-    experiment, start, _ = summary.hparams({k: _plain(v) for k, v in values.items()}, dict.fromkeys(metrics))
+    experiment, start, _ = summary.hparams(
+        {k: _plain(v) for k, v in values.items()}, dict.fromkeys(metrics)
+    )
     plugin = start.value[0].metadata.plugin_data
     data = HParamsPluginData.FromString(plugin.content)
     data.session_start_info.start_time_secs = concurrency.wall_time() if now is None else now

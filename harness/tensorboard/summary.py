@@ -1,7 +1,7 @@
 """Summaries: operations that give a serialized Summary message, evaluated as part of a step like any tensor.
 
-Summaries run on the target of the session, in any device scope. The tag of a summary is its name inside the open name
-scope, with ``_1``, ``_2`` ... if the graph has a summary of that tag already.
+Summaries run on the target of the session, in any device scope. The tag of a summary is its name
+inside the open name scope, with ``_1``, ``_2`` ... if the graph has a summary of that tag already.
 
     harness.summary.scalar("loss", loss)
     merged = harness.summary.merge_all()
@@ -26,7 +26,10 @@ _STRING = np.dtype(object)
 
 
 def scalar(
-    name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+    name: str,
+    tensor: rt.TensorLike,
+    collections: Iterable[str] | None = None,
+    family: str | None = None,
 ) -> rt.Tensor:
     """Makes a summary of a number.
 
@@ -40,16 +43,22 @@ def scalar(
         A string tensor of shape ``()``.
 
     Raises:
-        InvalidArgumentError: The tensor is not a number. An unknown shape is checked when the step runs.
+        InvalidArgumentError: The tensor is not a number. An unknown shape is checked when the step
+            runs.
     """
     value = rt.as_tensor(tensor)
     if value.shape is not None and any(size != 1 for size in value.shape):
-        raise rt.InvalidArgumentError(f"summary.scalar({name!r}) takes one number, not a tensor of shape {value.shape}")
+        raise rt.InvalidArgumentError(
+            f"summary.scalar({name!r}) takes one number, not a tensor of shape {value.shape}"
+        )
     return _summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
 
 
 def histogram(
-    name: str, values: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+    name: str,
+    values: rt.TensorLike,
+    collections: Iterable[str] | None = None,
+    family: str | None = None,
 ) -> rt.Tensor:
     """Makes a summary of the distribution of ``values``, of any shape and numeric dtype.
 
@@ -60,7 +69,8 @@ def histogram(
         family: as in ``scalar``.
 
     Raises:
-        InvalidArgumentError: An element is NaN or infinite when the step runs; the error names the tag.
+        InvalidArgumentError: An element is NaN or infinite when the step runs; the error names the
+            tag.
     """
     return _summary("histogram", "HistogramSummary", name, [values], {}, collections, family)
 
@@ -76,8 +86,9 @@ def image(
 
     Args:
         name: the tag; the pictures get ``/image`` (one) or ``/image/0``, ``/image/1`` ... appended.
-        tensor: ``[batch, height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels. ``uint8`` is
-            not scaled. Other dtypes are scaled so that the largest value is 255, or 0 is grey if some are negative.
+        tensor: ``[batch, height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels.
+            ``uint8`` is not scaled. Other dtypes are scaled so that the largest value is 255, or 0
+            is grey if some are negative.
         max_outputs: most pictures of the batch.
         collections: as in ``scalar``.
         family: as in ``scalar``.
@@ -113,7 +124,9 @@ def audio(
     """
     value = _ranked(name, tensor, (2, 3), "[batch, frames] or [batch, frames, channels]")
     attrs = {"max_outputs": _positive(max_outputs)}
-    return _summary("audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family)
+    return _summary(
+        "audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family
+    )
 
 
 def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None) -> rt.Tensor:
@@ -134,7 +147,9 @@ def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = N
 
 
 def merge(
-    inputs: Sequence[rt.TensorLike], collections: Iterable[str] | None = None, name: str | None = None
+    inputs: Sequence[rt.TensorLike],
+    collections: Iterable[str] | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Merges summaries into one summary with all their values.
 
@@ -151,12 +166,18 @@ def merge(
         )
     with rt.device(None):
         op = rt.lowlevel.host_call(
-            "summary/merge", tensors, [((), object)], type="MergeSummary", name=name or "Merge/MergeSummary"
+            "summary/merge",
+            tensors,
+            [((), object)],
+            type="MergeSummary",
+            name=name or "Merge/MergeSummary",
         )
     return _collected(op.outputs[0], () if collections is None else collections)
 
 
-def merge_all(key: str = rt.GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None) -> rt.Tensor | None:
+def merge_all(
+    key: str = rt.GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
+) -> rt.Tensor | None:
     """Merges the summaries in a collection of the default graph; returns None for an empty collection.
 
     Args:
@@ -190,9 +211,16 @@ def _summary(
     # Not where the values are: the step's target writes its own summaries.
     with rt.device(None):
         op = rt.lowlevel.host_call(
-            f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name
+            f"summary/{kind}",
+            tensors,
+            [((), object)],
+            attrs={**attrs, "tag": tag},
+            type=type,
+            name=name,
         )
-    return _collected(op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections)
+    return _collected(
+        op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections
+    )
 
 
 def _collected(tensor: rt.Tensor, collections: Iterable[str]) -> rt.Tensor:
@@ -217,7 +245,9 @@ def _free(tag: str, taken: Collection[str]) -> str:
 def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
     value = rt.as_tensor(tensor)
     if value.shape is not None and len(value.shape) not in ranks:
-        raise rt.InvalidArgumentError(f"summary {name!r} takes {wanted}, not a tensor of shape {value.shape}")
+        raise rt.InvalidArgumentError(
+            f"summary {name!r} takes {wanted}, not a tensor of shape {value.shape}"
+        )
     return value
 
 

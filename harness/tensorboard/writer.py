@@ -19,7 +19,15 @@ from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, 
 from runtime import concurrency
 
 _NO_PLACE = {
-    *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
+    *(
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+    ),
     *(errno.EPERM, errno.EROFS),
 }
 """Errors of a directory that stays unusable until a person helps."""
@@ -32,21 +40,24 @@ class FileWriter:
 
     ``close`` ends the file and the thread. The next event opens a new file in the same directory.
 
-    Several processes may write into one directory, each with its own ``filename_suffix``; TensorBoard shows a directory
-    as one run, so series that several processes write under one tag belong in directories of their own.
+    Several processes may write into one directory, each with its own ``filename_suffix``;
+    TensorBoard shows a directory as one run, so series that several processes write under one tag
+    belong in directories of their own.
 
-    An error of the disk is logged and not raised. Events that are added meanwhile wait in memory, up to 16 MiB, and are
-    written when there is room. Further events are lost and counted (``events_lost_total``).
+    An error of the disk is logged and not raised. Events that are added meanwhile wait in memory,
+    up to 16 MiB, and are written when there is room. Further events are lost and counted
+    (``events_lost_total``).
 
     Args:
         logdir: the directory, which is made if missing.
         graph: a graph to write at once.
-        flush_secs: seconds between two flushes to disk; the first flush is at once. By default every 2 s,
-            and every 120 s in a cloud store, where a flush writes the whole file again.
+        flush_secs: seconds between two flushes to disk; the first flush is at once. By default
+            every 2 s, and every 120 s in a cloud store, where a flush writes the whole file again.
         filename_suffix: end of the file names.
 
     Raises:
-        PermissionDeniedError: The directory cannot be made or written to; the error says what to do.
+        PermissionDeniedError: The directory cannot be made or written to; the error says what to
+            do.
         OSError: The file cannot be made for another reason than a full disk.
     """
 
@@ -65,7 +76,10 @@ class FileWriter:
         self._lock = concurrency.Lock()
         self._file: EventFile | None = None
         self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
-        """A function that receives the numbers of each event, by tag, and the step or None. Errors are logged."""
+        """A function that receives the numbers of each event, by tag, and the step or None.
+
+        Errors are logged.
+        """
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -79,7 +93,8 @@ class FileWriter:
             if error.errno not in _NO_PLACE:
                 raise
             raise rt.PermissionDeniedError(
-                f"nothing can be written to the logdir {self._logdir} ({error.strerror}): give a directory that this "
+                f"nothing can be written to the logdir {self._logdir} ({error.strerror}): give a "
+                "directory that this "
                 "task's user may write to"
             ) from None
         self._file = file
@@ -88,7 +103,10 @@ class FileWriter:
         return file
 
     def get_logdir(self) -> str:
-        """Returns the directory. Programs of TensorFlow ask the writers of a Supervisor or a FileWriterCache, too."""
+        """Returns the directory.
+
+        Programs of TensorFlow ask the writers of a Supervisor or a FileWriterCache, too.
+        """
         return self._logdir
 
     @property
@@ -117,24 +135,35 @@ class FileWriter:
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
         self._add(event_pb2.Event(summary=message), global_step)
-        numbers = {value.tag: value.simple_value for value in message.value if value.HasField("simple_value")}
+        numbers = {
+            value.tag: value.simple_value
+            for value in message.value
+            if value.HasField("simple_value")
+        }
         if self.on_scalars is not None and numbers:
             try:
                 self.on_scalars(numbers, None if global_step is None else int(global_step))
             except Exception as error:
                 # A library or a server of the user may fail, and no training depends on either.
-                logging.log_every_n_seconds(logging.WARNING, "on_scalars: %s: %s", 60, type(error).__name__, error)
+                logging.log_every_n_seconds(
+                    logging.WARNING, "on_scalars: %s: %s", 60, type(error).__name__, error
+                )
 
-    def add_scalars(self, values: Mapping[str, float], global_step: SupportsInt | None = None) -> None:
+    def add_scalars(
+        self, values: Mapping[str, float], global_step: SupportsInt | None = None
+    ) -> None:
         """Adds one number for each tag."""
-        points = (summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items())
+        points = (
+            summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()
+        )
         self.add_summary(summary_pb2.Summary(value=points), global_step)
 
     def add_hparams(self, values: Mapping[str, object], metrics: Sequence[str] = ()) -> None:
         """Gives the run its row in TensorBoard's table of hyperparameters.
 
         Args:
-            values: name -> bool, number or string. Other values are shown as text, and None is left out.
+            values: name -> bool, number or string. Other values are shown as text, and None is left
+                out.
             metrics: tags of scalars in the row, such as "accuracy".
         """
         self.add_summary(hparams_summary(values, metrics))
@@ -154,7 +183,9 @@ class FileWriter:
             raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
         self._add(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
 
-    def add_run_metadata(self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None) -> None:
+    def add_run_metadata(
+        self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None
+    ) -> None:
         """Adds the compute times and bytes of a traced step, for the graph page.
 
         Args:
@@ -184,7 +215,9 @@ class FileWriter:
         """
         if isinstance(session_log, str):
             status = event_pb2.SessionLog.SessionStatus.Value(session_log)
-            session_log = event_pb2.SessionLog(status=status, checkpoint_path=checkpoint_path, msg=msg)
+            session_log = event_pb2.SessionLog(
+                status=status, checkpoint_path=checkpoint_path, msg=msg
+            )
         self._add(event_pb2.Event(session_log=session_log), global_step)
 
     def add_event(self, event: event_pb2.Event) -> None:
@@ -205,7 +238,10 @@ class FileWriter:
         return file is None or file.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file; the next event opens a new file. A second call does nothing."""
+        """Flushes and closes the file; the next event opens a new file.
+
+        A second call does nothing.
+        """
         with self._lock:
             file, self._file = self._file, None
         if file is not None:

@@ -60,15 +60,15 @@ class LocalCluster(Processes):
     At the end of the block every process is ended.
 
     Args:
-        command: Program and arguments; a bare ``python`` is this interpreter. The flags --ps_hosts, --worker_hosts,
-            --job_name and --task_index are added.
+        command: Program and arguments; a bare ``python`` is this interpreter. The flags --ps_hosts,
+            --worker_hosts, --job_name and --task_index are added.
         ps: Number of ps tasks.
         workers: Number of workers.
         env: Environment variables beside those of this process.
         links: True puts a network between the tasks that can be cut.
-        preload: Modules that are imported once, for all tasks of all clusters of this process. The command must be a
-            Python program. A task whose environment differs in what modules read on import (JAX's variables) imports
-            them itself.
+        preload: Modules that are imported once, for all tasks of all clusters of this process. The
+            command must be a Python program. A task whose environment differs in what modules read
+            on import (JAX's variables) imports them itself.
         start: True starts all tasks at once.
         echo: Function that is called with (task, line) for each line of a task.
     """
@@ -140,7 +140,12 @@ class LocalCluster(Processes):
         environ = {**environment(self._env, self._topology, identity, attempt), **env}
         if self._links is not None:
             proxy = f"127.0.0.1:{self._links.ports[task]}"
-            environ |= {"BELLWETHER_PROXY": proxy, "BELLWETHER_FAST_PATH": "0", "no_grpc_proxy": "", "no_proxy": ""}
+            environ |= {
+                "BELLWETHER_PROXY": proxy,
+                "BELLWETHER_FAST_PATH": "0",
+                "no_grpc_proxy": "",
+                "no_proxy": "",
+            }
         if task in self._held:
             self._held.pop(task).close()
         argv = arguments(self._command, self._topology, identity)
@@ -160,13 +165,17 @@ class LocalCluster(Processes):
 
     def step(self) -> int | None:
         """Returns the global step from its task; None when the task does not answer now."""
-        holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(self._ids)
+        holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(
+            self._ids
+        )
         for task in holders:
             life = self.running(task)
             if life is None or life.frozen:
                 continue
             try:
-                found = rt.probe(self.addresses[task], _PROBE_SECS, security=self._security).values.get("global_step")
+                found = rt.probe(
+                    self.addresses[task], _PROBE_SECS, security=self._security
+                ).values.get("global_step")
             except rt.OpError:
                 continue
             if found is not None:
@@ -188,10 +197,16 @@ class LocalCluster(Processes):
             now = self.step()
             if now is not None and now >= step:
                 return now
-            if not any(self.running(task) for task, identity in self._ids.items() if identity.job == WORKER):
-                raise RuntimeError(f"no worker runs any more, and the global step has not reached {step}")
+            if not any(
+                self.running(task) for task, identity in self._ids.items() if identity.job == WORKER
+            ):
+                raise RuntimeError(
+                    f"no worker runs any more, and the global step has not reached {step}"
+                )
             if concurrency.monotonic() >= deadline:
-                raise TimeoutError(f"the global step has not reached {step} within {secs:g} s: it is {now}")
+                raise TimeoutError(
+                    f"the global step has not reached {step} within {secs:g} s: it is {now}"
+                )
             self._pause()
 
     # -- faults ------------------------------------------------------------------------------------------------
@@ -213,8 +228,8 @@ class LocalCluster(Processes):
             say: Function that is called with a line for each fault.
 
         Returns:
-            The injected faults. A fault waits for a task that is about to be started again. A fault is skipped if its
-            task does not run at all.
+            The injected faults. A fault waits for a task that is about to be started again. A fault
+            is skipped if its task does not run at all.
 
         Raises:
             TimeoutError: The step of a fault did not come.
@@ -230,13 +245,22 @@ class LocalCluster(Processes):
                 if concurrency.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
                 self._go_on(undo)
-            while fault.kind is not Kind.CUT and not self.running(fault.task) and _comes_back(fault.task, undo):
+            while (
+                fault.kind is not Kind.CUT
+                and not self.running(fault.task)
+                and _comes_back(fault.task, undo)
+            ):
                 self._go_on(undo)
             last = concurrency.monotonic()
-            skipped = "" if fault.kind is Kind.CUT or self.running(fault.task) else "it does not run"
+            skipped = (
+                "" if fault.kind is Kind.CUT or self.running(fault.task) else "it does not run"
+            )
             if not skipped:
                 self._inject(fault)
-            say(f"fault {len(done) + 1} at {last - began:.1f} s: {fault}{skipped and ' - skipped: ' + skipped}")
+            say(
+                f"fault {len(done) + 1} at {last - began:.1f} s: "
+                f"{fault}{skipped and ' - skipped: ' + skipped}"
+            )
             done.append(Injected(fault, last, skipped))
             if fault.secs is not None and not skipped:
                 undo.append((last + fault.secs, fault))
@@ -258,7 +282,9 @@ class LocalCluster(Processes):
         if fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
         else:
-            {Kind.KILL: self.kill, Kind.STOP: self.stop, Kind.FREEZE: self.freeze}[fault.kind](fault.task)
+            {Kind.KILL: self.kill, Kind.STOP: self.stop, Kind.FREEZE: self.freeze}[fault.kind](
+                fault.task
+            )
 
     def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
         """Waits a moment, and ends the faults whose time is over."""
@@ -272,7 +298,9 @@ class LocalCluster(Processes):
                 self.thaw(fault.task)
             elif not self.running(fault.task):
                 self.start(fault.task)
-            elif fault.kind is Kind.STOP and self._alive(fault.task).started_at < at - (fault.secs or 0.0):
+            elif fault.kind is Kind.STOP and self._alive(fault.task).started_at < at - (
+                fault.secs or 0.0
+            ):
                 # The process of before the SIGTERM still runs.
                 continue
             undo.remove((at, fault))
@@ -285,7 +313,9 @@ class LocalCluster(Processes):
 
     def _network(self) -> Links:
         if self._links is None:
-            raise RuntimeError("this cluster has no network that can be cut: make it with links=True")
+            raise RuntimeError(
+                "this cluster has no network that can be cut: make it with links=True"
+            )
         return self._links
 
     def _owner(self, port: int) -> str:
@@ -299,7 +329,9 @@ class LocalCluster(Processes):
         for life in self.lives():
             with contextlib.suppress(psutil.Error):
                 held = psutil.Process(life.pid).net_connections("tcp") if life.code is None else []
-                if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in held):
+                if any(
+                    each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in held
+                ):
                     return life.task
         return ""
 

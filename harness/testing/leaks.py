@@ -31,7 +31,8 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
         secs: Seconds that things may take to be gone after the block; five by default.
 
     Raises:
-        AssertionError: Something was left; the message lists it. An error of the block itself comes first.
+        AssertionError: Something was left; the message lists it. An error of the block itself comes
+            first.
     """
     before = Counter(_holdings())
     yield
@@ -47,7 +48,11 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
 def _holdings() -> Iterator[str]:
     """Describes what this process holds, as in "thread worker", "process 17 sleep" and "file /tmp/x"."""
     lasting = Zygote.lasting_threads()
-    yield from (f"thread {t.name}" for t in concurrency.running_threads() if t not in lasting and not t.daemon)
+    yield from (
+        f"thread {t.name}"
+        for t in concurrency.running_threads()
+        if t not in lasting and not t.daemon
+    )
     yield from _children()
     yield from _descriptors()
 
@@ -82,9 +87,15 @@ def _descriptors() -> Iterator[str]:
 
 def _described(descriptor: int) -> str:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
-        family = sock.family.name if isinstance(sock.family, socket.AddressFamily) else str(sock.family)
+        family = (
+            sock.family.name if isinstance(sock.family, socket.AddressFamily) else str(sock.family)
+        )
         local = sock.getsockname()
         where = f" {local[0]}:{local[1]}" if isinstance(local, tuple) and len(local) > 1 else ""
         # The port that the system gave to an outgoing connection tells nothing.
-        return f"{family}{where}" if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else family
+        return (
+            f"{family}{where}"
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            else family
+        )
     return "closed"

@@ -1,7 +1,8 @@
 """The network between the tasks of a test cluster, in which any pair of tasks can be cut.
 
-Each task has a proxy. The proxies speak HTTP CONNECT, which the runtime uses for both planes when BELLWETHER_PROXY
-names a proxy. So the addresses of the cluster stay as they are, and the proxy knows both ends of each connection.
+Each task has a proxy. The proxies speak HTTP CONNECT, which the runtime uses for both planes when
+BELLWETHER_PROXY names a proxy. So the addresses of the cluster stay as they are, and the proxy
+knows both ends of each connection.
 """
 
 from __future__ import annotations
@@ -110,18 +111,24 @@ class Links:
         link.reset = False
         link.healed.set()
 
-    async def _accept(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         current = asyncio.current_task()
         assert current is not None
         self._relays.add(current)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            with contextlib.suppress(
+                OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+            ):
                 await self._tunnel(task, reader, writer)
         finally:
             writer.close()
             self._relays.discard(current)
 
-    async def _tunnel(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _tunnel(
+        self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         host, _, port = head.split()[1].decode().rpartition(":")
         peer = await self._loop.run_in_executor(None, self._owner, int(port))
@@ -134,7 +141,9 @@ class Links:
         try:
             await link.healed.wait()
             try:
-                back, there = await asyncio.open_connection(host.strip("[]"), int(port), limit=_PIECE_BYTES)
+                back, there = await asyncio.open_connection(
+                    host.strip("[]"), int(port), limit=_PIECE_BYTES
+                )
             except OSError:
                 writer.write(b"HTTP/1.1 502 Nobody listens there\r\n\r\n")
                 return

@@ -42,7 +42,8 @@ class Fault:
         at_step: Global step at which the fault comes; None for a fault that waits for no step.
         at_secs: Seconds after the begin of the plan; None for a fault that waits for no time.
         after_secs: Seconds after the fault before it in the plan, where neither of those is given.
-        secs: Seconds of a freeze or a cut, or until a killed task is started again; None for no end.
+        secs: Seconds of a freeze or a cut, or until a killed task is started again; None for no
+            end.
         reset: True if a cut resets connections instead of letting nothing through.
     """
 
@@ -60,7 +61,9 @@ class Fault:
             raise ValueError(f"{self}: give at_step or at_secs, not both")
         for name in ("at_step", "at_secs", "after_secs", "secs"):
             if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{self.kind.value} {self.task}: {name}={getattr(self, name)} is below 0")
+                raise ValueError(
+                    f"{self.kind.value} {self.task}: {name}={getattr(self, name)} is below 0"
+                )
 
     def __str__(self) -> str:
         when = ""
@@ -107,20 +110,32 @@ class FaultPlan:
         if self.seed is None:
             object.__setattr__(self, "seed", concurrency.random_id(32))
 
-    def kill(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
+    def kill(
+        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]
+    ) -> FaultPlan:
         """Adds a SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.KILL, f"{job}:{index}", secs=restart_secs, **when))
 
-    def stop(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
+    def stop(
+        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]
+    ) -> FaultPlan:
         """Adds a SIGTERM to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.STOP, f"{job}:{index}", secs=restart_secs, **when))
 
-    def freeze(self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
+    def freeze(
+        self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]
+    ) -> FaultPlan:
         """Adds a SIGSTOP to a task, for ``secs`` seconds or until ``LocalCluster.thaw``."""
         return self.add(Fault(Kind.FREEZE, f"{job}:{index}", secs=secs, **when))
 
     def cut(
-        self, one: str, other: str, *, secs: float | None = None, reset: bool = False, **when: Unpack[When]
+        self,
+        one: str,
+        other: str,
+        *,
+        secs: float | None = None,
+        reset: bool = False,
+        **when: Unpack[When],
     ) -> FaultPlan:
         """Adds a cut between two tasks, for ``secs`` seconds or until ``LocalCluster.heal``.
 
@@ -169,7 +184,9 @@ class FaultPlan:
                 reset = chance.random() < 0.5
                 fault = replace(fault, peer=chance.choice(others), reset=reset)
             elif kind is not Kind.FREEZE:
-                fault = replace(fault, kind=Kind.KILL, secs=round(chance.uniform(*_RESTART_SECS), 2))
+                fault = replace(
+                    fault, kind=Kind.KILL, secs=round(chance.uniform(*_RESTART_SECS), 2)
+                )
             plan = plan.add(fault)
         return plan
 

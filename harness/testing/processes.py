@@ -81,8 +81,15 @@ _LINES_ONLY = "PYTHONUNBUFFERED"
 
 
 def read_on_import(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that modules may read on import. A fork comes too late to change these."""
-    return {name: value for name, value in env.items() if name.startswith(IMPORT_TIME) and name != _LINES_ONLY}
+    """Returns the variables that modules may read on import.
+
+    A fork comes too late to change these.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(IMPORT_TIME) and name != _LINES_ONLY
+    }
 
 
 class Zygote:
@@ -116,7 +123,8 @@ class Zygote:
     def lasting(cls, preload: Sequence[str], env: Mapping[str, str]) -> Zygote:
         """Returns the zygote of this process for some modules. It lives as long as this process.
 
-        ``no_leaks`` does not count the zygote. Each set of variables that modules may read on import has its own.
+        ``no_leaks`` does not count the zygote. Each set of variables that modules may read on
+        import has its own.
         """
         key = (tuple(preload), *sorted(read_on_import(env).items()))
         with cls._lock:
@@ -139,7 +147,9 @@ class Zygote:
                     found.add(one._popen.pid)
                     children = psutil.Process(one._popen.pid).children()
                     # The first is the zygote; the guard adopts others.
-                    found |= {child.pid for child in sorted(children, key=psutil.Process.create_time)[:1]}
+                    found |= {
+                        child.pid for child in sorted(children, key=psutil.Process.create_time)[:1]
+                    }
         return found
 
     @classmethod
@@ -170,7 +180,9 @@ class Zygote:
             self._ready.set()
         self._popen.wait()
 
-    def start(self, message: Mapping[str, object], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
+    def start(
+        self, message: Mapping[str, object], descriptors: Sequence[int]
+    ) -> tuple[socket.socket, int]:
         """Starts a task as the module ``zygote`` describes.
 
         Returns:
@@ -183,7 +195,9 @@ class Zygote:
         with contextlib.ExitStack() as on_error:
             on_error.callback(ours.close)
             with theirs:
-                socket.send_fds(self._control, [json.dumps(message).encode()], [theirs.fileno(), *descriptors])
+                socket.send_fds(
+                    self._control, [json.dumps(message).encode()], [theirs.fileno(), *descriptors]
+                )
             ours.settimeout(START_SECS)
             pid = ours.recv(zygote.MESSAGE_BYTES)
             if not pid:
@@ -194,7 +208,11 @@ class Zygote:
 
     def starts(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Returns True if the zygote runs a command in a fork of itself, and does not execute it."""
-        return bool(self.preload) and zygote.can_fork(argv) and read_on_import(env) == read_on_import(self.env)
+        return (
+            bool(self.preload)
+            and zygote.can_fork(argv)
+            and read_on_import(env) == read_on_import(self.env)
+        )
 
     def close(self) -> None:
         """Ends the zygote with all its tasks."""
@@ -215,7 +233,10 @@ class Processes:
     """
 
     def __init__(
-        self, zygote: Zygote, tasks: Collection[str], show: Callable[[str, str], object] | None = None
+        self,
+        zygote: Zygote,
+        tasks: Collection[str],
+        show: Callable[[str, str], object] | None = None,
     ) -> None:
         self._zygote = zygote
         self._show = show
@@ -278,7 +299,9 @@ class Processes:
             started_at = concurrency.monotonic()
             reader, writer = os.pipe()
             try:
-                channel, pid = self._zygote.start(message, [writer] if stdin is None else [writer, stdin])
+                channel, pid = self._zygote.start(
+                    message, [writer] if stdin is None else [writer, stdin]
+                )
             except OSError as error:
                 os.close(reader)
                 raise RuntimeError(f"{task} cannot be started: {error}") from error
@@ -294,8 +317,9 @@ class Processes:
         """Reads the output of a process until its end, on a thread of its own."""
         buffer = LineBuffer()
         sources: list[Any] = [output, life.channel]
-        # The end of the process is looked at where there is no output: what was written before it comes first. A
-        # process that the task has left behind may hold the other end of the output for ever.
+        # The end of the process is looked at where there is no output: what was written before it
+        # comes first. A process that the task has left behind may hold the other end of the output
+        # for ever.
         while output in multiprocessing.connection.wait(sources):
             if data := os.read(output, _READ_BYTES):
                 self._add(life, buffer.feed(data))
@@ -315,7 +339,9 @@ class Processes:
 
     def _add(self, life: Life, texts: Sequence[str]) -> None:
         with self.changed:
-            self._lines[life.task] += [Line(concurrency.monotonic(), life.number, text) for text in texts]
+            self._lines[life.task] += [
+                Line(concurrency.monotonic(), life.number, text) for text in texts
+            ]
             self.changed.notify_all()
         if self._show is not None:
             for text in texts:
@@ -324,7 +350,10 @@ class Processes:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def signal(self, task: str, signum: int) -> None:
-        """Sends a signal to the process group of a task. Does nothing when the task does not run."""
+        """Sends a signal to the process group of a task.
+
+        Does nothing when the task does not run.
+        """
         # The process may have ended just now.
         with self.changed, contextlib.suppress(OSError):
             if (life := self.running(task)) is not None:
@@ -351,9 +380,11 @@ class Processes:
         if (life := self.running(task)) is not None:
             self._signal_and_wait(life, signal.SIGCONT, lambda states: "T" not in states)
 
-    def _signal_and_wait(self, life: Life, signum: int, reached: Callable[[set[str]], bool]) -> None:
-        # The zygote sends the signal, and it alone is told of the stop. A second signal that did not wait for the
-        # effect of the first would find the state from before that one.
+    def _signal_and_wait(
+        self, life: Life, signum: int, reached: Callable[[set[str]], bool]
+    ) -> None:
+        # The zygote sends the signal, and it alone is told of the stop. A second signal that did
+        # not wait for the effect of the first would find the state from before that one.
         self.signal(life.task, signum)
         deadline = concurrency.monotonic() + _FREEZE_SECS
         while life.code is None and not reached(_thread_states(life.pid)):
@@ -387,7 +418,9 @@ class Processes:
             return [line for line in self._lines[task] if re.search(pattern, line.text)]
 
     def _tail(self, task: str) -> str:
-        return "\n".join(["; its last lines:", *(line.text for line in self._lines[task][-_SHOWN_LINES:])])
+        return "\n".join(
+            ["; its last lines:", *(line.text for line in self._lines[task][-_SHOWN_LINES:])]
+        )
 
     def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
         """Waits for a line that matches, after the line that was found last.
@@ -407,10 +440,14 @@ class Processes:
                     if found := wanted.search(lines[self._seen[task] - 1].text):
                         return found
                 if self.running(task) is None:
-                    raise RuntimeError(f"{task} has ended without a line like {pattern!r}{self._tail(task)}")
+                    raise RuntimeError(
+                        f"{task} has ended without a line like {pattern!r}{self._tail(task)}"
+                    )
                 left = deadline - concurrency.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"{task} wrote no line like {pattern!r} within {secs:g} s{self._tail(task)}")
+                    raise TimeoutError(
+                        f"{task} wrote no line like {pattern!r} within {secs:g} s{self._tail(task)}"
+                    )
                 self.changed.wait(left)
 
     def wait(self, task: str, secs: float = TIMEOUT_SECS) -> int:
@@ -439,6 +476,7 @@ def _thread_states(pid: int) -> set[str]:
             # The thread may end just now.
             with contextlib.suppress(FileNotFoundError):
                 stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
-                # The name, in brackets, may hold anything; after its closing bracket comes the state.
+                # The name, in brackets, may hold anything; after its closing bracket comes the
+                # state.
                 states.add(stat.rpartition(")")[2].split()[0])
     return states

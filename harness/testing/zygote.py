@@ -2,19 +2,21 @@
 
     python -c "from harness.testing.zygote import main; main(sys.argv[1:])" FD [MODULE...]
 
-The zygote imports the modules once, so a Python program starts by a fork in milliseconds. Any other command is
-executed. The zygote starts neither JAX's backend nor gRPC, and no thread but those of OpenBLAS, which handles forks
-itself. So a task begins with imported modules and nothing else.
+The zygote imports the modules once, so a Python program starts by a fork in milliseconds. Any other
+command is executed. The zygote starts neither JAX's backend nor gRPC, and no thread but those of
+OpenBLAS, which handles forks itself. So a task begins with imported modules and nothing else.
 
 FD is a Unix socket. Each message on FD requests a task, in JSON:
 
     {"argv": [...], "env": {...}, "cwd": path or null, "fork": bool, "input": bool}
 
-The message carries descriptors: another Unix socket, the task's output and, with "input", its standard input. The
-second socket carries the task's process id and, at its end, the exit code, negative for a signal. A number that the
-starter sends there is a signal for the task's whole process group. A starter that closes the socket ends the task.
+The message carries descriptors: another Unix socket, the task's output and, with "input", its
+standard input. The second socket carries the task's process id and, at its end, the exit code,
+negative for a signal. A number that the starter sends there is a signal for the task's whole
+process group. A starter that closes the socket ends the task.
 
-A task's process group is killed when the task ends. When the zygote dies, the kernel kills the tasks.
+A task's process group is killed when the task ends. When the zygote dies, the kernel kills the
+tasks.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class _Server:
         """Serves until the control socket is closed.
 
         Returns:
-            None in this process; in a forked task that is to run a Python program, the message that asked for it.
+            None in this process; in a forked task that is to run a Python program, the message that
+            asked for it.
         """
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -130,7 +133,10 @@ def _send(starter: socket.socket, number: int) -> None:
 
 
 def _fork() -> int:
-    """Forks a task with its own process group, which dies with this process. Returns 0 in the task."""
+    """Forks a task with its own process group, which dies with this process.
+
+    Returns 0 in the task.
+    """
     zygote = os.getpid()
     sys.stdout.flush()
     with warnings.catch_warnings():

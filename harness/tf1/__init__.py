@@ -1,7 +1,8 @@
 """TensorFlow 1's names on JAX: ``import harness.tf1 as tf``.
 
-The names of TensorFlow 1.0 and the older ones of 0.8, with their argument names and orders, over ``runtime`` and
-``harness``. What is not here fails by name, saying what to use instead; ``docs/tf1_names.md`` lists everything.
+The names of TensorFlow 1.0 and the older ones of 0.8, with their argument names and orders, over
+``runtime`` and ``harness``. What is not here fails by name, saying what to use instead;
+``docs/tf1_names.md`` lists everything.
 """
 
 from __future__ import annotations
@@ -80,11 +81,17 @@ _table.add_names(
 # The release whose names these are; it has no commit of TensorFlow's.
 _table.add_names("tf", dict.fromkeys(("VERSION", "__version__"), "1.0.0"))
 _table.add_names("tf", dict.fromkeys(("GIT_VERSION", "__git_version__"), "bellwether"))
-_table.add_names("tf", {name: _table.Later(f"{__name__}.{where}") for name, where in NAMESPACES.items()})
+_table.add_names(
+    "tf", {name: _table.Later(f"{__name__}.{where}") for name, where in NAMESPACES.items()}
+)
 _table.add_names("tf", _dtypes.DTYPES)
 
 _in_table, __dir__ = _missing.namespace("tf")
 
 
 def __getattr__(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{_BESIDE[name]}") if name in _BESIDE else _in_table(name)
+    return (
+        importlib.import_module(f"{__name__}.{_BESIDE[name]}")
+        if name in _BESIDE
+        else _in_table(name)
+    )

@@ -4,9 +4,9 @@
     python -m harness.tf1 -m package.module args...
     python -m harness.tf1 --check FILES OR DIRECTORIES...
 
-The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1_names.md for what is there and what is not.
-``--check`` runs nothing: it tells which names of TensorFlow's the files use that are not there, where, and what to use
-instead; the exit code is 1 when there are some.
+The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1_names.md for what is
+there and what is not. ``--check`` runs nothing: it tells which names of TensorFlow's the files use
+that are not there, where, and what to use instead; the exit code is 1 when there are some.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main(argv: list[str]) -> None:
         exit_codes.leave(exit_codes.CONFIGURATION, USAGE)
     modules.install()
     for_children = str(pathlib.Path(__file__).parent / "tools" / "in_children")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [for_children, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [for_children, os.environ.get("PYTHONPATH")])
+    )
     sys.path.append(for_children)  # what multiprocessing gives a process that it spawns
     program, *arguments = argv[as_module:]
     if as_module:
@@ -43,7 +45,9 @@ def main(argv: list[str]) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     if not os.path.isfile(program):
-        exit_codes.leave(exit_codes.CONFIGURATION, f"python -m harness.tf1: there is no program {program}")
+        exit_codes.leave(
+            exit_codes.CONFIGURATION, f"python -m harness.tf1: there is no program {program}"
+        )
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
     runpy.run_path(program, run_name="__main__")

@@ -2,8 +2,8 @@
 
 python -m harness.launch --ps=1 --workers=2 -- python -m models.cartpole.trainer
 
-Each worker plays games of its own. It reads the parameters from the ps, plays with them for a while, and pushes the
-gradient of these moves. No worker waits for another.
+Each worker plays games of its own. It reads the parameters from the ps, plays with them for a
+while, and pushes the gradient of these moves. No worker waits for another.
 """
 
 import argparse
@@ -20,7 +20,9 @@ import runtime as rt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--logdir", help="Directory of checkpoints and TensorBoard events.")
-parser.add_argument("--train_steps", type=int, default=3000, help="Updates of all workers together, at the most.")
+parser.add_argument(
+    "--train_steps", type=int, default=3000, help="Updates of all workers together, at the most."
+)
 parser.add_argument("--games", type=int, default=16, help="Games that a worker plays at once.")
 
 TIME = 32
@@ -36,7 +38,14 @@ Params = dict[str, jax.Array]
 def init_params() -> dict[str, np.ndarray]:
     """Returns initial parameters: two hidden layers of 64 for the policy, and two for the value."""
     rng = np.random.default_rng(1)
-    layers = {"p1": (4, 64), "p2": (64, 64), "p3": (64, 2), "v1": (4, 64), "v2": (64, 64), "v3": (64, 1)}
+    layers = {
+        "p1": (4, 64),
+        "p2": (64, 64),
+        "p3": (64, 2),
+        "v1": (4, 64),
+        "v2": (64, 64),
+        "v3": (64, 1),
+    }
     scale = {"p3": 0.01}
     return {
         name: (rng.normal(size=shape) * scale.get(name, 1.0) / np.sqrt(shape[0])).astype(np.float32)
@@ -55,7 +64,9 @@ def network(params: Params, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
     return layers(seen, "p1", "p2", "p3"), layers(seen, "v1", "v2", "v3")[..., 0]
 
 
-def loss_fn(params: Params, seen: jax.Array, moves: jax.Array, advantages: jax.Array, returns: jax.Array) -> jax.Array:
+def loss_fn(
+    params: Params, seen: jax.Array, moves: jax.Array, advantages: jax.Array, returns: jax.Array
+) -> jax.Array:
     """Returns the actor-critic loss of ``seen`` [N, 4], ``moves``, ``advantages`` and ``returns`` [N]."""
     logits, values = network(params, seen)
     log_p = jax.nn.log_softmax(logits)
@@ -73,7 +84,9 @@ class Player:
     """
 
     def __init__(self, games: int, seed: int) -> None:
-        self.env = gymnasium.make_vec("CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point")
+        self.env = gymnasium.make_vec(
+            "CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point"
+        )
         self.finished: deque[float] = deque(maxlen=100)
         """Scores of the last games."""
         self._rng = np.random.default_rng(seed)
@@ -87,7 +100,9 @@ class Player:
         seen, moves, rewards, values, over, lost, kept = [], [], [], [], [], [], []
         for _ in range(TIME):
             logits, value = (np.asarray(x) for x in self._network(params, self._seen))
-            move = (self._rng.random(len(logits)) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))).astype(np.int32)
+            move = (
+                self._rng.random(len(logits)) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))
+            ).astype(np.int32)
             seen.append(self._seen)
             moves.append(move)
             values.append(value)
@@ -102,7 +117,10 @@ class Player:
             rewards.append(reward * (1 - DISCOUNT))
             over.append(self._over)
             lost.append(fell)
-        value, advantage = np.asarray(self._network(params, self._seen)[1]), np.zeros(len(self._over))
+        value, advantage = (
+            np.asarray(self._network(params, self._seen)[1]),
+            np.zeros(len(self._over)),
+        )
         advantages = []
         for t in reversed(range(TIME)):
             error = rewards[t] + DISCOUNT * value * ~lost[t] - values[t]
@@ -161,13 +179,20 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
             while not supervisor.should_stop() and step < options.train_steps:
                 batch = player.play(session.run(params))
                 _, step = session.run(
-                    [learn, global_step], dict(zip((seen, moves, advantages, returns), batch, strict=True))
+                    [learn, global_step],
+                    dict(zip((seen, moves, advantages, returns), batch, strict=True)),
                 )
                 if me.is_chief and player.finished and step >= told + 50:
                     told, mean = step, float(np.mean(player.finished))
-                    print(f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} moves", flush=True)
+                    print(
+                        f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} "
+                        "moves",
+                        flush=True,
+                    )
                     if options.logdir:
-                        supervisor.summary_computed(session, session.run(curve, {lasted: mean}), int(step))
+                        supervisor.summary_computed(
+                            session, session.run(curve, {lasted: mean}), int(step)
+                        )
                     if mean >= SOLVED and (reached := score(session.run(params))) >= SOLVED:
                         supervisor.request_stop(everybody=True)
             if me.is_chief:

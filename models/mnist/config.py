@@ -1,7 +1,7 @@
 """The configuration of a run of the example: a frozen dataclass with a flag for each field.
 
-The trainer calls ``Config.from_flags`` once and ``Config.problem`` before anything starts. A field is declared together
-with its flag, so defaults and help stand in one place.
+The trainer calls ``Config.from_flags`` once and ``Config.problem`` before anything starts. A field
+is declared together with its flag, so defaults and help stand in one place.
 """
 
 import math
@@ -23,24 +23,35 @@ _LIMIT = "limit_"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
 
-def _flag(define: Callable[..., object], *rest: object, low: float | None = None, high: float | None = None) -> Any:
+def _flag(
+    define: Callable[..., object],
+    *rest: object,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
     """Returns a dataclass field that carries the definition of its flag.
 
     The field has no default: a config comes from the command line.
 
     Args:
         define: function of absl that defines the flag.
-        *rest: arguments of ``define`` after the name: the default, the values of a choice, the help.
+        *rest: arguments of ``define`` after the name: the default, the values of a choice, the
+            help.
         low: smallest value of a number.
         high: largest value of a number.
     """
-    bounds = {name: bound for name, bound in (("lower_bound", low), ("upper_bound", high)) if bound is not None}
+    bounds = {
+        name: bound
+        for name, bound in (("lower_bound", low), ("upper_bound", high))
+        if bound is not None
+    }
     return field(metadata={"define": partial(define, **bounds), "rest": rest})
 
 
 _text, _switch = (partial(_flag, define) for define in (flags.DEFINE_string, flags.DEFINE_bool))
 _count, _number, _choice = (
-    partial(_flag, define) for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
+    partial(_flag, define)
+    for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
 )
 
 
@@ -48,7 +59,8 @@ _count, _number, _choice = (
 class Config:
     """A run of the example.
 
-    Each field is the flag of its name. ``harness.monitoring`` defines the flags of the fields without a help text.
+    Each field is the flag of its name. ``harness.monitoring`` defines the flags of the fields
+    without a help text.
     """
 
     me: harness.Member
@@ -60,7 +72,8 @@ class Config:
     checkpoint_root: str | tuple[()] | None
     """Directory below which clients may let this task write and read checkpoints; not a flag.
 
-    The directory is --logdir. ``()`` allows none, for an empty --logdir. None means that this task was given no
+    The directory is --logdir. ``()`` allows none, for an empty --logdir. None means that this task
+    was given no
     --logdir: only the chief needs one.
     """
     limits: rt.Limits | None
@@ -70,12 +83,15 @@ class Config:
     """
     security: str | None = _text(
         None,
-        "Directory of certificates (python -m harness.certs makes one), or file with a token, the same on every task. "
-        "insecure lets everybody in. Default: $BELLWETHER_SECURITY. Needed where tasks are on several hosts.",
+        "Directory of certificates (python -m harness.certs makes one), or file with a token, the "
+        "same on every task. "
+        "insecure lets everybody in. Default: $BELLWETHER_SECURITY. Needed where tasks are on "
+        "several hosts.",
     )
     logdir: str = _text(
         "runs/mnist",
-        "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that is given one keeps "
+        "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that is "
+        "given one keeps "
         "checkpoints nowhere else, whoever asks.",
     )
     data_dir: str | None = _text(
@@ -84,74 +100,100 @@ class Config:
     hidden_units: int = _count(100, "Width of the hidden layer, in units.", low=1)
     epochs: float = _number(
         20.0,
-        "Passes over the training data, by all workers together. 1e9 for a run that is stopped by hand.",
+        "Passes over the training data, by all workers together. 1e9 for a run that is stopped by "
+        "hand.",
         low=0.0,
     )
-    train_steps: int | None = _count(None, "Global step at which training ends, instead of --epochs.", low=0)
+    train_steps: int | None = _count(
+        None, "Global step at which training ends, instead of --epochs.", low=0
+    )
     batch_size: int = _count(100, "Examples in one worker's step.", low=1)
     optimizer: str = _choice("adam", list(LEARNING_RATES), "Update rule.")
     learning_rate: float | None = _number(
         None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam."
     )
     prefetch: int = _count(
-        0, "1 overlaps push and pull with computing: faster, gradients are one step older.", low=0, high=1
+        0,
+        "1 overlaps push and pull with computing: faster, gradients are one step older.",
+        low=0,
+        high=1,
     )
-    bfloat16_wire: bool = _switch(False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
+    bfloat16_wire: bool = _switch(
+        False, "Parameters and gradients cross the wire in bfloat16: half the bytes."
+    )
     accumulate: int = _count(1, "Batches to each pull and push of a worker.", low=1)
     seed: int = _count(1, "Seed of the initial values and the order of the data.", low=0)
     save_model_secs: float = _number(
-        60.0, "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.", low=0.0
+        60.0,
+        "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.",
+        low=0.0,
     )
     checkpoint_transfer: str = _choice(
         "shared",
         ["shared", "stream"],
-        "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which "
+        "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to "
+        "the chief, which "
         "writes.",
     )
     patience: int | None = _count(
-        None, "Evaluations without a better one after which an evaluator ends training. Default: it never does.", low=1
+        None,
+        "Evaluations without a better one after which an evaluator ends training. Default: it "
+        "never does.",
+        low=1,
     )
     save_summaries_secs: float = _number(10.0, "Seconds between summaries; 0 writes none.", low=0.0)
     test_epochs: float = _number(
-        1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", low=0.0
+        1.0,
+        "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.",
+        low=0.0,
     )
     preempt_grace_secs: float = _number(
         30.0,
-        "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it later (--grace_secs "
+        "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it "
+        "later (--grace_secs "
         "of harness.launch, a cluster manager) must give it more.",
         low=0.0,
     )
     exit_codes: str = _choice(
         "plain",
         list(exit_codes.SCHEMES),
-        "Whose exit codes the process ends with (docs/launch.md): of an engine that starts it without a launcher.",
+        "Whose exit codes the process ends with (docs/launch.md): of an engine that starts it "
+        "without a launcher.",
     )
     log_every_steps: int = _count(
         500, "Global steps (those of all workers) between each worker's progress lines.", low=1
     )
     start_timeout_secs: float | None = _number(
         None,
-        "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
+        "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not "
+        "bounded by it.",
         low=0.0,
     )
-    sync: bool = _switch(False, "Synchronous training: the gradients of a step are averaged on the ps.")
+    sync: bool = _switch(
+        False, "Synchronous training: the gradients of a step are averaged on the ps."
+    )
     elastic: bool = _switch(
         False,
-        "Workers join and leave while training runs: the data is dealt out to those who are there, and a step of "
+        "Workers join and leave while training runs: the data is dealt out to those who are there, "
+        "and a step of "
         "--sync takes their gradients. The same on every task.",
     )
     max_staleness: int | None = _count(
-        None, "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.", low=0
+        None,
+        "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.",
+        low=0,
     )
     ps_backups: int = _count(
         0,
-        "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",
+        "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, "
+        "without a checkpoint.",
         low=0,
         high=1,
     )
     ps_backups_lag: int = _count(
         100,
-        "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is "
+        "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its "
+        "mirror before it is "
         "more. 0 loses no step: each one waits for the mirror.",
         low=0,
     )
@@ -164,11 +206,15 @@ class Config:
             InvalidArgumentError: A limit is invalid, or the cluster is not described whole.
         """
         values: dict[str, Any] = {
-            name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS
+            name: flags.FLAGS[name].value
+            for name in cls.__dataclass_fields__
+            if name not in _NO_FLAGS
         }
         root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
         found = harness.find_identity([], os.environ)
-        cluster = rt.ClusterSpec({"worker": ["localhost:0"]}) if found.cluster is None else found.cluster
+        cluster = (
+            rt.ClusterSpec({"worker": ["localhost:0"]}) if found.cluster is None else found.cluster
+        )
         me = harness.Member(cluster, found.job, found.index, server=None)
         return cls(**values, me=me, checkpoint_root=root, limits=_given_limits())
 
@@ -202,7 +248,11 @@ class Config:
 
     def last_step(self, examples: int) -> int:
         """Returns the global step at which training on ``examples`` examples ends."""
-        return round(self.epochs * self.steps_per_epoch(examples)) if self.train_steps is None else self.train_steps
+        return (
+            round(self.epochs * self.steps_per_epoch(examples))
+            if self.train_steps is None
+            else self.train_steps
+        )
 
     @property
     def trains_all_data(self) -> bool:
@@ -221,25 +271,37 @@ class Config:
         """Yields pairs (is wrong, message) for flags that do not fit together."""
         bounded, evaluates = self.max_staleness is not None, self.me.job == "evaluator"
         ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))
-        yield self.sync and bounded, "--max_staleness bounds asynchronous training: leave it out with --sync"
+        yield (
+            self.sync and bounded,
+            "--max_staleness bounds asynchronous training: leave it out with --sync",
+        )
         yield (
             self.ps_backups and ps < 2,
-            f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}",
+            "--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, "
+            f"and there are {ps}",
         )
         yield (
             self.ps_backups and (self.sync or bounded),
-            "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness",
+            "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and "
+            "--max_staleness",
         )
-        yield self.elastic and self.prefetch, "--elastic counts a batch with its own step: leave --prefetch out"
+        yield (
+            self.elastic and self.prefetch,
+            "--elastic counts a batch with its own step: leave --prefetch out",
+        )
         yield chiefs > 1, f"--chief_hosts names {chiefs} tasks: a run has one chief"
-        yield evaluates and not self.logdir, "--logdir is empty: an evaluator follows the checkpoints of one"
+        yield (
+            evaluates and not self.logdir,
+            "--logdir is empty: an evaluator follows the checkpoints of one",
+        )
         yield (
             evaluates and self.patience is not None and not ps,
             "--patience asks a ps to end training: it needs --ps_hosts",
         )
         yield (
             not evaluates and not ps and self.me.workers > 1,
-            "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222",
+            "--ps_hosts is empty: a cluster needs at least one parameter server, as in "
+            "--ps_hosts=localhost:2222",
         )
 
 
@@ -256,8 +318,14 @@ def _given_limits() -> rt.Limits | None:
 
 for _job in ("ps", "worker", "chief"):
     flags.DEFINE_list(f"{_job}_hosts", [], f"host:port of each {_job}, the same on every task.")
-flags.DEFINE_string("job_name", None, "What this process is: ps, worker, chief or evaluator, which follows --logdir.")
-flags.DEFINE_integer("task_index", None, "Which one of its job this process is, from 0.", lower_bound=0)
+flags.DEFINE_string(
+    "job_name",
+    None,
+    "What this process is: ps, worker, chief or evaluator, which follows --logdir.",
+)
+flags.DEFINE_integer(
+    "task_index", None, "Which one of its job this process is, from 0.", lower_bound=0
+)
 for _row in rt.Limits.rows():
     _define = flags.DEFINE_float if _row.kind is float else flags.DEFINE_integer
     _define(_LIMIT + _row.name, None, f"Limit ({_row.of}): {_row.help} Default: {_row.default}.")
@@ -265,7 +333,11 @@ for _field in fields(Config):
     if _field.metadata:
         _field.metadata["define"](_field.name, *_field.metadata["rest"])
 flags.register_validator(
-    "epochs", math.isfinite, "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand"
+    "epochs",
+    math.isfinite,
+    "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand",
 )
-flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
+flags.register_validator(
+    "learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number"
+)
 flags.adopt_module_key_flags(monitoring)  # --help lists them too

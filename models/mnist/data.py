@@ -1,7 +1,7 @@
 """Handwritten digits to learn from: which copy of MNIST is read, and the batches that each worker draws from it.
 
-`python -m models.mnist.data [directory]` reads the data once, with a progress bar for a download, and logs the result.
-Run before the workers start, the command saves them the wait.
+`python -m models.mnist.data [directory]` reads the data once, with a progress bar for a download,
+and logs the result. Run before the workers start, the command saves them the wait.
 """
 
 import os
@@ -32,9 +32,9 @@ Labels = NDArray[np.int32]
 class Split:
     """Images and their labels.
 
-    The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us, and 26 us from a table of floats:
-    the division takes the time that reading a quarter of the memory saves. The table would cost every process 140 MB,
-    and half a second before the first step.
+    The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us, and 26 us from
+    a table of floats: the division takes the time that reading a quarter of the memory saves. The
+    table would cost every process 140 MB, and half a second before the first step.
     """
 
     pixels: NDArray[np.uint8]
@@ -80,8 +80,8 @@ class Mnist:
 
 def scale(pixels: NDArray[np.uint8]) -> Images:
     """Returns `pixels` / 255 as float32, in memory that XLA can read without a copy of its own."""
-    # XLA's CPU client borrows an argument only if the memory is aligned to 64 bytes, and numpy aligns to 16.
-    # The copy that this avoids takes 11 us for 100 images.
+    # XLA's CPU client borrows an argument only if the memory is aligned to 64 bytes, and numpy
+    # aligns to 16. The copy that this avoids takes 11 us for 100 images.
     buffer = np.empty(pixels.size + 16, np.float32)
     start = -buffer.ctypes.data % 64 // 4
     images = buffer[start : start + pixels.size].reshape(pixels.shape)
@@ -96,7 +96,8 @@ def load(
 ) -> Mnist:
     """Reads MNIST from the first of these that is given: `data_dir`, `$MNIST_DIR`, the cache of downloaded files.
 
-    An empty cache is filled by download. Without a network, scikit-learn's 1,797 digits stand in, with a warning.
+    An empty cache is filled by download. Without a network, scikit-learn's 1,797 digits stand in,
+    with a warning.
 
     Args:
       data_dir: directory of the four IDX files, decompressed or as `.gz`. Never written to.
@@ -104,10 +105,14 @@ def load(
       checksums: file name -> SHA-256 of the decompressed file, in hexadecimal.
 
     Raises:
-      DataError: A file is missing or damaged, or neither MNIST nor scikit-learn is there. A directory that was named
-        but cannot be used is always an error, so that no run trains on other data unnoticed.
+      DataError: A file is missing or damaged, or neither MNIST nor scikit-learn is there. A
+        directory that was named but cannot be used is always an error, so that no run trains on
+        other data unnoticed.
     """
-    for setting, directory in (("--data_dir", data_dir), ("MNIST_DIR", os.environ.get("MNIST_DIR"))):
+    for setting, directory in (
+        ("--data_dir", data_dir),
+        ("MNIST_DIR", os.environ.get("MNIST_DIR")),
+    ):
         if directory:
             found = _read_directory(Path(directory).expanduser(), setting, checksums)
             return _mnist(found, f"MNIST from {directory} ({setting})")
@@ -118,17 +123,23 @@ def load(
         return _digits(error)
 
 
-def _read_directory(directory: Path, setting: str, checksums: Mapping[str, str]) -> dict[str, NDArray[np.uint8]]:
+def _read_directory(
+    directory: Path, setting: str, checksums: Mapping[str, str]
+) -> dict[str, NDArray[np.uint8]]:
     found = {}
     for name, sha256 in checksums.items():
-        path = next((path for path in (directory / name, directory / f"{name}.gz") if path.is_file()), None)
+        path = next(
+            (path for path in (directory / name, directory / f"{name}.gz") if path.is_file()), None
+        )
         if path is None:
             advice = f"copy the four MNIST files there, or leave {setting} unset to download them"
             raise DataError(f"{setting}={directory} has neither {name} nor {name}.gz; {advice}")
         try:
             found[name] = files.read(path, sha256)
         except DataError as error:
-            raise DataError(f"{error}; replace the file, or leave {setting} unset to download a good one") from error
+            raise DataError(
+                f"{error}; replace the file, or leave {setting} unset to download a good one"
+            ) from error
     return found
 
 
@@ -154,23 +165,32 @@ def _digits(reason: Exception) -> Mnist:
         from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise DataError(
-            f"{reason}; set --data_dir to a directory with the four MNIST files, or install scikit-learn, "
+            f"{reason}; set --data_dir to a directory with the four MNIST files, or install "
+            "scikit-learn, "
             "whose digits are used where there is no network"
         ) from error
     small, labels = load_digits(return_X_y=True)  # [1797, 64], 0 to 16
-    enlarged = [zoom(image, 20 / 8, order=3, grid_mode=True, mode="nearest") for image in small.reshape(-1, 8, 8) / 16]
+    enlarged = [
+        zoom(image, 20 / 8, order=3, grid_mode=True, mode="nearest")
+        for image in small.reshape(-1, 8, 8) / 16
+    ]
     images = np.pad(np.clip(enlarged, 0, 1), [(0, 0), (4, 4), (4, 4)])
     pixels = np.rint(images * 255).astype(np.uint8).reshape(-1, IMAGE_PIXELS)
-    parts = train_test_split(pixels, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0)
+    parts = train_test_split(
+        pixels, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0
+    )
     train_pixels, test_pixels, train_labels, test_labels = parts
     source = "scikit-learn's bundled digits, enlarged: NOT MNIST"
     notice = [
         f"{reason}.",
         f"Training on {source} ({len(train_labels)} training and {len(test_labels)} test images).",
-        "Accuracies are not comparable with those on MNIST. To train on MNIST, set --data_dir or MNIST_DIR.",
+        "Accuracies are not comparable with those on MNIST. To train on MNIST, set --data_dir or "
+        "MNIST_DIR.",
     ]
     logging.warning("\n%s", "\n".join(f"*** {line}" for line in notice))
-    return Mnist(Split(train_pixels, train_labels), Split(test_pixels, test_labels), "digits", source)
+    return Mnist(
+        Split(train_pixels, train_labels), Split(test_pixels, test_labels), "digits", source
+    )
 
 
 class Batches:
@@ -178,16 +198,19 @@ class Batches:
 
     A restarted worker resumes the stream with `restore`.
 
-    Every epoch has its own permutation of the whole split, made from (seed, epoch) alone, of which this shard takes
-    every `num_shards`-th example. Workers with the same seed therefore never share an example within an epoch, and
-    together see each exactly once. All batches have the same size, so XLA compiles for one shape. A batch that reaches
-    the end of an epoch is completed from the next epoch, so no example is dropped.
+    Every epoch has its own permutation of the whole split, made from (seed, epoch) alone, of which
+    this shard takes every `num_shards`-th example. Workers with the same seed therefore never share
+    an example within an epoch, and together see each exactly once. All batches have the same size,
+    so XLA compiles for one shape. A batch that reaches the end of an epoch is completed from the
+    next epoch, so no example is dropped.
 
         batches = data.Batches(mnist.train, 100, seed=1, shard_index=0, num_shards=2)
         images, labels = batches.next()
     """
 
-    def __init__(self, split: Split, batch_size: int, seed: int, shard_index: int = 0, num_shards: int = 1) -> None:
+    def __init__(
+        self, split: Split, batch_size: int, seed: int, shard_index: int = 0, num_shards: int = 1
+    ) -> None:
         """Starts at the beginning of epoch 0.
 
         Args:
@@ -205,7 +228,10 @@ class Batches:
         if seed < 0:
             raise ValueError(f"seed must be at least 0, not {seed}")
         if not 0 <= shard_index < num_shards:
-            raise ValueError(f"shard_index must be from 0 to num_shards - 1 = {num_shards - 1}, not {shard_index}")
+            raise ValueError(
+                f"shard_index must be from 0 to num_shards - 1 = {num_shards - 1}, not "
+                f"{shard_index}"
+            )
         if len(split) < num_shards:
             raise ValueError(f"{len(split)} examples cannot be shared by {num_shards} workers")
         self._split = split
@@ -253,10 +279,14 @@ class Batches:
         """
         for name, here in self._identity().items():
             if int(state[name]) != here:
-                raise ValueError(f"the saved batches had {name}={state[name]}, these have {here}: use the same")
+                raise ValueError(
+                    f"the saved batches had {name}={state[name]}, these have {here}: use the same"
+                )
         epoch, position = int(state["epoch"]), int(state["position"])
         if epoch < 0 or not 0 <= position <= len(self._order):
-            raise ValueError(f"the saved batches were at epoch {epoch}, position {position}: no such place")
+            raise ValueError(
+                f"the saved batches were at epoch {epoch}, position {position}: no such place"
+            )
         self._place = epoch, position
         self._order = self._shuffle(epoch)
 

@@ -31,7 +31,10 @@ MIRRORS = (
     "https://raw.githubusercontent.com/fgnt/mnist/master",
 )
 _ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 300.0
-"""The longest waits for an answer, for more bytes, and for a whole file. Then the next mirror is asked."""
+"""The longest waits for an answer, for more bytes, and for a whole file.
+
+Then the next mirror is asked.
+"""
 _LOG_SECS, _LOCK_SECS = 10.0, 3660.0
 """Time between lines about the wait for a lock, and the longest wait: four slow files of three mirrors take less."""
 # A larger file, compressed or not, is refused before it fills the memory.
@@ -42,7 +45,9 @@ class DataError(ValueError):
     """The error for data that cannot be used. The message names the file and the remedy."""
 
 
-def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> dict[str, NDArray[np.uint8]]:
+def fetch(
+    cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]
+) -> dict[str, NDArray[np.uint8]]:
     """Reads files from a cache, and first downloads those that are missing or damaged.
 
     One process downloads, and other processes wait. A file gets its name after it was verified.
@@ -67,7 +72,10 @@ def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> 
             # Temporary files belong to processes that were killed: a live one would hold the lock.
             for leftover in cache.glob("tmp*"):
                 leftover.unlink()
-            return {name: _read_or_download(cache / name, sha256, mirrors) for name, sha256 in checksums.items()}
+            return {
+                name: _read_or_download(cache / name, sha256, mirrors)
+                for name, sha256 in checksums.items()
+            }
     except ConnectionError:
         raise
     except OSError as error:
@@ -95,8 +103,12 @@ def read(path: Path, sha256: str) -> NDArray[np.uint8]:
     if path.suffix == ".gz":
         content = _Unzipped(str(path), content).getvalue()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(f"{path} is not the original file or truncated: its SHA-256 is {found}, it must be {sha256}")
-    # The header has four bytes, of which the last counts the dimensions, and four bytes for each dimension.
+        raise DataError(
+            f"{path} is not the original file or truncated: its SHA-256 is {found}, it must be "
+            f"{sha256}"
+        )
+    # The header has four bytes, of which the last counts the dimensions, and four bytes for each
+    # dimension.
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
 
 
@@ -122,7 +134,9 @@ class _Unzipped(io.BytesIO):
         except zlib.error as error:
             raise DataError(f"{self._origin} is damaged: {error}") from error
         if max(self._received, self.tell() + len(plain)) > _MAX_BYTES:
-            raise DataError(f"{self._origin} is no MNIST file: it holds more than {_MAX_BYTES >> 20} MiB")
+            raise DataError(
+                f"{self._origin} is no MNIST file: it holds more than {_MAX_BYTES >> 20} MiB"
+            )
         if time.monotonic() > self._deadline:
             raise TimeoutError(f"{self._origin} is not complete after {_FILE_SECS:g} s")
         return super().write(plain)
@@ -134,7 +148,9 @@ def _locked(path: Path) -> Iterator[None]:
         with contextlib.suppress(filelock.Timeout), filelock.FileLock(path, timeout=_LOG_SECS):
             return (yield)
         logging.info("waiting for another process to download MNIST (it holds %s)", path)
-    raise DataError(f"{path} has been held for {_LOCK_SECS:g} s; stop the process that does, or set --data_dir")
+    raise DataError(
+        f"{path} has been held for {_LOCK_SECS:g} s; stop the process that does, or set --data_dir"
+    )
 
 
 def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArray[np.uint8]:
@@ -142,7 +158,9 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
         try:
             return read(path, sha256)
         except DataError as error:
-            logging.warning("%s; it was downloaded, so it is deleted now and downloaded again", error)
+            logging.warning(
+                "%s; it was downloaded, so it is deleted now and downloaded again", error
+            )
             path.unlink()
     damaged: ValueError | None = None
     for mirror in mirrors:
@@ -157,14 +175,18 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
             logging.warning("%s is not the original file: %s", url, error)
             damaged = damaged or ValueError(f"{url}: {error}")
     if damaged is not None:
-        raise DataError(f"{damaged}; try again later, or set --data_dir to your own copy") from damaged
+        raise DataError(
+            f"{damaged}; try again later, or set --data_dir to your own copy"
+        ) from damaged
     raise ConnectionError("no MNIST mirror could be reached")
 
 
 def _get(url: str, file: str, _: object) -> None:
     unzipped = _Unzipped("the download")
     try:
-        pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(url, unzipped, None)
+        pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(
+            url, unzipped, None
+        )
     except OSError as error:
         raise ConnectionError(str(error)) from error
     Path(file).write_bytes(unzipped.getvalue())

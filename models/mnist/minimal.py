@@ -46,24 +46,31 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
     """Serves variables as a ps, or trains on a share of the images as a worker."""
     with harness.join_cluster(others) as me:  # a ps stays here until training is over
         mnist = data.load()
-        batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
+        batches = data.Batches(
+            mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers
+        )
         with me.device():
             global_step = harness.get_or_create_global_step()
-            params = rt.variables(init_params(), name="mlp")  # a pytree of variables, spread over the ps
+            # A pytree of variables, spread over the ps.
+            params = rt.variables(init_params(), name="mlp")
             images = rt.placeholder(jnp.float32, [None, 784], name="images")
             labels = rt.placeholder(jnp.int32, [None], name="labels")
             loss = rt.call(loss_fn, params, images, labels)  # any JAX function of pytrees
             accuracy = rt.call(accuracy_fn, params, images, labels)
             train_op = harness.Optimizer(optax.adam(0.002)).minimize(loss, global_step=global_step)
 
-        supervisor = harness.Supervisor(is_chief=me.is_chief, logdir=options.logdir, global_step=global_step)
+        supervisor = harness.Supervisor(
+            is_chief=me.is_chief, logdir=options.logdir, global_step=global_step
+        )
         with supervisor.managed_session(me.target) as session:
             step = int(session.run(global_step))
             while not supervisor.should_stop() and step < options.train_steps:
                 x, y = batches.next()
                 _, step = session.run([train_op, global_step], {images: x, labels: y})
             if me.is_chief:
-                right = session.run(accuracy, {images: mnist.test.images, labels: mnist.test.labels})
+                right = session.run(
+                    accuracy, {images: mnist.test.images, labels: mnist.test.labels}
+                )
                 print(f"Test-Accuracy: {right:.4f}", flush=True)
 
 

@@ -1,6 +1,7 @@
 """The classifier, as pure functions of (parameters, images): a hidden layer of sigmoid units, the classic recipe.
 
-Initial parameters come from numpy and an integer seed, so every task computes the same ones without asking JAX.
+Initial parameters come from numpy and an integer seed, so every task computes the same ones without
+asking JAX.
 """
 
 from collections.abc import Mapping

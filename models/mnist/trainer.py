@@ -1,15 +1,18 @@
 """MNIST by between-graph parameter-server training, with everything a real run wants; `minimal` is the short version.
 
-Every process of the cluster runs this program. A ps only serves; each worker builds the same graph, with the variables
-on the ps and the computation on itself, and trains on its own shard of the data. Worker 0, or the task of a job called
-chief, is the chief: it initialises or restores, checkpoints, writes summaries, and at the end prints the accuracy on
-the test set. An evaluator does none of this: it follows the checkpoints.
+Every process of the cluster runs this program. A ps only serves; each worker builds the same graph,
+with the variables on the ps and the computation on itself, and trains on its own shard of the data.
+Worker 0, or the task of a job called chief, is the chief: it initialises or restores, checkpoints,
+writes summaries, and at the end prints the accuracy on the test set. An evaluator does none of
+this: it follows the checkpoints.
 
-    python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster on this machine
-    python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name=worker --task_index=1
-    python -m models.mnist.trainer                                                        # one process, no cluster
+    python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster
+    on this machine python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222
+    --job_name=worker --task_index=1 python -m models.mnist.trainer
+                          # one process, no cluster
 
-Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
+Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the
+last word.
 """
 
 # Imported before JAX, so that the garbage collector pauses while both are imported.
@@ -45,7 +48,9 @@ flags.adopt_module_key_flags(config_flags)  # --help lists them
 def main(argv: list[str]) -> None:
     """Reads the flags, then serves, trains or evaluates as they say."""
     if len(argv) > 1:
-        exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
+        exit_codes.leave(
+            exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}"
+        )
     exit_codes.use(config_flags.chosen_exit_codes())
     try:
         config = Config.from_flags()
@@ -73,14 +78,19 @@ def between_graph(config: Config) -> None:
         server = make_server(config)
     except rt.OpError as error:
         exit_codes.leave(exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}")
-    with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
+    with (
+        server,
+        monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host),
+    ):
         if config.me.job == "ps":
             sys.exit(exit_codes.of_join(server.join()))
         try:
             train(config, dataclasses.replace(config.me, cluster=server.cluster, server=server))
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
-            exit_codes.leave(exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}")
+            exit_codes.leave(
+                exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}"
+            )
 
 
 def follow(config: Config) -> None:
@@ -142,12 +152,17 @@ def train(config: Config, me: harness.Member) -> None:
         checkpoint(batches)
     supervisor = supervise(config, graph)
     progress = harness.Progress(last, every=config.log_every_steps)
-    profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=me.is_chief)
-    options = rt.SessionConfig(start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch)
+    profiler = monitoring.StepProfiler.from_text(
+        config.profile_steps, config.logdir, here=me.is_chief
+    )
+    options = rt.SessionConfig(
+        start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch
+    )
     accuracy = None
     with supervisor.managed_session(me.target, config=options) as session, profiler:
         if not me.is_chief and batches is not None:
-            # The checkpoints of the chief hold this state. Registered earlier, the state would be that of the start.
+            # The checkpoints of the chief hold this state. Registered earlier, the state would be
+            # that of the start.
             checkpoint(batches)
         step = int(session.run(graph.global_step))
         if step:
@@ -161,9 +176,12 @@ def train(config: Config, me: harness.Member) -> None:
                     if feeds is None:
                         # All workers together have finished all epochs.
                         break
-                    _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
+                    _, loss, count = session.run(
+                        [graph.train_op, graph.loss, graph.global_step], feeds
+                    )
                 except rt.OutOfRangeError:
-                    # An evaluator has ended training. The workers that this step waited for have stopped already.
+                    # An evaluator has ended training. The workers that this step waited for have
+                    # stopped already.
                     break
                 except rt.CancelledError:
                     if not supervisor.should_stop():
@@ -194,7 +212,11 @@ def dealt(
     assert graph.shards is not None
     with graph.shards.open(session) as leased:
         yield (
-            {graph.images: data.scale(split.pixels[b.examples]), graph.labels: split.labels[b.examples], **b.feed}
+            {
+                graph.images: data.scale(split.pixels[b.examples]),
+                graph.labels: split.labels[b.examples],
+                **b.feed,
+            }
             for b in leased
         )
 
@@ -236,7 +258,13 @@ def build(config: Config, me: harness.Member, steps: int, examples: int) -> Grap
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
         labels = rt.placeholder(jnp.int32, [None], name="labels")
         pulled = harness.on_wire(params) if config.bfloat16_wire else params
-        loss = rt.call(harness.accumulated(model.loss_fn, config.accumulate), pulled, images, labels, name="loss")
+        loss = rt.call(
+            harness.accumulated(model.loss_fn, config.accumulate),
+            pulled,
+            images,
+            labels,
+            name="loss",
+        )
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         rule = harness.Optimizer(update_rule(config, steps))
@@ -251,7 +279,17 @@ def build(config: Config, me: harness.Member, steps: int, examples: int) -> Grap
         tested = rt.placeholder(jnp.float32, [], name="tested")
         test_summary = harness.summary.scalar("test_accuracy", tested, collections=())
     return Graph(
-        images, labels, loss, accuracy, predictions, train_op, global_step, summaries, tested, test_summary, shards
+        images,
+        labels,
+        loss,
+        accuracy,
+        predictions,
+        train_op,
+        global_step,
+        summaries,
+        tested,
+        test_summary,
+        shards,
     )
 
 
@@ -286,7 +324,8 @@ def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     """Returns the optax transformation of a run of ``steps`` global steps."""
     # With workers that come and go, the number of synchronous steps is not known before the end.
     is_known = not (config.elastic and config.sync) or config.train_steps is not None
-    # Optax counts updates in int32 and stops at the largest count, so a longer schedule would never end.
+    # Optax counts updates in int32 and stops at the largest count, so a longer schedule would never
+    # end.
     last = min(max(steps, 1), np.iinfo(np.int32).max)
     falls = config.optimizer == "adam" and is_known
     schedule = optax.linear_schedule(config.rate, 0.0, last) if falls else config.rate
@@ -303,7 +342,12 @@ def supervise(config: Config, graph: Graph) -> harness.Supervisor:
     """Returns the Supervisor, which initialises, restores and saves."""
     if config.me.is_chief:
         kept = f"checkpoints and TensorBoard events go to {config.logdir}"
-        logging.info("%s", kept if config.logdir else "--logdir is empty: no summaries and no checkpoints are written")
+        logging.info(
+            "%s",
+            kept
+            if config.logdir
+            else "--logdir is empty: no summaries and no checkpoints are written",
+        )
     return harness.Supervisor(
         is_chief=config.me.is_chief,
         logdir=config.logdir,
@@ -336,7 +380,11 @@ def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
 
 def go_on(session: harness.ManagedSession, step: int, steps: int, logdir: str | None) -> None:
     """Logs that a run is resumed, and restores the states of this worker."""
-    end = "" if step < steps else f": training ends at {steps}, so nothing is left; give more --epochs for more"
+    end = (
+        ""
+        if step < steps
+        else f": training ends at {steps}, so nothing is left; give more --epochs for more"
+    )
     logging.info("going on from global step %d%s", step, end)
     newest = harness.latest_checkpoint(logdir) if logdir else None
     if newest is not None:
@@ -360,7 +408,12 @@ class Tests:
         steps_per_epoch: float,
     ) -> None:
         """Starts the schedule at a global step; records the hyperparameters of a new run."""
-        self._session, self._graph, self._supervisor, self._split = session, graph, supervisor, split
+        self._session, self._graph, self._supervisor, self._split = (
+            session,
+            graph,
+            supervisor,
+            split,
+        )
         self._writer = supervisor.summary_writer if config.me.is_chief else None
         self._between = self._writer is not None and config.save_summaries_secs > 0
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()
@@ -379,7 +432,9 @@ class Tests:
         if not self._between:
             return
         if time.monotonic() >= self._next_summary:
-            self._supervisor.summary_computed(self._session, self._session.run(self._graph.summaries, feeds), step)
+            self._supervisor.summary_computed(
+                self._session, self._session.run(self._graph.summaries, feeds), step
+            )
             self._next_summary = time.monotonic() + self._summary_secs
         if step >= self._next_test:
             self.test(step)
@@ -390,7 +445,8 @@ class Tests:
         graph = self._graph
         chunks = self._split.chunks(1000)
         right = sum(
-            (self._session.run(graph.predictions, {graph.images: images}) == labels).sum() for images, labels in chunks
+            (self._session.run(graph.predictions, {graph.images: images}) == labels).sum()
+            for images, labels in chunks
         )
         accuracy = float(right / len(self._split))
         if self._writer is not None:

@@ -1,12 +1,13 @@
 """The holder of backups: a task keeps an image of a neighbour, so that the neighbour can continue after a death.
 
-A task is described by entries: names, each with a few words (JSON) and some arrays. An *image* is all entries as of one
-instant. The task, the *primary*, sends the changes since the last image. The holder completes a new image from the
-changes, or keeps the image before: an image is whole or absent. The holder does not know the meaning of entries.
+A task is described by entries: names, each with a few words (JSON) and some arrays. An *image* is
+all entries as of one instant. The task, the *primary*, sends the changes since the last image. The
+holder completes a new image from the changes, or keeps the image before: an image is whole or
+absent. The holder does not know the meaning of entries.
 
-A process that starts as a task draws a random process id. The primary is the last process that has said hello or has
-taken up the image. The holder refuses messages of an earlier process of the task, for example of a frozen process that
-was replaced, also the first message.
+A process that starts as a task draws a random process id. The primary is the last process that has
+said hello or has taken up the image. The holder refuses messages of an earlier process of the task,
+for example of a frozen process that was replaced, also the first message.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class BackupImage:
     Attributes:
         version: number of the task's updates at that instant.
         about: facts of the primary for the process that requests the image.
-        unusable_because: reason against a continuation from the image; empty if the task can continue.
+        unusable_because: reason against a continuation from the image; empty if the task can
+            continue.
         entries: the entries by name.
     """
 
@@ -99,7 +101,9 @@ def packed(entries: Mapping[str, Entry]) -> tuple[list[Json], list[Array]]:
     return table, [array for entry in entries.values() for array in entry.arrays]
 
 
-def unpacked(table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = True) -> dict[str, Entry]:
+def unpacked(
+    table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = True
+) -> dict[str, Entry]:
     """Returns the entries that ``packed`` packed.
 
     Args:
@@ -129,7 +133,9 @@ class BackupHolder:
         check: raises PermissionDeniedError unless the caller is the task of a name.
     """
 
-    def __init__(self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None) -> None:
+    def __init__(
+        self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None
+    ) -> None:
         self._audit = audit
         self._check = check
         self._lock = concurrency.Lock()
@@ -173,7 +179,12 @@ class BackupHolder:
             self._coming.clear()
 
     def _push(self, header: Header, arrays: Sequence[Array]) -> Header:
-        task, process_id, version, base = header["of"], header["process_id"], header["version"], header["base"]
+        task, process_id, version, base = (
+            header["of"],
+            header["process_id"],
+            header["version"],
+            header["base"],
+        )
         came = unpacked(header["put"], arrays)
         with self._lock:
             if self._was_replaced(task, process_id, header["hello"]):
@@ -181,7 +192,8 @@ class BackupHolder:
             self._introduce(task, process_id)
             kept = self._images.get(task)
             before = kept if kept is not None and kept.identity == (process_id, base) else None
-            # Changes cannot complete an image that is not here. The primary then sends a whole image.
+            # Changes cannot complete an image that is not here. The primary then sends a whole
+            # image.
             if base is not None and before is None:
                 return {"refused": REFUSED_BASE}
             if header["index"] == 0:
@@ -200,7 +212,10 @@ class BackupHolder:
                 entries = {**before.entries, **entries}
             whole = {name: entries[name] for name in header["keep"]}
             self._images[task] = BackupImage(
-                version, {**header["about"], "process_id": process_id}, header["unusable_because"], whole
+                version,
+                {**header["about"], "process_id": process_id},
+                header["unusable_because"],
+                whole,
             )
             return {}
 
@@ -224,7 +239,10 @@ class BackupHolder:
                 self._introduce(task, header["process_id"])
             image = self._images.get(task)
         if image is None or image.unusable_because:
-            return {"found": False, "why": image.unusable_because if image is not None else "it has none"}, []
+            return {
+                "found": False,
+                "why": image.unusable_because if image is not None else "it has none",
+            }, []
         # The image is never changed, so each request cuts the same messages.
         messages = chunks(image.entries)
         table, arrays = packed(messages[index])

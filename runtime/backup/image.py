@@ -1,11 +1,12 @@
 """The image of a task for the backup, and the start of the next process of the task from the image.
 
-An image has the variables, the run record with the leadership, the registered stages of sessions, the last answer of
-each lane, and the steps that may be half done (the memory of the gate).
+An image has the variables, the run record with the leadership, the registered stages of sessions,
+the last answer of each lane, and the steps that may be half done (the memory of the gate).
 
-Queues, accumulators and quorums are not in an image, because calls wait there. A task with a queue, an accumulator or a
-quorum has no backup. Tensors for other tasks and orders of a checkpoint under way are left out, too. The steps and
-orders fail with AbortedError, and a session that recovers repeats the steps.
+Queues, accumulators and quorums are not in an image, because calls wait there. A task with a queue,
+an accumulator or a quorum has no backup. Tensors for other tasks and orders of a checkpoint under
+way are left out, too. The steps and orders fail with AbortedError, and a session that recovers
+repeats the steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     if unusable_because:
         return Capture(unusable_because, {}, release)
     parts = _variables(worker, held) | _stages(worker)
-    parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
+    parts |= {
+        _name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a))
+        for key, a in answered.items()
+    }
     parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
     # A new object each time: the steps are always sent.
     parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
@@ -62,17 +66,28 @@ def _variables(worker: Worker, held: Sequence[tuple[Slot, AnyArray]]) -> dict[st
         device = kinds.get(value.device) if isinstance(value, jax.Array) else None
         return Entry({"device": device}, (np.asarray(value),))
 
-    return {_name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(v), functools.partial(load, v)) for slot, v in held}
+    return {
+        _name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(v), functools.partial(load, v))
+        for slot, v in held
+    }
 
 
 def _stages(worker: Worker) -> dict[str, CapturedEntry]:
     calls, unused, sessions = worker.registry.kept()
     # The calls of sessions in this process end with it.
     foreign = {handle: call for handle, call in calls.items() if call.registration.foreign}
-    parts = {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in foreign.items()}
-    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
+    parts = {
+        _name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call))
+        for h, call in foreign.items()
+    }
+    parts |= {
+        _name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry))
+        for h, entry in unused.items()
+    }
     listed = [[session, handles] for session, handles in sessions.items()]
-    parts[_name(_SESSIONS)] = CapturedEntry(worker.registry.changes, functools.partial(Entry, listed))
+    parts[_name(_SESSIONS)] = CapturedEntry(
+        worker.registry.changes, functools.partial(Entry, listed)
+    )
     return parts
 
 
@@ -105,14 +120,19 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
         kind, *key = json.loads(name)
         found[kind][tuple(key)] = entry
     stages = {handle: entry for (handle,), entry in found[_STAGE].items()}
-    sessions = {session: handles for entry in found[_SESSIONS].values() for session, handles in entry.meta}
+    sessions = {
+        session: handles for entry in found[_SESSIONS].values() for session, handles in entry.meta
+    }
     worker.registry.inherit(stages, sessions, _reviver(worker))
     for entry in found[_STEPS].values():
         worker.gate.take_up(entry.meta)
     devices = {(d.type, d.index): device for d, device in worker.devices.items()}
     variables = found[_VARIABLE].items()
-    worker.store.replace({(c, n): (_placed(e, devices), TensorSpec.of(e.arrays[0])) for (c, n), e in variables})
-    # Tensors and checkpoint jobs of the earlier process are lost, and their callers learn the reason.
+    worker.store.replace(
+        {(c, n): (_placed(e, devices), TensorSpec.of(e.arrays[0])) for (c, n), e in variables}
+    )
+    # Tensors and checkpoint jobs of the earlier process are lost, and their callers learn the
+    # reason.
     worker.rendezvous.resumed = True
     worker.checkpoint_participant.jobs.resumed = True
     for entry in found[_RUN].values():
@@ -120,7 +140,9 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     return {(client, lane): _answered(entry) for (client, lane), entry in found[_ANSWER].items()}
 
 
-def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int) -> BackupImage | str:
+def read(
+    take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int
+) -> BackupImage | str:
     """Requests the backup of a task from its holder, message by message.
 
     Args:
@@ -134,7 +156,9 @@ def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, pr
     entries: dict[str, Entry] = {}
     index = 0
     while True:
-        header, arrays = take({"kind": "take", "of": task, "process_id": process_id, "index": index})
+        header, arrays = take(
+            {"kind": "take", "of": task, "process_id": process_id, "index": index}
+        )
         if not header["found"]:
             return str(header["why"])
         entries |= unpacked(header["put"], arrays, copy=False)

@@ -3,22 +3,25 @@
     update --> counted --> reply, unless more than ``lag`` updates would not be in the backup then
                   |--> a thread takes an image (references, microseconds), sends the changes, notes their arrival
 
-Wanted: an update that a client sends again is applied exactly once, also if the task has died in between, and a step
+Wanted: an update that a client sends again is applied exactly once, also if the task has died in
+    between, and a step
 need not wait for another machine.
 
-Two simpler ways do not work. If the task forwards each update before the reply, the holder has to run the update too:
-the holder needs the programs and the memory of two tasks, and each step pays a message. If the task sends the variables
-alone, a client whose reply was lost repeats an update that the image has, and the update is applied twice.
+Two simpler ways do not work. If the task forwards each update before the reply, the holder has to
+run the update too: the holder needs the programs and the memory of two tasks, and each step pays a
+message. If the task sends the variables alone, a client whose reply was lost repeats an update that
+the image has, and the update is applied twice.
 
-The solution. A client numbers the calls of a lane, and a task answers a repeated call with the answer before
-(``runtime/wire/reply_cache.py``). An image is taken between updates, never during an update, and has the last answer of
-each lane beside the variables. So an image has an update together with the answer, or has neither. With ``lag=0`` the
-reply to an update waits until the backup has the update. With a greater lag the reply waits only if more updates than
-that would be missing.
+The solution. A client numbers the calls of a lane, and a task answers a repeated call with the
+answer before (``runtime/wire/reply_cache.py``). An image is taken between updates, never during an
+update, and has the last answer of each lane beside the variables. So an image has an update
+together with the answer, or has neither. With ``lag=0`` the reply to an update waits until the
+backup has the update. With a greater lag the reply waits only if more updates than that would be
+missing.
 
-The limits of the solution: the last ``lag`` answered updates are lost with the task. If the task and the holder die
-together, training continues from the checkpoint. The answer of a lane is kept for ``LANE_MEMORY_SECS``, and an update
-that is repeated later may be applied twice.
+The limits of the solution: the last ``lag`` answered updates are lost with the task. If the task
+and the holder die together, training continues from the checkpoint. The answer of a lane is kept
+for ``LANE_MEMORY_SECS``, and an update that is repeated later may be applied twice.
 """
 
 from __future__ import annotations
@@ -120,7 +123,9 @@ class ImageSender:
         last_secs: seconds that the sending of the last image took.
     """
 
-    def __init__(self, task: str, process_id: int, about: Mapping[str, Json], send: Send, chunk_bytes: int) -> None:
+    def __init__(
+        self, task: str, process_id: int, about: Mapping[str, Json], send: Send, chunk_bytes: int
+    ) -> None:
         self.moved_at = 0.0
         self.images = self.nbytes = 0
         self.secs = self.last_secs = 0.0
@@ -129,7 +134,8 @@ class ImageSender:
         self._send = send
         self._chunk_bytes = chunk_bytes
         self._introduced = False
-        # The image at the holder: its version, its tokens, and the reason why no task can continue from the image.
+        # The image at the holder: its version, its tokens, and the reason why no task can continue
+        # from the image.
         self._kept: tuple[int, Mapping[str, object], str] | None = None
 
     def forget(self) -> None:
@@ -144,10 +150,12 @@ class ImageSender:
             capture: references to the task.
 
         Returns:
-            The reason for which the holder has refused the image, a ``REFUSED_...``; empty if the holder has the image.
+            The reason for which the holder has refused the image, a ``REFUSED_...``; empty if the
+            holder has the image.
         """
         base, known, unusable_because = self._kept or (None, {}, "")
-        # The references are released as soon as the changed entries are encoded: until then updates copy arrays.
+        # The references are released as soon as the changed entries are encoded: until then updates
+        # copy arrays.
         try:
             tokens = {name: part.token for name, part in capture.parts.items()}
             changed = {
@@ -174,7 +182,9 @@ class ImageSender:
         self.secs += self.last_secs
         return ""
 
-    def _send_messages(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> str:
+    def _send_messages(
+        self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None
+    ) -> str:
         messages = chunks(changed, self._chunk_bytes)
         for index, chunk in enumerate(messages):
             table, arrays = packed(chunk)
@@ -199,7 +209,8 @@ class PrimaryState(enum.Enum):
 
     Attributes:
         OPEN: the task runs.
-        CLOSED: the task stops. Updates that are not in the backup are answered by the process that continues.
+        CLOSED: the task stops. Updates that are not in the backup are answered by the process that
+            continues.
         REPLACED: another process has taken the place of the task.
     """
 
@@ -209,7 +220,9 @@ class PrimaryState(enum.Enum):
 
 
 class Primary:
-    """The sending side of a backup: counts updates, sends images, and bounds the lag. ``start`` starts the thread.
+    """The sending side of a backup: counts updates, sends images, and bounds the lag.
+
+    ``start`` starts the thread.
 
     Args:
         task: the task.
@@ -291,8 +304,9 @@ class Primary:
         Args:
             run: runs the call, and calls ``count`` for an update.
             client: the session of the caller.
-            gated: True for an update of variables, which waits for no other worker. Every other call is an order. The
-                reply to an order waits until the backup has the whole order, whatever the lag.
+            gated: True for an update of variables, which waits for no other worker. Every other
+                call is an order. The reply to an order waits until the backup has the whole order,
+                whatever the lag.
 
         Raises:
             AbortedError, UnavailableError: as ``_wait_for``.
@@ -320,7 +334,8 @@ class Primary:
                     self._answered[client, lane] = answered
                 if self._paused and not self._running:
                     self._work.notify()
-                # A failed call may have changed something before its error, so its reply waits as well.
+                # A failed call may have changed something before its error, so its reply waits as
+                # well.
                 self._wait_for(self._version - self.lag)
         return reply
 
@@ -335,7 +350,8 @@ class Primary:
 
         Args:
             version: the version.
-            patience_secs: time without an answer of the holder after which the wait has failed; None for no limit.
+            patience_secs: time without an answer of the holder after which the wait has failed;
+                None for no limit.
 
         Raises:
             AbortedError: Another process has taken the place of this process.
@@ -345,15 +361,21 @@ class Primary:
             began = concurrency.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
                 # A large image takes long. Only a holder that does not answer is given up.
-                if patience_secs is not None and concurrency.monotonic() - self._sender.moved_at >= patience_secs:
+                if (
+                    patience_secs is not None
+                    and concurrency.monotonic() - self._sender.moved_at >= patience_secs
+                ):
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
             self._waited_secs += concurrency.monotonic() - began
         if self._state is PrimaryState.REPLACED:
             raise AbortedError("another process has taken the place of this one", task=self.task)
         if self._state is PrimaryState.CLOSED and not self._lost and self._replicated < version:
-            # The caller repeats the call, and the process that goes on from the backup answers or runs it.
-            raise UnavailableError(f"its backup at {self.holder} had not got this when it stopped", task=self.task)
+            # The caller repeats the call, and the process that goes on from the backup answers or
+            # runs it.
+            raise UnavailableError(
+                f"its backup at {self.holder} had not got this when it stopped", task=self.task
+            )
 
     def count(self) -> None:
         """Notes an update, or another change."""
@@ -411,7 +433,9 @@ class Primary:
             return {
                 "backup_lag_steps": lag,
                 "backup_lag_steps_max": most,
-                "backup_usable": float(not self._lost and not self._unusable_because and self._replicated >= 0),
+                "backup_usable": float(
+                    not self._lost and not self._unusable_because and self._replicated >= 0
+                ),
                 "backup_sendings_total": sender.images,
                 "backup_bytes_total": sender.nbytes,
                 "backup_seconds_total": sender.secs,
@@ -438,7 +462,8 @@ class Primary:
             except OpError as error:
                 self._note_lost(str(error))
             except Exception as error:
-                # A computation may have failed, for example. The caller of the computation gets the error.
+                # A computation may have failed, for example. The caller of the computation gets the
+                # error.
                 logging.exception("%s: its backup could not be brought up to date", self.task)
                 self._note_lost(str(error))
             self._sender.forget()
@@ -453,7 +478,11 @@ class Primary:
                 pending = self._version - self._replicated
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
-                pause = min(_MOST_SECS, max(_LEAST_SECS, _SHARE * self._sender.last_secs)) if pending else _CHECK_SECS
+                pause = (
+                    min(_MOST_SECS, max(_LEAST_SECS, _SHARE * self._sender.last_secs))
+                    if pending
+                    else _CHECK_SECS
+                )
                 left = self._arrived_at + pause - concurrency.monotonic()
                 if left <= 0:
                     return True
@@ -489,9 +518,12 @@ class Primary:
             self._paused = True
             try:
                 # Updates that are under way end, and new updates wait meanwhile.
-                drained = self._work.wait_for(lambda: not self._running or not self._is_open, _DRAIN_SECS)
+                drained = self._work.wait_for(
+                    lambda: not self._running or not self._is_open, _DRAIN_SECS
+                )
                 if drained and self._is_open:
-                    # No update is under way, so the version and the references below belong together.
+                    # No update is under way, so the version and the references below belong
+                    # together.
                     self._taken = self._version
                     # The answer of a lane that was idle for so long is not asked for again.
                     old = concurrency.monotonic() - LANE_MEMORY_SECS
@@ -501,7 +533,8 @@ class Primary:
                 self._paused = False
                 self._resumed.notify_all()
             if self._is_open:
-                # A call under way may wait for a call that waits here, so the waiting calls run first.
+                # A call under way may wait for a call that waits here, so the waiting calls run
+                # first.
                 self._work.wait(_LEAST_SECS)
             return None
 
@@ -526,7 +559,8 @@ class Primary:
             self._arrived.notify_all()
         if fresh:
             logging.warning(
-                "%s has no backup until %s is back: what dies now as well comes back from the checkpoint (%s)",
+                "%s has no backup until %s is back: what dies now as well comes back from the "
+                "checkpoint (%s)",
                 self.task,
                 self.holder,
                 reason,

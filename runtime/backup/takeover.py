@@ -12,7 +12,12 @@ from runtime import concurrency
 from runtime.backup import image
 from runtime.backup.primary import Answered, LaneKey, Primary, Send
 from runtime.cluster.spec import ClusterSpec, TaskId
-from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, UnauthenticatedError
+from runtime.errors import (
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from runtime.observe.process_metrics import metrics
 from runtime.task.worker import Worker
 
@@ -46,16 +51,21 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
         '/job:ps/task:0'
     """
     if backups not in (0, 1):
-        raise InvalidArgumentError(f"ps_backups={backups}: a task has one backup (1) or none (0)", task=str(task))
+        raise InvalidArgumentError(
+            f"ps_backups={backups}: a task has one backup (1) or none (0)", task=str(task)
+        )
     if lag < 0:
-        raise InvalidArgumentError(f"ps_backups_lag={lag}: it is a number of steps, 0 or more", task=str(task))
+        raise InvalidArgumentError(
+            f"ps_backups_lag={lag}: it is a number of steps, 0 or more", task=str(task)
+        )
     if not backups:
         return ""
     # Indices may have gaps, where tasks were removed.
     indices = sorted(spec.task_indices(task.job))
     if len(indices) < 2:
         raise InvalidArgumentError(
-            f"ps_backups=1 needs two tasks of job {task.job!r} at least: there is nobody to hold this one's backup",
+            f"ps_backups=1 needs two tasks of job {task.job!r} at least: there is nobody to hold "
+            "this one's backup",
             task=str(task),
         )
     return str(TaskId(task.job, indices[(indices.index(task.index) + 1) % len(indices)]))
@@ -83,7 +93,8 @@ def begin_backup(worker: Worker, holder: str, lag: int, incarnation: int, send: 
         send,
         functools.partial(worker.leave, replaced=True),
     )
-    # Clients repeat their calls to the same incarnation. The answers keep a repeated update from being applied twice.
+    # Clients repeat their calls to the same incarnation. The answers keep a repeated update from
+    # being applied twice.
     primary.inherit(resumed.answered)
     worker.begin_backup(primary)
     primary.start()
@@ -115,7 +126,11 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
     answered = image.take_up(worker, found, takeovers)
     took = concurrency.monotonic() - began
     lag = int(found.about["lag"])
-    lost = f"at most {lag} updates after that are lost" if lag else "no update that was answered is lost"
+    lost = (
+        f"at most {lag} updates after that are lost"
+        if lag
+        else "no update that was answered is lost"
+    )
     logging.warning(
         "%s goes on from its backup at %s: %d variables after %d updates, read in %.2f s; %s",
         *(worker.task, holder, len(worker.store.variables()), found.version, took, lost),

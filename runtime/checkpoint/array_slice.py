@@ -53,7 +53,11 @@ class ArraySlice:
 
     def region(self, origin: tuple[int, ...] | None = None) -> tuple[slice, ...]:
         """Returns the block as an index of the whole array, or of a block that begins at ``origin``."""
-        starts = self.offset if origin is None else [o - p for o, p in zip(self.offset, origin, strict=True)]
+        starts = (
+            self.offset
+            if origin is None
+            else [o - p for o, p in zip(self.offset, origin, strict=True)]
+        )
         return tuple(slice(s, s + n) for s, n in zip(starts, self.shape, strict=True))
 
     def blocks(self, limit: int) -> Iterator[ArraySlice]:
@@ -69,15 +73,15 @@ class ArraySlice:
             yield self
             return
         shape, chunk, offset = self.shape, self.chunk, self.offset
-        # Cut along the first axis on which a row is small enough. On the axes before it a block has length 1, so their
-        # chunks must have length 1 too, or several blocks would share a chunk.
+        # Cut along the first axis on which a row is small enough. On the axes before it a block has
+        # length 1, so their chunks must have length 1 too, or several blocks would share a chunk.
         axis = 0
         row = math.prod(shape[1:]) * self.dtype.itemsize
         while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:
             axis += 1
             row = math.prod(shape[axis + 1 :]) * self.dtype.itemsize
-        # A block ends at a multiple of the chunk in the whole array, as two writers of one chunk would overwrite each
-        # other.
+        # A block ends at a multiple of the chunk in the whole array, as two writers of one chunk
+        # would overwrite each other.
         unit = chunk[axis]
         step = max(1, limit // (row * unit)) * unit
         for before in np.ndindex(*shape[:axis]):
@@ -85,7 +89,10 @@ class ArraySlice:
             while first < shape[axis]:
                 end = min(shape[axis], (offset[axis] + first) // unit * unit + step - offset[axis])
                 assert end > first, "a block without a row would repeat for ever"
-                start = (*(o + b for o, b in zip(offset, before, strict=False)), offset[axis] + first)
+                start = (
+                    *(o + b for o, b in zip(offset, before, strict=False)),
+                    offset[axis] + first,
+                )
                 yield replace(
                     self,
                     shape=(*(1,) * axis, end - first, *shape[axis + 1 :]),

@@ -1,7 +1,8 @@
 """Byte ranges of variables: how a checkpoint crosses the tensor channel where the tasks share no directory.
 
-The coordinator requests byte ranges that a job has taken, and sends byte ranges that a job shall restore. A byte range
-has its place in the job. So a byte range that is sent twice, after a broken connection, is neither lost nor doubled.
+The coordinator requests byte ranges that a job has taken, and sends byte ranges that a job shall
+restore. A byte range has its place in the job. So a byte range that is sent twice, after a broken
+connection, is neither lost nor doubled.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class ByteRange(NamedTuple):
             InvalidArgumentError: The array has another dtype or shape.
         """
         if array.dtype != np.uint64 or array.shape != (len(cls._fields),):
-            raise InvalidArgumentError(f"a byte range of a checkpoint is asked for by {array.dtype}{list(array.shape)}")
+            raise InvalidArgumentError(
+                f"a byte range of a checkpoint is asked for by {array.dtype}{list(array.shape)}"
+            )
         return cls(*array.tolist())
 
     def to_array(self) -> Array:
@@ -76,7 +79,9 @@ def bytes_of(array: Array, byte_range: ByteRange) -> Array:
     """
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if byte_range.offset + byte_range.size > raw.size:
-        raise InvalidArgumentError(f"{byte_range.size} bytes at {byte_range.offset} of an array of {raw.size} bytes")
+        raise InvalidArgumentError(
+            f"{byte_range.size} bytes at {byte_range.offset} of an array of {raw.size} bytes"
+        )
     return raw[byte_range.offset : byte_range.offset + byte_range.size]
 
 
@@ -114,9 +119,13 @@ class Incoming:
         """
         end = offset + data.size
         if end > self._size:
-            raise InvalidArgumentError(f"{data.size} bytes at {offset} of an array of {self._size} bytes")
+            raise InvalidArgumentError(
+                f"{data.size} bytes at {offset} of an array of {self._size} bytes"
+            )
         if offset > self._have:
-            raise DataLossError(f"bytes {self._have} to {offset} of an array that is being restored did not come")
+            raise DataLossError(
+                f"bytes {self._have} to {offset} of an array that is being restored did not come"
+            )
         # The byte range was sent again after a broken connection.
         if end <= self._have:
             return None

@@ -1,7 +1,8 @@
 """The coordinator's side of checkpoints: orders to all tasks at once.
 
-A session makes one coordinator, and the Saver calls it. Every order goes under the leadership that its task obeys
-(``runtime/session/lead.py``). A task that another chief claims meanwhile refuses the rest of a save or restore.
+A session makes one coordinator, and the Saver calls it. Every order goes under the leadership that
+its task obeys (``runtime/session/lead.py``). A task that another chief claims meanwhile refuses the
+rest of a save or restore.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ Leaderships = Mapping[str, Leadership]
 class Carrier(Protocol):
     """The way to the tasks, which an open session is."""
 
-    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
+    def send_order(
+        self, task: str, order: pb.CheckpointOrder, timeout: float | None
+    ) -> pb.CheckpointReply:
         """Sends an order to a task and returns the reply; ``timeout`` is in seconds."""
 
     def stream(self, task: str) -> streaming.Stream:
@@ -78,13 +81,19 @@ class CheckpointCoordinator:
         leaderships: returns the leadership for each task; called before each save and restore.
     """
 
-    def __init__(self, carrier: Carrier, leaderships: Callable[[Sequence[str]], Leaderships]) -> None:
+    def __init__(
+        self, carrier: Carrier, leaderships: Callable[[Sequence[str]], Leaderships]
+    ) -> None:
         self._send = carrier.send_order
         self._stream = carrier.stream
         self._leaderships = leaderships
 
     def snapshot(
-        self, slices: Sequence[VariableSlice], number_of: str = "", *, when_paused: Callable[[], object] = lambda: None
+        self,
+        slices: Sequence[VariableSlice],
+        number_of: str = "",
+        *,
+        when_paused: Callable[[], object] = lambda: None,
     ) -> Snapshot:
         """Takes references to variables of all tasks as of one instant.
 
@@ -92,13 +101,16 @@ class CheckpointCoordinator:
 
         Args:
             slices: parts of variables to save.
-            number_of: key of the slice whose value is returned as ``Snapshot.number``; empty for none.
-            when_paused: called at each attempt while updates are held back, so the function must not wait.
+            number_of: key of the slice whose value is returned as ``Snapshot.number``; empty for
+                none.
+            when_paused: called at each attempt while updates are held back, so the function must
+                not wait.
 
         Raises:
             FailedPreconditionError: A variable is not initialised; the message names the variable.
             AbortedError: Another chief has taken the lead, or a task restarted.
-            DeadlineExceededError: The tasks could not be held still until all had taken their references.
+            DeadlineExceededError: The tasks could not be held still until all had taken their
+                references.
         """
         held = by_task(slices)
         under = self._leaderships(list(held))
@@ -129,8 +141,13 @@ class CheckpointCoordinator:
         try:
             self._pause(job, tasks, under)
             when_paused()
-            takes = {t: Order.Take(job=job, slices=_messages(s), report=number_of) for t, s in held.items()}
-            replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)]
+            takes = {
+                t: Order.Take(job=job, slices=_messages(s), report=number_of)
+                for t, s in held.items()
+            }
+            replies = [
+                r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)
+            ]
         except BaseException:
             # Tasks that are paused would hold updates back until the pause lapses.
             self._drop(job, tasks, under)
@@ -139,25 +156,37 @@ class CheckpointCoordinator:
         number = None
         sizes: dict[VariableSlice, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
-            sizes.update((s, n) for s, n in zip(held[task], reply.sizes, strict=True) if s.spec.is_string)
+            sizes.update(
+                (s, n) for s, n in zip(held[task], reply.sizes, strict=True) if s.spec.is_string
+            )
             if any(s.array.key == number_of for s in held[task]):
                 number = reply.number
         encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
         return Snapshot(job, tuple(encoded), number, paused, under)
 
     def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
-        replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under)
-        waiting = half_done_steps({t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)})
-        # A step with writes on several tasks may have been cut by the pauses. Its other writes are let through, so that
-        # the snapshot holds all writes of the step.
+        replies = self._ask(
+            dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under
+        )
+        waiting = half_done_steps(
+            {t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)}
+        )
+        # A step with writes on several tasks may have been cut by the pauses. Its other writes are
+        # let through, so that the snapshot holds all writes of the step.
         if not waiting:
             return
-        rest = {t: Order(let_through=Order.LetThrough(job=job, steps=steps)) for t, steps in waiting.items()}
-        lost = {(s.session, s.step) for reply in self._ask(rest, under) for s in reply.let_through.steps}
+        rest = {
+            t: Order(let_through=Order.LetThrough(job=job, steps=steps))
+            for t, steps in waiting.items()
+        }
+        lost = {
+            (s.session, s.step) for reply in self._ask(rest, under) for s in reply.let_through.steps
+        }
         # The rest of such a step never comes, so the checkpoint holds the half that was written.
         if lost:
             logging.warning(
-                "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
+                "%d steps lost their worker half-way: the checkpoint holds what they have written",
+                len(lost),
             )
 
     def changed(self, slices: Sequence[VariableSlice], job: int) -> bool | None:
@@ -170,9 +199,14 @@ class CheckpointCoordinator:
         Returns:
             None if a task does not know, after a restart or many further saves.
         """
-        questions = {t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()}
+        questions = {
+            t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()
+        }
         try:
-            return any(r.changed for r in self._ask({t: Order(changed=q) for t, q in questions.items()}, {}))
+            return any(
+                r.changed
+                for r in self._ask({t: Order(changed=q) for t, q in questions.items()}, {})
+            )
         except NotFoundError:
             return None
 
@@ -184,8 +218,8 @@ class CheckpointCoordinator:
         Args:
             snapshot: the snapshot.
             directory: directory of the stores.
-            stream: True if the tasks do not share the directory. This process then writes, and the tasks send a few
-                blocks at a time over the tensor channel.
+            stream: True if the tasks do not share the directory. This process then writes, and the
+                tasks send a few blocks at a time over the tensor channel.
 
         Returns:
             The files, and the arrays with a NaN.
@@ -213,7 +247,9 @@ class CheckpointCoordinator:
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, pace=pace)
 
         written = in_background(write, "checkpoint-writer")
-        return WrittenArrays([CheckpointFile(*file) for file in written.files], frozenset(written.with_nan))
+        return WrittenArrays(
+            [CheckpointFile(*file) for file in written.files], frozenset(written.with_nan)
+        )
 
     def confirm(self, snapshot: Snapshot) -> None:
         """Raises AbortedError if a task has ended the job of a snapshot, or obeys another chief."""
@@ -234,9 +270,11 @@ class CheckpointCoordinator:
         Args:
             slices: parts of variables to restore.
             source: store of the arrays; without ``stream``, a store of a Saver.
-            stream: True if this process reads the arrays and sends each task its part. That is so if the tasks do not
-                share the directory, or if another program wrote the arrays, which may be packed.
-            check: called first, reads the files as a whole and returns problems, which end the restore.
+            stream: True if this process reads the arrays and sends each task its part. That is so
+                if the tasks do not share the directory, or if another program wrote the arrays,
+                which may be packed.
+            check: called first, reads the files as a whole and returns problems, which end the
+                restore.
             origin: ``Snapshot.job`` of the save; 0 if unknown. See ``changed``.
 
         Raises:
@@ -265,7 +303,9 @@ class CheckpointCoordinator:
                 raise DataLossError("; ".join(problems))
             # No task changes a variable before every task has read its arrays without error.
             self._each(tasks, read)
-            self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under)
+            self._ask(
+                dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under
+            )
         except BaseException:
             self._drop(job, tasks, under)
             raise
@@ -313,7 +353,9 @@ class CheckpointCoordinator:
         self, orders: Mapping[str, Order], under: Leaderships, timeout: float | None = ORDER_SECS
     ) -> list[pb.CheckpointReply]:
         """Sends each task its order, all at the same time; returns the replies in the same order."""
-        return self._each(list(orders), lambda task: self._request(task, orders[task], under, timeout))
+        return self._each(
+            list(orders), lambda task: self._request(task, orders[task], under, timeout)
+        )
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""

@@ -15,8 +15,10 @@ NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NOT_NOW = frozenset(
     number
     for name in (
-        "EAGAIN EBUSY EINTR EMFILE ENFILE ENOMEM ENOBUFS ESTALE ETIMEDOUT EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET "
-        "ENETUNREACH ENOTCONN ENOLINK ECONNABORTED ECONNREFUSED ECONNRESET EREMOTEIO ESHUTDOWN EKEYEXPIRED EKEYREVOKED"
+        "EAGAIN EBUSY EINTR EMFILE ENFILE ENOMEM ENOBUFS ESTALE ETIMEDOUT EHOSTDOWN EHOSTUNREACH "
+        "ENETDOWN ENETRESET "
+        "ENETUNREACH ENOTCONN ENOLINK ECONNABORTED ECONNREFUSED ECONNRESET EREMOTEIO ESHUTDOWN "
+        "EKEYEXPIRED EKEYREVOKED"
     ).split()
     if (number := getattr(errno, name, None)) is not None
 )
@@ -51,7 +53,8 @@ def barred(error: OSError, path: str) -> OpError | None:
         path: path of the file.
 
     Returns:
-        PermissionDeniedError; DiskAwayError if another attempt may succeed; None if the file is missing or damaged.
+        PermissionDeniedError; DiskAwayError if another attempt may succeed; None if the file is
+        missing or damaged.
     """
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(
@@ -139,13 +142,17 @@ def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
 
 def is_inside(name: str) -> bool:
     """Returns True if a relative path stays in its directory: no ``..``, and not absolute."""
-    return bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in name.split("/")
+    return (
+        bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in name.split("/")
+    )
 
 
 def files_below(directory: str) -> list[str]:
     """Returns the paths of all files below a directory, relative to the directory and sorted."""
     found = [
-        os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files
+        os.path.relpath(os.path.join(where, f), directory)
+        for where, _, files in os.walk(directory)
+        for f in files
     ]
     return sorted(found)
 

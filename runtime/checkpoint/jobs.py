@@ -1,8 +1,9 @@
 """The checkpoint jobs of a task: saves and restores from the order that begins a job to the end of the job.
 
-The participant of a task finds the job of each order here. A job belongs to a session and to a leadership. Whatever
-ends a job ends it by ``end``: an order that drops or commits it, another leadership, the end of its session, the stop
-of the task. An ended job accepts no order, and its arrays are free as soon as no order works on them.
+The participant of a task finds the job of each order here. A job belongs to a session and to a
+leadership. Whatever ends a job ends it by ``end``: an order that drops or commits it, another
+leadership, the end of its session, the stop of the task. An ended job accepts no order, and its
+arrays are free as soon as no order works on them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class Job:
     """A save or restore on this task, from the order that begins it to its end.
 
     Attributes:
-        sender: sender of the order that began the job. The job ends with this session, and under another leadership.
+        sender: sender of the order that began the job. The job ends with this session, and under
+            another leadership.
         slices: parts of variables that are saved or restored.
-        arrays: for each slice, the value that was taken or read. None before the bytes of a slice have arrived.
+        arrays: for each slice, the value that was taken or read. None before the bytes of a slice
+            have arrived.
         incoming: for each slice, the bytes received so far; empty if the task reads files itself.
         first: index of the first slice whose array is still held; earlier arrays were sent.
         used_at: ``time.monotonic()`` of the last order that named the job.
@@ -77,8 +80,8 @@ class JobTable:
         gate: gate of the task, whose pause ends with the job that has paused the gate.
         check: raises AbortedError unless the task obeys a leadership.
         limits: bound of the number of jobs.
-        connected: returns True while a session has a connection to this task. A session without a connection owns no
-            job, because the task would not notice the end of the session.
+        connected: returns True while a session has a connection to this task. A session without a
+            connection owns no job, because the task would not notice the end of the session.
 
     Attributes:
         resumed: True while the task continues as another process, whose jobs are lost.
@@ -114,35 +117,48 @@ class JobTable:
                 # A chief that paused the gate and lost the lead takes nothing any more.
                 self._gate.open()
             self._served = leadership
-            # The order to drop a job may get lost while its session lives, so that no other end comes. A task that has
-            # written its part long before the others hears of the job again at the end of the save only.
+            # The order to drop a job may get lost while its session lives, so that no other end
+            # comes. A task that has written its part long before the others hears of the job again
+            # at the end of the save only.
             unused = concurrency.monotonic() - UNUSED_SECS
-            lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work and n != named]
+            lost = [
+                n
+                for n, job in self._jobs.items()
+                if job.used_at < unused and not job.at_work and n != named
+            ]
             self.end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
             earlier = [n for n, job in self._jobs.items() if job.sender.leadership != leadership]
             self.end(earlier, "another chief has taken the lead")
             what, until = "waiting for an earlier chief's job", concurrency.monotonic() + JOIN_SECS
-            if not cancelled.wait_for(self._changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until):
-                raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
+            if not cancelled.wait_for(
+                self._changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until
+            ):
+                raise UnavailableError(
+                    f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task
+                )
 
     def check_connected(self, session: int) -> None:
         """Raises UnavailableError if a session has no connection, so that its end would not be noticed."""
         if not self._connected(session):
             raise UnavailableError(
-                f"session {session:x} has no connection here, by which its end would be noticed", task=self._task
+                f"session {session:x} has no connection here, by which its end would be noticed",
+                task=self._task,
             )
 
     def begin(self, number: int, job: Job) -> Job:
         """Adds a job; returns the existing job of that number if the order comes again."""
         with self._changed:
             self._check(job.sender.leadership)
-            # The order comes again after its reply was lost, or comes after the order to drop the job.
+            # The order comes again after its reply was lost, or comes after the order to drop the
+            # job.
             if number in self._why_ended or number in self._jobs:
                 return self.find(number)
             self.check_connected(job.sender.session)
             # Each job holds arrays, so a client must not begin jobs without end.
             if len(self._jobs) >= self._limits.checkpoint_jobs:
-                raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
+                raise self._limits.exceeded(
+                    "checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way"
+                )
             assert not job.why and not job.at_work, "a job begins once"
             self._jobs[number] = job
             return job
@@ -160,7 +176,8 @@ class JobTable:
             raise self._has_ended(why)
         if job is None and self.resumed:
             raise TakeoverError(
-                "the task goes on from its backup: the checkpoint job that was under way is lost", task=self._task
+                "the task goes on from its backup: the checkpoint job that was under way is lost",
+                task=self._task,
             )
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
@@ -197,11 +214,13 @@ class JobTable:
         Args:
             numbers: numbers of the jobs. A number without a job is noted for late orders, too.
             why: reason of the end, for orders that come later.
-            ordered: True if the job's own client ends the job, as every save ends. Only other ends are logged.
+            ordered: True if the job's own client ends the job, as every save ends. Only other ends
+                are logged.
         """
         with self._changed:
             for number in numbers:
-                # An order to drop may overtake the order that begins the job. That order must begin nothing then.
+                # An order to drop may overtake the order that begins the job. That order must begin
+                # nothing then.
                 self._why_ended.setdefault(number, why)
                 job = self._jobs.get(number)
                 if job is not None and not job.why:
@@ -209,15 +228,19 @@ class JobTable:
                         logging.info("%s: checkpoint job %x ends: %s", self._task, number, why)
                     job.why = why
                     job.ended.set()
-                # A job may end during its snapshot, and updates must not wait for the rest of the pause.
+                # A job may end during its snapshot, and updates must not wait for the rest of the
+                # pause.
                 self._gate.resume(number)
             while len(self._why_ended) > self._limits.checkpoint_jobs:
-                # An order that comes later than so many jobs finds no job, which ends the order as well.
+                # An order that comes later than so many jobs finds no job, which ends the order as
+                # well.
                 self._why_ended.popitem(last=False)
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        self._jobs = {number: job for number, job in self._jobs.items() if job.at_work or not job.why}
+        self._jobs = {
+            number: job for number, job in self._jobs.items() if job.at_work or not job.why
+        }
         self._changed.notify_all()
 
     def end_session(self, session: int, why: str) -> None:
@@ -228,7 +251,9 @@ class JobTable:
             why: reason of the end, for late orders of the session.
         """
         with self._changed:
-            numbers = [number for number, job in self._jobs.items() if job.sender.session == session]
+            numbers = [
+                number for number, job in self._jobs.items() if job.sender.session == session
+            ]
         self.end(numbers, why)
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Pace:
     """The rests of background work on a machine with few cores.
 
-    A low priority is not enough there. The kernel writes pages back at its own priority, and a training step that wakes
-    up finds the core taken.
+    A low priority is not enough there. The kernel writes pages back at its own priority, and a
+    training step that wakes up finds the core taken.
 
     Args:
         progress: returns a number that grows while a worker trains.
@@ -32,7 +32,9 @@ class Pace:
         cores: cores of this machine; None asks the operating system.
     """
 
-    def __init__(self, progress: Callable[[], int], wait: Callable[[float], object], cores: int | None = None) -> None:
+    def __init__(
+        self, progress: Callable[[], int], wait: Callable[[float], object], cores: int | None = None
+    ) -> None:
         self._progress = progress
         self._wait = wait
         self._factor = max(0.0, CORES_TO_SHARE / (cores or os.cpu_count() or 1) - 1)

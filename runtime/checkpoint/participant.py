@@ -1,8 +1,9 @@
 """A task's part in checkpoints: the task takes references to its variables, and writes, reads or replaces them.
 
-The server calls ``CheckpointParticipant.obey`` for each order of a coordinator. The participant obeys only the
-leadership that its task obeys. The first order under a new leadership waits until no order works on the jobs of the
-leadership before. So a late order of a dead chief can spoil nothing. A save or restore is a job (``jobs``).
+The server calls ``CheckpointParticipant.obey`` for each order of a coordinator. The participant
+obeys only the leadership that its task obeys. The first order under a new leadership waits until no
+order works on the jobs of the leadership before. So a late order of a dead chief can spoil nothing.
+A save or restore is a job (``jobs``).
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class CheckpointParticipant:
         limits: bounds of the time that orders hold updates back, and of the number of jobs.
         connected: returns True while a session has a connection to this task.
         roots: directories below which orders may have the task write and read.
-        cores: cores of this machine for this task, by which writing is paced; None asks the operating system.
+        cores: cores of this machine for this task, by which writing is paced; None asks the
+            operating system.
 
     Attributes:
         jobs: the saves and restores under way.
@@ -121,7 +123,8 @@ class CheckpointParticipant:
 
         Args:
             order: the order.
-            cancelled: set when no caller waits for the reply any more; has the deadline of the order.
+            cancelled: set when no caller waits for the reply any more; has the deadline of the
+                order.
 
         Raises:
             AbortedError: The order comes under another leadership than the task obeys.
@@ -134,10 +137,14 @@ class CheckpointParticipant:
         cancelled = cancelled or Cancellation()
         try:
             if name is None:
-                raise InvalidArgumentError("an order about checkpoints that this version does not know")
+                raise InvalidArgumentError(
+                    "an order about checkpoints that this version does not know"
+                )
             sender = Sender(Leadership.from_proto(order.leadership), order.session)
             if name not in UNFENCED:
-                self.jobs.serve(sender.leadership, getattr(getattr(order, name), "job", 0), cancelled)
+                self.jobs.serve(
+                    sender.leadership, getattr(getattr(order, name), "job", 0), cancelled
+                )
             answer = self._table[name](sender, getattr(order, name), cancelled)
         except OpError as error:
             error.task = error.task or self._task
@@ -156,18 +163,22 @@ class CheckpointParticipant:
         # A chief that dies in the pause holds training up for so long.
         if order.seconds > self._limits.pause_secs:
             raise self._limits.exceeded("pause_secs", f"a pause of {order.seconds:g} s")
-        # The snapshot would be refused without a connection, and a repeated order would find its pause used up.
+        # The snapshot would be refused without a connection, and a repeated order would find its
+        # pause used up.
         self.jobs.check_connected(sender.session)
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self._check(sender.leadership)
         except AbortedError:
-            # Another chief has taken the lead. Its first order may have opened the gate before this order paused it.
+            # Another chief has taken the lead. Its first order may have opened the gate before this
+            # order paused it.
             self._gate.resume(order.job)
             raise
         return _recent_steps(self._gate)
 
-    def _let_through(self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
+    def _let_through(
+        self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation
+    ) -> Reply.Steps:
         self.jobs.resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
         # The chief logs the steps without their writes in time: the worker has died half-way.
@@ -177,9 +188,11 @@ class CheckpointParticipant:
     def _take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
         if self.jobs.resumed:
             raise TakeoverError(
-                "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
+                "the task goes on from its backup: the checkpoint that was under way is none",
+                task=self._task,
             )
-        # The same order may arrive twice at once. The second one must wait for the reply of the first.
+        # The same order may arrive twice at once. The second one must wait for the reply of the
+        # first.
         with self._taking:
             known = self.jobs.get(order.job)
             if known is not None and known.taken is not None:
@@ -195,9 +208,11 @@ class CheckpointParticipant:
             found = self._store.snapshot(keys)
             values = self._store.values(keys)
         finally:
-            # Updates wait until this line. The checks and the encoding below happen while training continues.
+            # Updates wait until this line. The checks and the encoding below happen while training
+            # continues.
             held = self._gate.resume(order.job)
-        # Without the pause until now, a step may have written here after another task took its references.
+        # Without the pause until now, a step may have written here after another task took its
+        # references.
         if not held:
             raise lapsed(self._task)
         arrays = []
@@ -206,7 +221,8 @@ class CheckpointParticipant:
             value = found[s.slot]
             if TensorSpec.of(value) != s.spec:
                 raise InvalidArgumentError(
-                    f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as "
+                    f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph "
+                    "to be saved has it as "
                     f"{s.spec}",
                     task=self._task,
                 )
@@ -238,7 +254,10 @@ class CheckpointParticipant:
         now = self._store.values(keys)
         # Values are compared by identity: an update replaces the array, whatever the numbers are.
         same = [
-            key in values and key in now and (value := values[key]()) is not None and value is now[key]()
+            key in values
+            and key in now
+            and (value := values[key]()) is not None
+            and value is now[key]()
             for key in keys
         ]
         return same.count(False)
@@ -262,7 +281,8 @@ class CheckpointParticipant:
             def write() -> storage.WrittenStore:
                 return storage.write_store(directory, arrays, cancelled=job.ended.is_set, pace=pace)
 
-            # The priority of a thread cannot be raised again, so the thread of this order does not write itself.
+            # The priority of a thread cannot be raised again, so the thread of this order does not
+            # write itself.
             written = in_background(write, "checkpoint-writer")
             # Without these references, updates may work in place again.
             job.arrays = []
@@ -284,7 +304,9 @@ class CheckpointParticipant:
             file_below(order.directory, stored.key)
         if storage.is_local(order.directory):
             self.roots.check_tree(order.directory)
-        job = self.jobs.begin(order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices]))
+        job = self.jobs.begin(
+            order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices])
+        )
         with self.jobs.reserve(job, cancelled, "reading a checkpoint"):
             # The same order has come before, and its reply was lost.
             if job.arrays:
@@ -296,7 +318,8 @@ class CheckpointParticipant:
                 only_plain=True,
                 cancelled=job.ended.is_set,
             )
-            # The next arrays are read while one is placed. A job that ends stops the reading, so there may be fewer.
+            # The next arrays are read while one is placed. A job that ends stops the reading, so
+            # there may be fewer.
             for s, array in zip(job.slices, arrays, strict=False):
                 read.append(self._placed_on_device(s, array))
             self.jobs.check_alive(job)
@@ -308,7 +331,8 @@ class CheckpointParticipant:
         device = self._devices.get((s.device.type, s.device.index))
         if device is None:
             raise InvalidArgumentError(
-                f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}", task=self._task
+                f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}",
+                task=self._task,
             )
         # Without x64, JAX would narrow arrays of 64 bits.
         with jax.enable_x64(True):
@@ -324,9 +348,14 @@ class CheckpointParticipant:
             with self.jobs.reserve(job, cancelled, "changing variables"):
                 # A commit of half of the arrays would mix two models.
                 if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
-                    raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
-                values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
-                # The claim of the variables may wait for updates, so the leadership is checked again before the change.
+                    raise FailedPreconditionError(
+                        "the restore to commit has not read everything", task=self._task
+                    )
+                values = {
+                    s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)
+                }
+                # The claim of the variables may wait for updates, so the leadership is checked
+                # again before the change.
                 given = self._store.replace(values, lambda: self._check(sender.leadership))
                 # The restore has overwritten the writes of steps that dead workers left half done.
                 self._gate.forget()
@@ -379,7 +408,8 @@ class CheckpointParticipant:
             AbortedError, NotFoundError: as ``pull``.
         """
         with self._job_of(byte_range, client) as job:
-            # The array is placed on its device as soon as its last byte has come, while the next slice is on its way.
+            # The array is placed on its device as soon as its last byte has come, while the next
+            # slice is on its way.
             whole = job.incoming[byte_range.part].put(byte_range.offset, data)
             if whole is not None:
                 job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
@@ -389,17 +419,24 @@ class CheckpointParticipant:
         """Reserves the job of a byte range for the block."""
         self._check(byte_range.leadership)
         job = self.jobs.find(byte_range.job)
-        # The number of a job is no secret from other clients, so the session must be that of the owner.
+        # The number of a job is no secret from other clients, so the session must be that of the
+        # owner.
         if job.sender.session != client:
-            raise NotFoundError(f"no such checkpoint job of this session: {byte_range.job:x}", task=self._task)
+            raise NotFoundError(
+                f"no such checkpoint job of this session: {byte_range.job:x}", task=self._task
+            )
         if byte_range.part >= len(job.slices):
-            raise InvalidArgumentError(f"no slice {byte_range.part} in a checkpoint job of {len(job.slices)}")
+            raise InvalidArgumentError(
+                f"no slice {byte_range.part} in a checkpoint job of {len(job.slices)}"
+            )
         with self.jobs.reserve(job, Cancellation(), "a byte range"):
             yield job
 
     def _receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
-        arrays = [None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices]
+        arrays = [
+            None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices
+        ]
         incoming = [Incoming(s.stored.nbytes) for s in slices]
         self.jobs.begin(order.job, Job(sender, slices, arrays, incoming=incoming))
 
@@ -408,9 +445,14 @@ class CheckpointParticipant:
 
     def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
         told = self._store.run.states_of_done().items()
-        # A worker that is done does not answer any more, so the states that it left here ride along.
-        of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
-        return Reply.States(states=task_states(self._task, self._store.run.environment.address()), of_done=of_done)
+        # A worker that is done does not answer any more, so the states that it left here ride
+        # along.
+        of_done = {
+            f"{task} {name}": state for task, states in told for name, state in states.items()
+        }
+        return Reply.States(
+            states=task_states(self._task, self._store.run.environment.address()), of_done=of_done
+        )
 
 
 def _recent_steps(gate: Gate) -> Reply.Steps:
@@ -418,7 +460,11 @@ def _recent_steps(gate: Gate) -> Reply.Steps:
     return Reply.Steps(
         steps=[
             pb.StepWrites(
-                session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
+                session=session,
+                step=step,
+                done=writes.done,
+                expected=writes.expected,
+                age_secs=now - writes.at,
             )
             for (session, step), writes in gate.recent()
         ]
@@ -438,15 +484,19 @@ def _directory_to_write(roots: Roots, order: Order.Write, task: str) -> str:
     free = not storage.is_store(directory) and not storage.is_store(order.directory)
     if free and storage.is_local(directory):
         try:
-            # Of two orders only one makes the directory. A link at the end of the path is not followed.
+            # Of two orders only one makes the directory. A link at the end of the path is not
+            # followed.
             os.mkdir(directory)
         except FileExistsError:
             free = False
         except OSError as error:
-            raise durability.barred(error, directory) or storage.write_error(directory, error) from None
+            raise durability.barred(error, directory) or storage.write_error(
+                directory, error
+            ) from None
     if not free:
         raise AlreadyExistsError(
-            f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
+            f"{directory} is not written: there is a checkpoint already, finished or begun by "
+            "somebody else",
             task=task,
         )
     # Links on the way may have changed since the first check.
@@ -457,7 +507,8 @@ def _directory_to_write(roots: Roots, order: Order.Write, task: str) -> str:
 def _check_there(path: str, task: str) -> None:
     """Raises FailedPreconditionError if a path is missing on this machine.
 
-    The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not damaged.
+    The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not
+    damaged.
     """
     if not storage.is_local(path):
         return
@@ -468,7 +519,8 @@ def _check_there(path: str, task: str) -> None:
             # The read that follows reports every other error.
             return
         raise FailedPreconditionError(
-            f"the checkpoint's {path} is not there on this machine: put it on a file system that all ps tasks "
+            f"the checkpoint's {path} is not there on this machine: put it on a file system that "
+            "all ps tasks "
             "share, under the same path, or use transfer='stream'",
             task=task,
         ) from None
@@ -482,10 +534,14 @@ def _check_chunks(s: VariableSlice) -> None:
         and all(0 <= o and o + n <= f for o, n, f in zip(offset, shape, full, strict=True))
         and math.prod(full) * s.array.dtype.itemsize < MAX_ARRAY_BYTES
         # of an empty slice nothing is written, and its chunks are those of the others
-        and all(1 <= c <= max(n if s.array.nbytes else f, 1) for c, n, f in zip(chunk, shape, full, strict=True))
+        and all(
+            1 <= c <= max(n if s.array.nbytes else f, 1)
+            for c, n, f in zip(chunk, shape, full, strict=True)
+        )
     ):
         return
     raise InvalidArgumentError(
-        f"variable {s.variable.name!r} of shape {list(shape)} cannot be written in chunks of {list(chunk)} at "
+        f"variable {s.variable.name!r} of shape {list(shape)} cannot be written in chunks of "
+        f"{list(chunk)} at "
         f"{list(offset)} of an array of shape {list(full)}"
     )

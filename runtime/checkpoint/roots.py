@@ -18,7 +18,10 @@ from runtime.errors import DataLossError, InvalidArgumentError, PermissionDenied
 ROOT_VARIABLE = "BELLWETHER_CHECKPOINT_ROOT"
 """Environment variable with the roots, separated by commas, of servers without an argument for them."""
 SCHEMES = ("gs", "s3")
-"""Schemes of object stores for checkpoints. Tensorstore knows more, and would fetch any http address."""
+"""Schemes of object stores for checkpoints.
+
+Tensorstore knows more, and would fetch any http address.
+"""
 MOST_ENTRIES = 1 << 20
 MOST_LEVELS = 64
 _NOT_IN_URLS = re.compile(r"[|?#%\\]")
@@ -43,11 +46,15 @@ class Roots:
             PermissionDeniedError: The directory is not below a root.
         """
         if not path or "\0" in path or ".." in path.split("/"):
-            raise InvalidArgumentError(f"{path!r} is no path of a checkpoint: it is empty, or goes up by '..'")
+            raise InvalidArgumentError(
+                f"{path!r} is no path of a checkpoint: it is empty, or goes up by '..'"
+            )
         scheme, colon, _ = path.partition("://")
         if colon and (scheme not in SCHEMES or _NOT_IN_URLS.search(path)):
             kinds = " or ".join(f"{name}://bucket/path" for name in SCHEMES)
-            raise InvalidArgumentError(f"{path!r} is no place for checkpoints: that is a directory, or {kinds}")
+            raise InvalidArgumentError(
+                f"{path!r} is no place for checkpoints: that is a directory, or {kinds}"
+            )
         self.check_inside(path)
 
     def check_inside(self, path: str) -> None:
@@ -56,8 +63,10 @@ class Roots:
             return
         where = f"below {' or '.join(self.paths)}" if self.paths else "nowhere"
         raise PermissionDeniedError(
-            f"{path} may not be used: this task keeps checkpoints {where}; give its Server the checkpoint_root (or the "
-            f"{ROOT_VARIABLE}, or the --logdir) of the chief, as an absolute path where tasks start in different "
+            f"{path} may not be used: this task keeps checkpoints {where}; give its Server the "
+            "checkpoint_root (or the "
+            f"{ROOT_VARIABLE}, or the --logdir) of the chief, as an absolute path where tasks "
+            "start in different "
             "directories"
         )
 
@@ -67,7 +76,8 @@ class Roots:
         Entries that cannot be read are skipped, because their reader reports the error.
 
         Raises:
-            DataLossError: An entry is a device, a pipe or a socket, or there are more entries than in a checkpoint.
+            DataLossError: An entry is a device, a pipe or a socket, or there are more entries than
+                in a checkpoint.
             PermissionDeniedError: A link leads out of the roots.
         """
         # A link may lead back up, and the walk must end.
@@ -83,7 +93,9 @@ class Roots:
                 continue
             count += len(entries)
             if count > MOST_ENTRIES or depth > MOST_LEVELS:
-                raise DataLossError(f"{directory} holds more files, or deeper directories, than a checkpoint does")
+                raise DataLossError(
+                    f"{directory} holds more files, or deeper directories, than a checkpoint does"
+                )
             for entry in entries:
                 # A directory below the root may hold a link to anywhere.
                 if entry.is_symlink():
@@ -108,7 +120,8 @@ def roots_of(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | 
         given: a directory or a URL, or several. An empty list allows no directory, None allows any.
 
     Raises:
-        InvalidArgumentError: A root is neither the path of a directory nor a URL of an object store.
+        InvalidArgumentError: A root is neither the path of a directory nor a URL of an object
+            store.
 
     Example:
         >>> roots_of(["gs://bucket/run"]).paths
@@ -153,7 +166,9 @@ def file_below(directory: str, name: str) -> str:
         runtime.errors.InvalidArgumentError: ...
     """
     if not is_inside(name):
-        raise InvalidArgumentError(f"{name!r} is no file of the checkpoint {directory}: it does not lie in there")
+        raise InvalidArgumentError(
+            f"{name!r} is no file of the checkpoint {directory}: it does not lie in there"
+        )
     return os.path.join(directory, name)
 
 

@@ -49,7 +49,9 @@ class VariableSlice:
     @property
     def stored(self) -> ArraySlice:
         """The slice as it lies on disk."""
-        return ArraySlice.of_bytes(self.array.key, self.encoded) if self.spec.is_string else self.array
+        return (
+            ArraySlice.of_bytes(self.array.key, self.encoded) if self.spec.is_string else self.array
+        )
 
     def to_proto(self) -> pb.SliceDef:
         """Returns the slice as a message."""
@@ -57,7 +59,9 @@ class VariableSlice:
             key=self.array.key,
             container=self.variable.container,
             name=self.variable.name,
-            spec=stage_pb2.TensorSpecDef(shape=self.variable.shape, dtype=dtype_name(self.variable.dtype)),
+            spec=stage_pb2.TensorSpecDef(
+                shape=self.variable.shape, dtype=dtype_name(self.variable.dtype)
+            ),
             full_shape=self.array.full_shape,
             offset=self.array.offset,
             chunk=self.array.chunk,
@@ -74,7 +78,11 @@ class VariableSlice:
             InvalidArgumentError: The dtype of the variable is unknown.
         """
         shape, dtype = tuple(message.spec.shape), canonical_dtype(message.spec.dtype)
-        full_shape, offset, chunk = tuple(message.full_shape), tuple(message.offset), tuple(message.chunk)
+        full_shape, offset, chunk = (
+            tuple(message.full_shape),
+            tuple(message.offset),
+            tuple(message.chunk),
+        )
         return cls(
             VariableSpec(message.name, shape, dtype, message.container),
             # The task knows its own job and index.
@@ -170,14 +178,17 @@ class WrittenArrays:
     with_nan: frozenset[str]
 
 
-def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
+def half_done_steps(
+    reported: Mapping[str, Sequence[pb.StepWrites]],
+) -> dict[str, list[pb.StepWrites]]:
     """Returns the steps that have done some of their writes, but not all.
 
     Args:
         reported: by paused task, the number of writes that each step has done there.
 
     Returns:
-        By task, the steps that must still write there, with the number of writes when they are complete.
+        By task, the steps that must still write there, with the number of writes when they are
+        complete.
     """
     done: dict[tuple[int, int], dict[str, int]] = {}
     expected: dict[tuple[int, int], dict[str, int]] = {}
@@ -195,7 +206,8 @@ def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str
     for session, numbers in recent.items():
         for step in sorted(numbers)[-STEPS_UNDER_WAY:]:
             for task, wanted in expected[session, step].items():
-                # A task without variables to save is not paused, and its writes are not in the snapshot.
+                # A task without variables to save is not paused, and its writes are not in the
+                # snapshot.
                 if task in reported and done[session, step].get(task, 0) < wanted:
                     waiting.setdefault(task, []).append(
                         pb.StepWrites(session=session, step=step, expected={task: wanted})

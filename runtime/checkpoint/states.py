@@ -17,9 +17,10 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
 
     Args:
         name: name of the state, unique on the task.
-        get: returns the state as bytes; called from another thread at each save. None removes the state.
-        task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
-            the ``target`` of the server; by default whichever task is asked.
+        get: returns the state as bytes; called from another thread at each save. None removes the
+            state.
+        task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two
+            clusters have one name the ``target`` of the server; by default whichever task is asked.
 
     Example:
         >>> register_state("position", lambda: b"17")
@@ -43,7 +44,11 @@ def task_states(task: str, address: str = "") -> dict[str, bytes]:
     """
     with _lock:
         # The functions are called without the lock, as a function may register another state.
-        chosen = {name: get for (of, name), get in _states.items() if of in ("", task, f"grpc://{address}")}
+        chosen = {
+            name: get
+            for (of, name), get in _states.items()
+            if of in ("", task, f"grpc://{address}")
+        }
     found = {}
     for name, get in chosen.items():
         try:
@@ -51,6 +56,10 @@ def task_states(task: str, address: str = "") -> dict[str, bytes]:
             found[name] = get()
         except Exception as error:
             logging.error(
-                "the state %r of %s is not in this checkpoint: %s: %s", name, task, type(error).__name__, error
+                "the state %r of %s is not in this checkpoint: %s: %s",
+                name,
+                task,
+                type(error).__name__,
+                error,
             )
     return found

@@ -1,7 +1,8 @@
 """Arrays on disk: zarr arrays in an OCDBT key-value store, written and read with tensorstore as Orbax does.
 
-Tasks write and read their own arrays here. The chief merges the stores of the tasks, and streams arrays. Tensorstore is
-imported with the first array, so that a task without checkpoints starts faster.
+Tasks write and read their own arrays here. The chief merges the stores of the tasks, and streams
+arrays. Tensorstore is imported with the first array, so that a task without checkpoints starts
+faster.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ STORE_FILE = "manifest.ocdbt"
 """File of every OCDBT store, and of nothing else."""
 _ARRAY_FILES = (".zarray", "zarr.json")
 """Metadata files, of which a zarr array in files of its own has one."""
-_PACKED = "{} is packed, so no task reads it: Saver(transfer='stream') reads it and sends the values"
+_PACKED = (
+    "{} is packed, so no task reads it: Saver(transfer='stream') reads it and sends the values"
+)
 _TS_THREADS = "ts_pool_worker"
 """Name of tensorstore's threads in the operating system."""
 _Spec = dict[str, Any]
@@ -82,7 +85,10 @@ def _context(*, threads: int = READERS) -> tensorstore.Context:
     import tensorstore as ts
 
     return ts.Context(
-        {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": threads}}
+        {
+            "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000},
+            "file_io_concurrency": {"limit": threads},
+        }
     )
 
 
@@ -113,7 +119,8 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
         return {**base, "path": base["path"] + (f"{key}/" if key else "")}
     spec: _Spec = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
     if isinstance(base, dict):
-        # Data files have unique names and are written once. Only the manifest needs the atomic rename.
+        # Data files have unique names and are written once. Only the manifest needs the atomic
+        # rename.
         spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
     if write:
         spec.update(
@@ -137,7 +144,8 @@ class WrittenStore(NamedTuple):
     """A store that was written.
 
     Attributes:
-        files: path below the directory's parent, size in bytes and CRC-32 of each file; empty for an object store.
+        files: path below the directory's parent, size in bytes and CRC-32 of each file; empty for
+            an object store.
         with_nan: keys of the arrays with a NaN, sorted.
     """
 
@@ -191,7 +199,11 @@ def write_store(
                 break
             since = concurrency.monotonic()
             writer.write(group)
-            with_nan |= {placed.key for placed, array in group if placed.key not in with_nan and has_nan(array)}
+            with_nan |= {
+                placed.key
+                for placed, array in group
+                if placed.key not in with_nan and has_nan(array)
+            }
         writer.finish()
     except OpError:
         # The arrays may come from another task, whose error says what happened there.
@@ -205,7 +217,10 @@ def write_store(
     # Tensorstore has synced the files, and no directory.
     sync_tree(directory, files=False)
     name = os.path.basename(directory)
-    files = [(f"{name}/{path}", *checksum(os.path.join(directory, path))) for path in files_below(directory)]
+    files = [
+        (f"{name}/{path}", *checksum(os.path.join(directory, path)))
+        for path in files_below(directory)
+    ]
     return WrittenStore(files, sorted(with_nan))
 
 
@@ -218,7 +233,9 @@ class _StoreWriter:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._context = _context(threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
+        self._context = _context(
+            threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER))
+        )
         self._begun: set[str] = set()
         # The commit of the group before, which reaches the disk while the next group begins.
         self._commit: tensorstore.Future[None] | None = None
@@ -269,7 +286,12 @@ class _StoreWriter:
         }
         context = self._context
         return ts.open(
-            spec, open=True, create=first, assume_metadata=not first, context=context, transaction=transaction
+            spec,
+            open=True,
+            create=first,
+            assume_metadata=not first,
+            context=context,
+            transaction=transaction,
         )
 
 
@@ -313,7 +335,8 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         # The merged store has all parts or none, whenever the process dies.
         transaction = ts.Transaction(atomic=True)
         target = whole.with_transaction(transaction)
-        # All parts are opened before the first is copied, so that the openings run at the same time.
+        # All parts are opened before the first is copied, so that the openings run at the same
+        # time.
         for store in [opened(f"{directory.rstrip('/')}/{name}", False) for name in parts]:
             store.result().experimental_copy_range_to(target).result()
         transaction.commit_async().result()
@@ -330,9 +353,13 @@ def is_store(directory: str) -> bool:
     import tensorstore as ts
 
     try:
-        found = ts.KvStore.open(_base(directory), context=_context()).result().read(STORE_FILE).result()
+        found = (
+            ts.KvStore.open(_base(directory), context=_context()).result().read(STORE_FILE).result()
+        )
     except ValueError as error:
-        raise DataLossError(f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}") from error
+        raise DataLossError(
+            f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}"
+        ) from error
     return str(found.state) == "value"
 
 
@@ -350,12 +377,21 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     context = _context()
     try:
         # Every chunk is a key, so the index tells a missing chunk without a read of values.
-        keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
+        keys = (
+            ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context)
+            .result()
+            .list()
+            .result()
+        )
     except ValueError as error:
         return [f"no array can be found: {one_line(error)}"]
-    chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
+    chunks = Counter(
+        key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray")
+    )
     # All arrays are opened at the same time: each needs only metadata, but waits for the disk.
-    found = [(a.key, a.shape, a.dtype.name, Source(directory).opened(context, a.key)) for a in arrays]
+    found = [
+        (a.key, a.shape, a.dtype.name, Source(directory).opened(context, a.key)) for a in arrays
+    ]
     problems = []
     for key, shape, dtype, opening in found:
         try:
@@ -364,16 +400,22 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
             problems.append(f"{key!r} cannot be opened: {one_line(error)}")
             continue
         if (tuple(store.shape), store.dtype.name) != (shape, dtype):
-            problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
+            problems.append(
+                f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}"
+            )
             continue
-        counts = [-(-size // part) for size, part in zip(store.shape, _chunk_of(store), strict=True)]
+        counts = [
+            -(-size // part) for size, part in zip(store.shape, _chunk_of(store), strict=True)
+        ]
         wanted = max(1, math.prod(counts))
         if chunks[key] != wanted:
             problems.append(f"{key!r} has {chunks[key]} chunks instead of {wanted}")
     return problems
 
 
-def _groups(arrays: Iterable[tuple[ArraySlice, Array]], limit: int) -> Iterator[list[tuple[ArraySlice, Array]]]:
+def _groups(
+    arrays: Iterable[tuple[ArraySlice, Array]], limit: int
+) -> Iterator[list[tuple[ArraySlice, Array]]]:
     group: list[tuple[ArraySlice, Array]] = []
     size = 0
     for item in (block for placed, array in arrays for block in _blocks(placed, array, limit)):
@@ -404,7 +446,12 @@ def _blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[Arra
 def write_error(directory: str, error: Exception) -> OpError:
     """Returns DiskFullError or DataLossError for a write error of the system or tensorstore."""
     text = " ".join(str(error).split())
-    for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
+    for reason in (
+        "No space left on device",
+        "Disk quota exceeded",
+        "File too large",
+        "RESOURCE_EXHAUSTED",
+    ):
         if reason in text:
             return DiskFullError(f"the disk of {directory} is full: {reason}")
     return DataLossError(f"writing into {directory}: {text[:400]}")
@@ -432,7 +479,9 @@ class Source(NamedTuple):
     ocdbt: bool = True
     zarr3: bool = False
 
-    def opened(self, context: tensorstore.Context, key: str) -> tensorstore.Future[tensorstore.TensorStore]:
+    def opened(
+        self, context: tensorstore.Context, key: str
+    ) -> tensorstore.Future[tensorstore.TensorStore]:
         """Begins to open an array; returns tensorstore's future."""
         import tensorstore as ts
 
@@ -458,17 +507,21 @@ def _check_metadata(source: Source, key: str) -> None:
             continue
         if not stat.S_ISREG(about.st_mode) or about.st_size > METADATA_BYTES:
             raise DataLossError(
-                f"{name} is damaged: it is not a regular file, or larger than the metadata of arrays is"
+                f"{name} is damaged: it is not a regular file, or larger than the metadata of "
+                "arrays is"
             )
 
 
 def _is_plain(directory: str) -> bool:
     """Returns True if a local OCDBT store's manifest and its only node are not compressed.
 
-    The format is specified at https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
+    The format is specified at
+    https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
     """
     try:
-        with open(os.open(os.path.join(directory, STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(
+            os.open(os.path.join(directory, STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb"
+        ) as file:
             root = _plain_root(file.read(_MANIFEST_BYTES))
         if root is None:
             return False
@@ -476,7 +529,9 @@ def _is_plain(directory: str) -> bool:
         # A manifest may name any file, and must not lead out of the store.
         if os.path.isabs(path) or ".." in path.split("/"):
             return False
-        with open(os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(
+            os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK), "rb"
+        ) as file:
             file.seek(offset)
             return _is_plain_head(file.read(_HEAD_BYTES), _NODE_MAGIC)
     except OSError:
@@ -518,7 +573,8 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
     def numbers(count: int) -> list[int]:
         return [number() for _ in range(count)]
 
-    # The configuration: the kind of manifest, two limits, the arity of the version tree, the kind of compression.
+    # The configuration: the kind of manifest, two limits, the arity of the version tree, the kind
+    # of compression.
     kind, _, _ = numbers(3)
     at += 1
     if kind or number():
@@ -550,7 +606,9 @@ def _is_packed(store: tensorstore.TensorStore) -> bool:
     return about.get("compressor") is not None or bool(about.get("filters"))
 
 
-def _open_for_reading(context: tensorstore.Context, source: Source, key: str) -> tensorstore.TensorStore:
+def _open_for_reading(
+    context: tensorstore.Context, source: Source, key: str
+) -> tensorstore.TensorStore:
     directory = source.directory
     _check_metadata(source, key)
     try:
@@ -567,15 +625,21 @@ def _open_for_reading(context: tensorstore.Context, source: Source, key: str) ->
     return store
 
 
-def _open_wanted(context: tensorstore.Context, source: Source, placed: ArraySlice) -> tensorstore.TensorStore:
+def _open_wanted(
+    context: tensorstore.Context, source: Source, placed: ArraySlice
+) -> tensorstore.TensorStore:
     """Opens an array; raises InvalidArgumentError for another shape or dtype than wanted."""
     directory = source.directory
     store = _open_for_reading(context, source, placed.key)
     shape = tuple(store.shape)
     if shape != placed.full_shape:
-        raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
+        raise InvalidArgumentError(
+            f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}"
+        )
     if store.dtype.name != placed.dtype.name:
-        raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
+        raise InvalidArgumentError(
+            f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}"
+        )
     return store
 
 
@@ -590,7 +654,8 @@ def _check_chunks(store: tensorstore.TensorStore, directory: str, key: str) -> N
     size, whole = math.prod(_chunk_of(store)) * itemsize, math.prod(store.shape) * itemsize
     if size > max(CHUNK_TIMES * whole, CHUNK_BYTES):
         raise DataLossError(
-            f"{key!r} in {directory} is damaged: each of its chunks is {size} bytes, the whole array {whole}"
+            f"{key!r} in {directory} is damaged: each of its chunks is {size} bytes, the whole "
+            f"array {whole}"
         )
 
 
@@ -616,8 +681,8 @@ def read_each(
     Args:
         source: the store.
         wanted: blocks to read; ``shape`` and ``dtype`` are compared with the file.
-        only_plain: True refuses packed arrays. Tensorstore unpacks an index or a chunk as a whole, and ends the process
-            if there is no memory for that.
+        only_plain: True refuses packed arrays. Tensorstore unpacks an index or a chunk as a whole,
+            and ends the process if there is no memory for that.
         cancelled: called before each array; True ends the reading.
         at_once: number of arrays that are read at a time.
 
@@ -663,7 +728,9 @@ def read_each(
                 f"there is no memory for the {placed.nbytes} bytes of {placed.key!r}"
             ) from None
         target = ts.array(array, context=context, copy=False, write=True)
-        reads.append((placed, array, target.write(store[placed.region()] if placed.shape else store)))
+        reads.append(
+            (placed, array, target.write(store[placed.region()] if placed.shape else store))
+        )
         # The disk reads the next arrays while the caller places this one.
         if len(reads) >= at_once:
             yield finish()

@@ -1,7 +1,7 @@
 """Checkpoints without a shared directory: the coordinator writes what the tasks send, and sends what it reads.
 
-The coordinator holds a few blocks of the model at any time. A block is written to disk from the memory in which the
-block was received, and sent from the memory into which the block was read.
+The coordinator holds a few blocks of the model at any time. A block is written to disk from the
+memory in which the block was received, and sent from the memory into which the block was read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class LocalStream:
 class ChannelStream:
     """A stream over a connection of the tensor channel.
 
-    After a broken connection a byte range may be sent twice. This does no harm, because the byte range has its place.
+    After a broken connection a byte range may be sent twice. This does no harm, because the byte
+    range has its place.
 
     Args:
         lane: connection for this stream alone, which the task serves in a thread of low priority.
@@ -124,7 +125,9 @@ class Streams:
         """Returns the bytes of a byte range that a task holds, uint8 [size]."""
         stream = self._streams.get(task)
         if stream is None:
-            stream = self._streams[task] = self._stack.enter_context(contextlib.closing(self._open(task)))
+            stream = self._streams[task] = self._stack.enter_context(
+                contextlib.closing(self._open(task))
+            )
         data, updates = stream.pull(byte_range)
         self._updates[task] = (self._updates.get(task, (updates, updates))[0], updates)
         return data
@@ -134,7 +137,10 @@ class Streams:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Closes the streams."""
         self._stack.__exit__(kind, error, trace)
@@ -158,7 +164,9 @@ def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, A
                 yield block, raw.view(block.dtype).reshape(block.shape)
 
 
-def send(slices: Sequence[VariableSlice], source: storage.Source, stream: Stream, common: ByteRange) -> None:
+def send(
+    slices: Sequence[VariableSlice], source: storage.Source, stream: Stream, common: ByteRange
+) -> None:
     """Reads the arrays of one task and sends their bytes.
 
     Args:

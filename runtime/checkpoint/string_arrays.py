@@ -18,7 +18,9 @@ def encode_strings(array: Array) -> Array:
     for item in items:
         # A number is no string: bytes(2**31) would be 2 GiB of zeros.
         if not isinstance(item, bytes):
-            raise InvalidArgumentError(f"a string array holds a {type(item).__name__}; strings are bytes")
+            raise InvalidArgumentError(
+                f"a string array holds a {type(item).__name__}; strings are bytes"
+            )
     lengths = np.array([len(i) for i in items], "<i8").tobytes()
     return np.frombuffer(lengths + b"".join(items), np.uint8)
 

@@ -43,9 +43,15 @@ class DeviceSpec:
         ):
             if text is not None and not re.fullmatch(pattern, text):
                 raise InvalidArgumentError(f"bad {part} {text!r} in a device name")
-        for part, number in (("replica", self.replica), ("task", self.task), ("device index", self.device_index)):
+        for part, number in (
+            ("replica", self.replica),
+            ("task", self.task),
+            ("device index", self.device_index),
+        ):
             if number is not None and number < 0:
-                raise InvalidArgumentError(f"bad {part} {number} in a device name: it must not be negative")
+                raise InvalidArgumentError(
+                    f"bad {part} {number} in a device name: it must not be negative"
+                )
         # An index counts the devices of one type, so an index alone names no device.
         if self.device_index is not None and self.device_type is None:
             raise InvalidArgumentError(f"device index {self.device_index} needs a device type")
@@ -54,7 +60,8 @@ class DeviceSpec:
     def parse(name: str) -> "DeviceSpec":
         """Reads a device name in any spelling.
 
-            /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0    /job:ps    /cpu    /device:CPU:*
+            /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0    /job:ps    /cpu
+               /device:CPU:*
 
         Raises:
             InvalidArgumentError: The text is not a device name; the error names the part.
@@ -69,7 +76,11 @@ class DeviceSpec:
         parts = (("job", self.job), ("replica", self.replica), ("task", self.task))
         name = "".join(f"/{part}:{value}" for part, value in parts if value is not None)
         if self.device_type is not None:
-            kind = self.device_type.lower() if self.device_type in SHORT_TYPES else f"device:{self.device_type}"
+            kind = (
+                self.device_type.lower()
+                if self.device_type in SHORT_TYPES
+                else f"device:{self.device_type}"
+            )
             name += f"/{kind}:{'*' if self.device_index is None else self.device_index}"
         return name
 
@@ -82,7 +93,9 @@ class DeviceSpec:
         # Most operations name no device of their own, so the common case makes no new object.
         if inner == ANYWHERE:
             return self
-        return replace(self, **{part: value for part, value in vars(inner).items() if value is not None})
+        return replace(
+            self, **{part: value for part, value in vars(inner).items() if value is not None}
+        )
 
     def __str__(self) -> str:
         """Returns the short form."""
@@ -102,7 +115,11 @@ def _parse_name(name: str) -> DeviceSpec:
         is_device = key == "device" or key.upper() in SHORT_TYPES
         if key == "device":
             key, _, value = value.partition(":")
-        if not key or ":" in value or not (is_device or (key in ("job", "replica", "task") and value)):
+        if (
+            not key
+            or ":" in value
+            or not (is_device or (key in ("job", "replica", "task") and value))
+        ):
             raise InvalidArgumentError(
                 f"cannot read {part!r} in device {name!r}: expected parts such as "
                 "/job:worker, /task:0, /cpu:0 or /device:GPU:0"

@@ -26,17 +26,19 @@ LABELS = {
 class JobSetClusterResolver(ClusterResolver):
     """The cluster that the environment of a pod of a JobSet describes, without the API server and RBAC.
 
-    A replicated job is a job of the cluster, and its name is the job's. Pod ``p`` of child job ``j`` answers to
-    ``<jobset>-<job>-<j>-<p>.<subdomain>``, and is task ``j * (pods of a child job) + p``. Kubernetes keeps the name
-    of a pod that is made again at another address.
+    A replicated job is a job of the cluster, and its name is the job's. Pod ``p`` of child job
+    ``j`` answers to ``<jobset>-<job>-<j>-<p>.<subdomain>``, and is task ``j * (pods of a child job)
+    + p``. Kubernetes keeps the name of a pod that is made again at another address.
 
     The variables, of which the manifests of ``python -m harness.manifests`` set all:
 
     * JOBSET_NAME, REPLICATED_JOB_NAME, JOB_INDEX: from the pod's labels.
     * JOB_COMPLETION_INDEX: the pod's index in its child job; Kubernetes sets it. 0 without it.
-    * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child jobs of 4 pods;
-      ``worker=1x4+`` for one child job of 4 pods at first, whose ``parallelism`` and ``completions`` may be raised.
-    * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if that is needed.
+    * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child
+      jobs of 4 pods; ``worker=1x4+`` for one child job of 4 pods at first, whose ``parallelism``
+      and ``completions`` may be raised.
+    * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if
+        that is needed.
     * BELLWETHER_PORT: of every task, by default 2222.
     """
 
@@ -46,7 +48,8 @@ class JobSetClusterResolver(ClusterResolver):
         Raises:
             InvalidArgumentError: A variable is missing or invalid; the error names the variable.
         """
-        # The names follow the JobSet API: <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>.
+        # The names follow the JobSet API: <jobset>-<replicated job>-<job index>-<pod
+        # index>.<subdomain>.
         name = _read_variable(NAME_VARIABLE)
         subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
         port = _read_number(PORT_VARIABLE, str(DEFAULT_PORT))
@@ -69,7 +72,8 @@ class JobSetClusterResolver(ClusterResolver):
         """Returns the cluster, and the task of this process.
 
         Raises:
-            InvalidArgumentError: A variable is missing or invalid, or the task of this pod is not in the cluster.
+            InvalidArgumentError: A variable is missing or invalid, or the task of this pod is not
+                in the cluster.
         """
         cluster, job = self.cluster_spec(), _read_variable(JOB_VARIABLE)
         index = _read_number(JOB_INDEX_VARIABLE)
@@ -81,7 +85,8 @@ class JobSetClusterResolver(ClusterResolver):
             if index >= replicas or (pod >= pods and not grows):
                 where = f"{JOB_INDEX_VARIABLE}={index}, {POD_INDEX_VARIABLE}={pod}"
                 raise InvalidArgumentError(
-                    f"{where}: out of range, {JOBS_VARIABLE} gives {job} {replicas} child jobs with {pods} pods each"
+                    f"{where}: out of range, {JOBS_VARIABLE} gives {job} {replicas} child jobs "
+                    f"with {pods} pods each"
                 )
             index = index * pods + pod
         return cluster, own_task(cluster, job, index, f"{JOB_VARIABLE} and {JOB_INDEX_VARIABLE}")
@@ -103,13 +108,17 @@ def _job_sizes() -> dict[str, tuple[int, int, bool]]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?(\+)?\s*", part)
         if match is None:
-            raise InvalidArgumentError(f"{JOBS_VARIABLE}: cannot read {part!r} in {text!r}; write ps=2,worker=8")
+            raise InvalidArgumentError(
+                f"{JOBS_VARIABLE}: cannot read {part!r} in {text!r}; write ps=2,worker=8"
+            )
         # A second entry of a job would replace the first, and tasks would disagree on the cluster.
         if match[1] in sizes:
             raise InvalidArgumentError(f"{JOBS_VARIABLE} has job {match[1]!r} twice: {text!r}")
         # With several child jobs, an added pod would shift the indices of all tasks behind it.
         if match[4] and (int(match[2]) != 1 or not match[3]):
-            raise InvalidArgumentError(f"{JOBS_VARIABLE}: {part!r} can grow only with one child job: write worker=1x4+")
+            raise InvalidArgumentError(
+                f"{JOBS_VARIABLE}: {part!r} can grow only with one child job: write worker=1x4+"
+            )
         sizes[match[1]] = int(match[2]), int(match[3] or 1), bool(match[4])
     return sizes
 
@@ -118,7 +127,11 @@ def _read_variable(name: str) -> str:
     value = os.environ.get(name)
     # A manifest without the downward API leaves the variable empty or unset.
     if not value:
-        source = f"take it from the pod's label {LABELS[name]}" if name in LABELS else "write ps=2,worker=8"
+        source = (
+            f"take it from the pod's label {LABELS[name]}"
+            if name in LABELS
+            else "write ps=2,worker=8"
+        )
         raise InvalidArgumentError(f"{name} is not set, which a pod of a JobSet needs: {source}")
     return value
 

@@ -1,8 +1,8 @@
 """Cluster resolvers: sources of the `ClusterSpec` of a process and of its own task.
 
-A resolver answers three questions: the cluster (`cluster_spec()`), the task of this process (`task_type` and
-`task_id`, None if unknown) and the server for a session (`master()`). The resolvers of engines are in
-`runtime.cluster.slurm` and `runtime.cluster.jobset`.
+A resolver answers three questions: the cluster (`cluster_spec()`), the task of this process
+(`task_type` and `task_id`, None if unknown) and the server for a session (`master()`). The
+resolvers of engines are in `runtime.cluster.slurm` and `runtime.cluster.jobset`.
 """
 
 import json
@@ -40,7 +40,9 @@ class ClusterResolver(ABC):
         """The prefix of the addresses of `master()`, such as "grpc"."""
         return "grpc"
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
         """Returns the target for a session: the named task, else this process.
 
         Raises:
@@ -59,9 +61,9 @@ class TFConfigClusterResolver(ClusterResolver):
         {"cluster": {"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]},
          "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
 
-    Also as the TFJob operator writes it: with ``environment`` and an evaluator, which is a task of the cluster or not,
-    and, with ``enableDynamicWorker``, with ``sparseCluster``: a worker sees itself and all ps there, a ps only itself,
-    an evaluator nobody.
+    Also as the TFJob operator writes it: with ``environment`` and an evaluator, which is a task of
+    the cluster or not, and, with ``enableDynamicWorker``, with ``sparseCluster``: a worker sees
+    itself and all ps there, a ps only itself, an evaluator nobody.
 
     Without the variable the cluster is empty.
     """
@@ -82,7 +84,12 @@ class TFConfigClusterResolver(ClusterResolver):
         if not isinstance(jobs, dict):
             raise InvalidArgumentError(f'"sparseCluster" must be an object, got {jobs!r}')
         ps = jobs.get("ps")
-        if self.task_type == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
+        if (
+            self.task_type == "ps"
+            and isinstance(ps, list)
+            and len(ps) == 1
+            and not jobs.get("worker")
+        ):
             # The ps is alone in the list, whatever its index.
             jobs = {"ps": {self.task_id or 0: ps[0]}}
         # The lists have what this task may see. A job without tasks is none.
@@ -92,8 +99,8 @@ class TFConfigClusterResolver(ClusterResolver):
         """Returns the cluster and the task of this process, for a program that must be a task.
 
         Raises:
-            InvalidArgumentError: TF_CONFIG is missing or not JSON, has no task, or the task is not in the cluster. The
-                error is one line that names the cause.
+            InvalidArgumentError: TF_CONFIG is missing or not JSON, has no task, or the task is not
+                in the cluster. The error is one line that names the cause.
         """
         if not os.environ.get("TF_CONFIG"):
             raise InvalidArgumentError("TF_CONFIG is not set: is this a pod of a TFJob?")
@@ -102,13 +109,16 @@ class TFConfigClusterResolver(ClusterResolver):
             job, index = self._task()
         except json.JSONDecodeError as error:
             raise InvalidArgumentError(str(error)) from None
-        # An invalid cluster raises TypeError elsewhere, but here the user wrote a variable and no code.
+        # An invalid cluster raises TypeError elsewhere, but here the user wrote a variable and no
+        # code.
         try:
             cluster = self.cluster_spec()
         except (TypeError, InvalidArgumentError) as error:
             raise InvalidArgumentError(f"TF_CONFIG: {error}") from None
         if job is None or index is None:
-            raise InvalidArgumentError('TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?')
+            raise InvalidArgumentError(
+                'TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?'
+            )
         return cluster, own_task(cluster, job, index, "TF_CONFIG")
 
     def _task(self) -> tuple[str | None, int | None]:
@@ -120,21 +130,26 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             return task.get("type"), None if index is None else int(index)
         except (TypeError, ValueError):
-            raise InvalidArgumentError(f"TF_CONFIG: task index must be an integer, got {index!r}") from None
+            raise InvalidArgumentError(
+                f"TF_CONFIG: task index must be an integer, got {index!r}"
+            ) from None
 
     @property
     def rpc_layer(self) -> str | None:
         """The prefix of the addresses of `master()`; None without one in TF_CONFIG."""
         return _tf_config().get("rpc_layer")
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
         """Returns the target for a session.
 
-        The target is "session_master" of TF_CONFIG if present, empty for a cluster of at most one task, else the
-        address of the named task, by default the task of this process.
+        The target is "session_master" of TF_CONFIG if present, empty for a cluster of at most one
+        task, else the address of the named task, by default the task of this process.
 
         Raises:
-            InvalidArgumentError: The cluster has no such task, or TF_CONFIG does not say the task of this process.
+            InvalidArgumentError: The cluster has no such task, or TF_CONFIG does not say the task
+                of this process.
         """
         config = _tf_config()
         # The user may name the target, for example a proxy, and the name outranks the cluster.
@@ -148,8 +163,12 @@ class TFConfigClusterResolver(ClusterResolver):
         job = own_type if task_type is None else task_type
         index = own_id if task_id is None else task_id
         if job is None or index is None:
-            missing = "No such job in cluster: None" if job is None else f"No task index for job {job!r}"
-            raise InvalidArgumentError(f'{missing}; add "task": {{"type": ..., "index": ...}} to TF_CONFIG')
+            missing = (
+                "No such job in cluster: None" if job is None else f"No task index for job {job!r}"
+            )
+            raise InvalidArgumentError(
+                f'{missing}; add "task": {{"type": ..., "index": ...}} to TF_CONFIG'
+            )
         return super().master(job, index, rpc_layer)
 
 
@@ -159,7 +178,9 @@ def _tf_config() -> dict[str, Any]:
         config = json.loads(text, object_pairs_hook=_without_doubles)
     except json.JSONDecodeError as error:
         # The original message does not say which variable is meant.
-        raise json.JSONDecodeError(f"TF_CONFIG is not JSON: {error.msg}", error.doc, error.pos) from None
+        raise json.JSONDecodeError(
+            f"TF_CONFIG is not JSON: {error.msg}", error.doc, error.pos
+        ) from None
     if not isinstance(config, dict):
         raise InvalidArgumentError(f"TF_CONFIG must be a JSON object, got {text!r}")
     return config
@@ -177,15 +198,20 @@ def own_task(cluster: ClusterSpec, job: str, index: int, source: str) -> TaskId:
     """Returns the task of this process: a task of the cluster, or an evaluator, which may be outside the cluster.
 
     Raises:
-        InvalidArgumentError: There is no such job or task; the error names the task and its ``source``.
+        InvalidArgumentError: There is no such job or task; the error names the task and its
+            ``source``.
     """
     # No task connects to an evaluator, so an evaluator needs no address in the cluster.
     if job == EVALUATOR and EVALUATOR not in cluster.jobs and index >= 0:
         return TaskId(job, index)
     if job not in cluster.jobs:
         known = ", ".join(cluster.jobs) or "none"
-        raise InvalidArgumentError(f"{source}: unknown role {job!r}; the jobs of the cluster: {known}")
+        raise InvalidArgumentError(
+            f"{source}: unknown role {job!r}; the jobs of the cluster: {known}"
+        )
     if index not in (indices := cluster.task_indices(job)):
         there = ", ".join(map(str, indices)) or "none"
-        raise InvalidArgumentError(f"{source}: task index {index} is out of range; the tasks of {job}: {there}")
+        raise InvalidArgumentError(
+            f"{source}: task index {index} is out of range; the tasks of {job}: {there}"
+        )
     return TaskId(job, index)

@@ -1,10 +1,12 @@
 """The Slurm resolver: the cluster of a job step, from the variables that srun sets.
 
-The ranks of a step fill the jobs in the order of their names: with {"ps": 1, "worker": 3} rank 0 is the parameter
-server. Ranks must lie in blocks on the nodes (srun's default when there are fewer nodes than tasks).
+The ranks of a step fill the jobs in the order of their names: with {"ps": 1, "worker": 3} rank 0 is
+the parameter server. Ranks must lie in blocks on the nodes (srun's default when there are fewer
+nodes than tasks).
 
-In a heterogeneous job (SLURM_HET_SIZE) the ranks of a step over all its groups go group by group, while
-SLURM_STEP_NODELIST is in the order of names: there the variables of each group tell who is where.
+In a heterogeneous job (SLURM_HET_SIZE) the ranks of a step over all its groups go group by group,
+while SLURM_STEP_NODELIST is in the order of names: there the variables of each group tell who is
+where.
 """
 
 import itertools
@@ -38,16 +40,27 @@ class SlurmClusterResolver(ClusterResolver):
         places = _rank_places(groups)
         if sum(jobs.values()) > len(places):
             raise RuntimeError(
-                f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has {len(places)}: "
+                f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has "
+                f"{len(places)}: "
                 "raise srun --ntasks"
             )
-        # All tasks must assign ranks alike, so jobs go by name and not by the order of the argument.
+        # All tasks must assign ranks alike, so jobs go by name and not by the order of the
+        # argument.
         order = [(job, index) for job in sorted(jobs) for index in range(jobs[job])]
-        tasks = {task: f"{node}:{port_base + local}" for task, (node, local) in zip(order, places, strict=False)}
-        self._cluster_spec = ClusterSpec({job: [tasks[job, i] for i in range(jobs[job])] for job in sorted(jobs)})
+        tasks = {
+            task: f"{node}:{port_base + local}"
+            for task, (node, local) in zip(order, places, strict=False)
+        }
+        self._cluster_spec = ClusterSpec(
+            {job: [tasks[job, i] for i in range(jobs[job])] for job in sorted(jobs)}
+        )
         self._own_task = order[rank] if rank < len(order) else (None, None)
-        # A step with --distribution=cyclic has other ranks on each node, and every address would be wrong.
-        if rank < len(places) and os.environ.get("SLURMD_NODENAME", places[rank][0]) != places[rank][0]:
+        # A step with --distribution=cyclic has other ranks on each node, and every address would be
+        # wrong.
+        if (
+            rank < len(places)
+            and os.environ.get("SLURMD_NODENAME", places[rank][0]) != places[rank][0]
+        ):
             raise RuntimeError(
                 f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
                 "the ranks must lie in blocks on the nodes, use srun --distribution=block"
@@ -66,7 +79,9 @@ class SlurmClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the cluster of the step, and gives this task its share of the node's GPUs by CUDA_VISIBLE_DEVICES."""
         if self._gpus is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus)
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(
+                os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus
+            )
         return self._cluster_spec
 
     def _task(self) -> tuple[str | None, int | None]:
@@ -77,8 +92,8 @@ def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> s
     """Returns the new CUDA_VISIBLE_DEVICES for a task that may use `count` of the node's GPUs, from number `first` on.
 
     Args:
-        visible: the value that Slurm has set, if any. A value with other than `on_node` names stays: Slurm has bound
-            this task to its own GPUs.
+        visible: the value that Slurm has set, if any. A value with other than `on_node` names
+            stays: Slurm has bound this task to its own GPUs.
         first: number of the task's first GPU on its node.
         count: GPUs of the task.
         on_node: GPUs of the step on the node.
@@ -102,7 +117,9 @@ def expand_hostlist(hostlist: str) -> list[str]:
     return [
         "".join(parts)
         for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hostlist)
-        for parts in itertools.product(*map(_expand_range, re.findall(r"\[[^\]]*\]|[^\[]+", pattern)))
+        for parts in itertools.product(
+            *map(_expand_range, re.findall(r"\[[^\]]*\]|[^\[]+", pattern))
+        )
     ]
 
 
@@ -130,7 +147,9 @@ def _expand_range(part: str) -> list[str]:
     for piece in part[1:-1].split(","):
         first, _, last = piece.partition("-")
         # Leading zeros belong to the name: [08-10] is 08, 09, 10.
-        names += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+        names += [
+            f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)
+        ]
     return names
 
 
@@ -142,7 +161,8 @@ def _node_groups() -> list[dict[str, int]]:
             _tasks_by_node(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}")
             for group in range(size)
         ]
-        # A step may run on one group alone. Then the sum differs, and the variables of the step are right.
+        # A step may run on one group alone. Then the sum differs, and the variables of the step are
+        # right.
         if sum(sum(nodes.values()) for nodes in groups) == int(_read_slurm("STEP_NUM_TASKS")):
             return groups
     return [_tasks_by_node("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
@@ -150,9 +170,14 @@ def _node_groups() -> list[dict[str, int]]:
 
 def _tasks_by_node(nodelist: str, tasks_per_node: str) -> dict[str, int]:
     """Returns the number of tasks on each node, from the Slurm variables of these names."""
-    hosts, counts = expand_hostlist(_read_slurm(nodelist)), expand_tasks_per_node(_read_slurm(tasks_per_node))
+    hosts, counts = (
+        expand_hostlist(_read_slurm(nodelist)),
+        expand_tasks_per_node(_read_slurm(tasks_per_node)),
+    )
     if len(counts) != len(hosts):
-        raise RuntimeError(f"SLURM_{tasks_per_node} has {len(counts)} nodes, SLURM_{nodelist} {len(hosts)}")
+        raise RuntimeError(
+            f"SLURM_{tasks_per_node} has {len(counts)} nodes, SLURM_{nodelist} {len(hosts)}"
+        )
     return dict(zip(hosts, counts, strict=True))
 
 
@@ -162,7 +187,8 @@ def _rank_places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
     used: dict[str, int] = {}
     for nodes in groups:
         for node, count in nodes.items():
-            # Two groups may share a node. Ports and GPUs of the second group follow those of the first.
+            # Two groups may share a node. Ports and GPUs of the second group follow those of the
+            # first.
             first = used.get(node, 0)
             places += [(node, first + local) for local in range(count)]
             used[node] = first + count
@@ -178,5 +204,7 @@ def _group_of(groups: list[dict[str, int]], rank: int) -> int:
 def _read_slurm(name: str) -> str:
     value = os.environ.get(f"SLURM_{name}")
     if value is None:
-        raise RuntimeError(f"SLURM_{name} is not set: not inside a Slurm step? Start this program with srun")
+        raise RuntimeError(
+            f"SLURM_{name} is not set: not inside a Slurm step? Start this program with srun"
+        )
     return value

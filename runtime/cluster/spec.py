@@ -1,7 +1,8 @@
 """The value of a cluster: `ClusterSpec` maps jobs to numbered tasks and tasks to addresses.
 
-A `ClusterSpec` is immutable, and its constructor checks no addresses: a graph can be built for a cluster that does not
-exist yet. `validate` checks the addresses, and a server calls `validate` before the start.
+A `ClusterSpec` is immutable, and its constructor checks no addresses: a graph can be built for a
+cluster that does not exist yet. `validate` checks the addresses, and a server calls `validate`
+before the start.
 """
 
 import hashlib
@@ -43,11 +44,12 @@ class ClusterSpec:
     """The jobs and tasks of a cluster, with the address of each task.
 
         ClusterSpec({"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]})
-        ClusterSpec({"ps": ["ps0:2222"], "worker": {1: "w1:2222"}})    # sparse: only the tasks one needs to know
+        ClusterSpec({"ps": ["ps0:2222"], "worker": {1: "w1:2222"}})    # sparse: only the tasks one
+        needs to know
 
     Args:
-        cluster: a mapping from job name to a list or tuple of addresses, or to a mapping from task index to
-            address; or a `ClusterSpec`; or a `ClusterDef` message.
+        cluster: a mapping from job name to a list or tuple of addresses, or to a mapping from task
+            index to address; or a `ClusterSpec`; or a `ClusterDef` message.
 
     Raises:
         TypeError: `cluster`, a job or an address is of another type.
@@ -61,7 +63,8 @@ class ClusterSpec:
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
         elif isinstance(cluster, Mapping):
             self._jobs = {_job_name(job): _job_tasks(job, tasks) for job, tasks in cluster.items()}
-        # A message's fields are no attributes of its class, so a runtime-checkable Protocol does not know them.
+        # A message's fields are no attributes of its class, so a runtime-checkable Protocol does
+        # not know them.
         elif isinstance(cluster, Message) and "job" in cluster.DESCRIPTOR.fields_by_name:
             jobs: Any = cluster
             for job_def in jobs.job:
@@ -70,7 +73,8 @@ class ClusterSpec:
                 self._jobs[job_def.name] = _job_tasks(job_def.name, job_def.tasks)
         else:
             raise TypeError(
-                "cluster must be a dictionary mapping one or more job names to lists of addresses or dictionaries "
+                "cluster must be a dictionary mapping one or more job names to lists of addresses "
+                "or dictionaries "
                 f"of index to address, or a ClusterSpec or ClusterDef; got {type(cluster).__name__}"
             )
 
@@ -113,7 +117,9 @@ class ClusterSpec:
         tasks = self._tasks_of(job_name)
         if task_index not in tasks:
             there = ", ".join(map(str, tasks)) or "none"
-            raise InvalidArgumentError(f"No task with index {task_index} in job {job_name!r}; its tasks: {there}")
+            raise InvalidArgumentError(
+                f"No task with index {task_index} in job {job_name!r}; its tasks: {there}"
+            )
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
@@ -123,13 +129,18 @@ class ClusterSpec:
 
     def tasks(self) -> dict[TaskId, str]:
         """Returns the address of every task, sorted by job and index."""
-        return {TaskId(job, index): address for job in sorted(self._jobs) for index, address in self._jobs[job].items()}
+        return {
+            TaskId(job, index): address
+            for job in sorted(self._jobs)
+            for index, address in self._jobs[job].items()
+        }
 
     def default_task(self) -> TaskId:
         """Returns the task for variables without a device.
 
-        The task must be the same on every host, so the order in which jobs were written does not count: the first task
-        of "ps", or without "ps" the first task of the job whose name sorts first.
+        The task must be the same on every host, so the order in which jobs were written does not
+        count: the first task of "ps", or without "ps" the first task of the job whose name sorts
+        first.
 
         Raises:
             InvalidArgumentError: The cluster has no tasks.
@@ -151,26 +162,32 @@ class ClusterSpec:
         """Checks that every address is "host:port" and that no two tasks share one (port 0, "any", may repeat).
 
         Raises:
-            InvalidArgumentError: An address is invalid or used twice; the error names the task and the address.
+            InvalidArgumentError: An address is invalid or used twice; the error names the task and
+                the address.
         """
         seen: dict[tuple[str, int], TaskId] = {}
         for task, address in self.tasks().items():
             try:
                 host, port = split_address(address)
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"task {task.index} of job {task.job}: {error.message}") from None
+                raise InvalidArgumentError(
+                    f"task {task.index} of job {task.job}: {error.message}"
+                ) from None
             # Host names have no case, so w0:2222 and W0:2222 are one address.
             first = seen.setdefault((host.lower(), port), task)
             if port and first != task:
                 raise InvalidArgumentError(
-                    f"task {task.index} of job {task.job} and task {first.index} of job {first.job} "
+                    f"task {task.index} of job {task.job} and task {first.index} of job "
+                    f"{first.job} "
                     f"have the same address {address!r}: every task needs its own host:port"
                 )
 
     def fingerprint(self) -> str:
         """Returns a short digest (16 hex digits), the same in every process for equal specs."""
         # JSON of sorted lists has one text for equal specs, in every process and version of Python.
-        canonical = json.dumps([[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)])
+        canonical = json.dumps(
+            [[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)]
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def _tasks_of(self, job_name: str) -> dict[int, str]:
@@ -217,7 +234,8 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
         for index in sorted({*left, *right}):
             if left.get(index) != right.get(index):
                 found.append(
-                    f"task {index} of job {job}: {_show(left.get(index))} here, {_show(right.get(index))} there"
+                    f"task {index} of job {job}: {_show(left.get(index))} here, "
+                    f"{_show(right.get(index))} there"
                 )
     more = [f"and {len(found) - _MAX_DIFFERENCES} more"] if len(found) > _MAX_DIFFERENCES else []
     return "; ".join(found[:_MAX_DIFFERENCES] + more)
@@ -226,9 +244,10 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
 def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
     """Returns True if tasks with these definitions can work together, although one may know more workers.
 
-    The ps tasks, and every task in both definitions, must be the same. A worker list may be longer on tasks that were
-    started later, so that workers can be added while training runs. A ps whose definition has no other task (the
-    ``sparseCluster`` of TFJob) works with every task that knows the ps at that address.
+    The ps tasks, and every task in both definitions, must be the same. A worker list may be longer
+    on tasks that were started later, so that workers can be added while training runs. A ps whose
+    definition has no other task (the ``sparseCluster`` of TFJob) works with every task that knows
+    the ps at that address.
 
     Args:
         here: the definition of this task.
@@ -237,7 +256,8 @@ def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
     >>> agree(ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]}), ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]}))
     True
     """
-    # A ps that knows only itself learns the other ps from its workers, so only its own address counts.
+    # A ps that knows only itself learns the other ps from its workers, so only its own address
+    # counts.
     for one, other in ((here, there), (there, here)):
         if len(one._jobs.get("ps", {})) == len(one.tasks()) == 1:
             return one._jobs["ps"].items() <= other._jobs.get("ps", {}).items()
@@ -261,14 +281,22 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     # Users paste targets such as grpc://ps0:2222, whose host would be "grpc://ps0".
     if "/" in address:
-        raise InvalidArgumentError(f"address {address!r} must be plain 'host:port', without a scheme or path")
+        raise InvalidArgumentError(
+            f"address {address!r} must be plain 'host:port', without a scheme or path"
+        )
     if not colon or not host or (host.startswith("[") and not host.endswith("]")):
-        raise InvalidArgumentError(f"address {address!r} has no port or no host: write 'host:port', such as 'ps0:2222'")
+        raise InvalidArgumentError(
+            f"address {address!r} has no port or no host: write 'host:port', such as 'ps0:2222'"
+        )
     # "::1:2222" may be an address with a port or a longer address without one.
     if ":" in host and not host.startswith("["):
-        raise InvalidArgumentError(f"address {address!r} is ambiguous: write an IPv6 address as '[::1]:2222'")
+        raise InvalidArgumentError(
+            f"address {address!r} is ambiguous: write an IPv6 address as '[::1]:2222'"
+        )
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise InvalidArgumentError(f"address {address!r} has a bad port {port!r}: it must be a number from 0 to 65535")
+        raise InvalidArgumentError(
+            f"address {address!r} has a bad port {port!r}: it must be a number from 0 to 65535"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -299,13 +327,19 @@ def _job_tasks(job: str, tasks: object) -> dict[int, str]:
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
         pairs = list(enumerate(tasks))
     else:
-        raise TypeError(f"The tasks of job {job!r} must be a list or a dictionary, not {type(tasks).__name__}")
+        raise TypeError(
+            f"The tasks of job {job!r} must be a list or a dictionary, not {type(tasks).__name__}"
+        )
     for index, address in pairs:
         if not isinstance(address, str):
-            raise TypeError(f"Task address {address!r} of task {index} of job {job!r} must be a string")
+            raise TypeError(
+                f"Task address {address!r} of task {index} of job {job!r} must be a string"
+            )
     result = dict(sorted(pairs))
     if len(result) != len(pairs):
-        raise InvalidArgumentError(f"job {job!r} has a task index twice: {sorted(index for index, _ in pairs)}")
+        raise InvalidArgumentError(
+            f"job {job!r} has a task index twice: {sorted(index for index, _ in pairs)}"
+        )
     return result
 
 

@@ -35,9 +35,11 @@ class AttributeKind:
     Attributes:
         field: the field of ``AttributeDef`` that holds the attribute.
         write: converts a parameter to the value that is sent.
-        read: converts a received value to a parameter; raises ValueError for a value that is not allowed.
+        read: converts a received value to a parameter; raises ValueError for a value that is not
+            allowed.
         optional: True if the parameter may be None. None is not sent.
-        operations: the operations that computations of the attribute may hold; None if they may hold any.
+        operations: the operations that computations of the attribute may hold; None if they may
+            hold any.
     """
 
     field: str
@@ -53,7 +55,9 @@ class AttributeKind:
         """
         for equation in computation.equations:
             if self.operations is not None and equation.operation not in self.operations:
-                return f"{equation.operation[:WORD]!r} is no operation by which elements are combined"
+                return (
+                    f"{equation.operation[:WORD]!r} is no operation by which elements are combined"
+                )
         return None
 
 
@@ -62,7 +66,12 @@ def is_narrow(dtype: DType) -> bool:
 
     XLA ends the process at some constants of such dtypes, JAX's own too.
     """
-    if dtype.kind == "b" or dtype.itemsize > 1 or dtype.name in ("int8", "uint8") or dtype.name.startswith("float8"):
+    if (
+        dtype.kind == "b"
+        or dtype.itemsize > 1
+        or dtype.name in ("int8", "uint8")
+        or dtype.name.startswith("float8")
+    ):
         return False
     return True
 
@@ -70,8 +79,8 @@ def is_narrow(dtype: DType) -> bool:
 def is_unknown_to_xla(dtype: DType) -> bool:
     """Returns True if XLA has no such elements.
 
-    XLA refuses most programs with such elements, and ends the process at some. JAX takes elements of one bit for truth
-    values, which are stored in another way: no such program runs.
+    XLA refuses most programs with such elements, and ends the process at some. JAX takes elements
+    of one bit for truth values, which are stored in another way: no such program runs.
     """
     return dtype.name.startswith("float6_") or dtype.name in ("int1", "uint1")
 
@@ -90,7 +99,9 @@ def _within(value: Parameter, low: int, high: int) -> int:
 
 def integer(low: int = -LARGEST, high: int = LARGEST) -> AttributeKind:
     """Makes the kind of an integer in a range."""
-    return AttributeKind("integer", lambda value: _within(value, low, high), lambda value: _within(value, low, high))
+    return AttributeKind(
+        "integer", lambda value: _within(value, low, high), lambda value: _within(value, low, high)
+    )
 
 
 def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> AttributeKind:
@@ -117,7 +128,9 @@ def rows(width: int) -> AttributeKind:
             raise ValueError(f"{len(numbers)} numbers do not make rows of {width}")
         return tuple(numbers[i : i + width] for i in range(0, len(numbers), width))
 
-    return AttributeKind("integers", lambda value: flat.write([n for row in value for n in row]), read)
+    return AttributeKind(
+        "integers", lambda value: flat.write([n for row in value for n in row]), read
+    )
 
 
 def groups(
@@ -147,7 +160,9 @@ def groups(
         return make(*found)
 
     return AttributeKind(
-        "integers", lambda value: axes.write([n for row in take(value) for n in (len(row), *row)]), read
+        "integers",
+        lambda value: axes.write([n for row in take(value) for n in (len(row), *row)]),
+        read,
     )
 
 
@@ -174,7 +189,9 @@ def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -
 
 def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset()) -> AttributeKind:
     """Makes the kind of a member of an enumeration, by its name."""
-    known = {name: member for name, member in members.__members__.items() if name not in leaving_out}
+    known = {
+        name: member for name, member in members.__members__.items() if name not in leaving_out
+    }
     return one_of(known, lambda value: str(value.name))
 
 

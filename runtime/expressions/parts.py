@@ -1,7 +1,7 @@
 """Parts: a list that costs more than XLA survives is compiled and run in several programs, one after the other.
 
-The compiler of a task calls this. A list is cut where the fewest values cross: between variables, where a list updates
-many of them. So equal variables make equal parts, which are compiled once.
+The compiler of a task calls this. A list is cut where the fewest values cross: between variables,
+where a list updates many of them. So equal variables make equal parts, which are compiled once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Part:
     """Consecutive equations of a list as a program of their own.
 
     Attributes:
-        expressions: The program; the shapes of its arguments are known when the parts before are traced.
+        expressions: The program; the shapes of its arguments are known when the parts before are
+            traced.
         takes: The values of the whole list that are arguments of the program.
         gives: The values of the whole list that are results of the program.
         identity: The hash of the computation. Equal parts have equal hashes.
@@ -40,7 +41,8 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
         most: The cost of a part.
 
     Returns:
-        The parts in their order, and the values that are the results of the list. All of these values are different.
+        The parts in their order, and the values that are the results of the list. All of these
+        values are different.
 
     Example:
         >>> parts, results = split(read_expressions(blob), PART)  # doctest: +SKIP
@@ -78,8 +80,8 @@ def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], t
     """
     main = expressions.main
     results, odd = list(main.results), []
-    # In one program XLA copies a result that is an argument, a constant, or another result as well. The parts would
-    # pass the array itself on, so a last part makes the copies.
+    # In one program XLA copies a result that is an argument, a constant, or another result as well.
+    # The parts would pass the array itself on, so a last part makes the copies.
     for position, number in enumerate(main.results):
         if number < main.arguments or number in main.results[:position]:
             odd.append(number)
@@ -92,7 +94,9 @@ def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], t
     return [Part(_of(expressions, computation), takes, gives, b"%d" % first)], tuple(results)
 
 
-def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], most: int) -> list[int]:
+def _ends(
+    main: Computation, made: Sequence[int], used_last: dict[int, int], most: int
+) -> list[int]:
     """Finds the end of each part: a place within the second half that the fewest values cross."""
     crossing, over = [], [0] * (len(main.equations) + 1)
     now = 0
@@ -113,7 +117,11 @@ def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], mos
 
 
 def _part(
-    expressions: Expressions, equations: Sequence[Equation], takes: tuple[int, ...], gives: tuple[int, ...], own: range
+    expressions: Expressions,
+    equations: Sequence[Equation],
+    takes: tuple[int, ...],
+    gives: tuple[int, ...],
+    own: range,
 ) -> Part:
     local = {n: i for i, n in enumerate((*takes, *own))}
     renumbered, digest = [], hashlib.sha256(repr(tuple(local[n] for n in gives)).encode())
@@ -122,7 +130,9 @@ def _part(
         sent = () if equation.message is None else equation.message.attributes
         attributes = [attribute.SerializeToString(deterministic=True) for attribute in sent]
         digest.update(repr((equation.name, operands, equation.results, attributes)).encode())
-        renumbered.append(Equation(equation.name, equation.row, operands, equation.attributes, equation.results))
+        renumbered.append(
+            Equation(equation.name, equation.row, operands, equation.attributes, equation.results)
+        )
     computation = Computation(len(takes), tuple(renumbered), tuple(local[n] for n in gives))
     return Part(_of(expressions, computation), takes, gives, digest.digest())
 

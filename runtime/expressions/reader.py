@@ -1,9 +1,9 @@
 """Reader: an expression list of another process becomes a function of jax.lax, or is refused.
 
-JAX sees nothing of the list before the whole list was read. Operations must be rows of the table, attributes must be of
-their kinds, and operands must be earlier values. The cost of the list is limited as far as the list shows the cost. A
-list holds no shapes: JAX infers the shapes here, one equation after the other. Each shape is checked as soon as JAX has
-inferred the shape.
+JAX sees nothing of the list before the whole list was read. Operations must be rows of the table,
+attributes must be of their kinds, and operands must be earlier values. The cost of the list is
+limited as far as the list shows the cost. A list holds no shapes: JAX infers the shapes here, one
+equation after the other. Each shape is checked as soon as JAX has inferred the shape.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 
 LIST_BYTES = 48 << 20
-"""Bytes of the largest list, with constants. Large constants are fed, and travel beside the list."""
+"""Bytes of the largest list, with constants.
+
+Large constants are fed, and travel beside the list.
+"""
 PART = 1 << 10
-"""The cost of what XLA compiles at once; a longer list is compiled and run in parts. A kernel of its own for each
-equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
+"""The cost of what XLA compiles at once; a longer list is compiled and run in parts.
+
+A kernel of its own for each
+equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a
+thread."""
 OPERANDS = 4
 """Number of operands and results that cost as much as an equation."""
 SPECIAL = PART
@@ -108,7 +114,8 @@ class Expressions:
         """Computes; to be traced by JAX, within ``jax_settings``.
 
         Raises:
-            InvalidArgumentError: operands and attributes of an equation do not fit, or a value is too large.
+            InvalidArgumentError: operands and attributes of an equation do not fit, or a value is
+                too large.
         """
         return list(_evaluate(self.main, self.constants, arguments))
 
@@ -120,7 +127,8 @@ def read_expressions(data: bytes) -> Expressions:
         data: Result of ``write_expressions``, or any bytes.
 
     Raises:
-        InvalidArgumentError: The bytes are no expression list, or break one of the rules above. The error says which.
+        InvalidArgumentError: The bytes are no expression list, or break one of the rules above. The
+            error says which.
     """
     if len(data) > LIST_BYTES:
         raise InvalidArgumentError(
@@ -137,13 +145,17 @@ def _read(data: bytes) -> Expressions:
     try:
         message = pb.ExpressionsDef.FromString(data)
     except DecodeError as error:
-        raise InvalidArgumentError(f"not a program that this task can read: {one_line(error)}") from error
+        raise InvalidArgumentError(
+            f"not a program that this task can read: {one_line(error)}"
+        ) from error
     arguments = tuple(_spec(spec, "an argument") for spec in message.arguments)
     constants = tuple(_constant(c) for c in message.constants)
     reading = _Reading(len(constants))
     main, _ = reading.computation(message.main, 0, 1, 1)
     if main.arguments != len(arguments):
-        raise InvalidArgumentError(f"the program takes {main.arguments} arguments and describes {len(arguments)}")
+        raise InvalidArgumentError(
+            f"the program takes {main.arguments} arguments and describes {len(arguments)}"
+        )
     return Expressions(arguments, main, constants, message.threefry_partitionable)
 
 
@@ -159,7 +171,9 @@ class _Reading:
         self._values = 0
         self._special = 0
 
-    def computation(self, message: pb.ComputationDef, depth: int, trips: int, copies: int) -> tuple[Computation, int]:
+    def computation(
+        self, message: pb.ComputationDef, depth: int, trips: int, copies: int
+    ) -> tuple[Computation, int]:
         """Reads a computation; returns the computation with its cost.
 
         Args:
@@ -169,7 +183,9 @@ class _Reading:
             copies: Number of times that XLA compiles the computation.
         """
         if depth > DEPTH:
-            raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
+            raise InvalidArgumentError(
+                f"loops and branches lie more than {DEPTH} deep in each other"
+            )
         if trips > TRIPS:
             raise InvalidArgumentError(f"a loop runs more than {TRIPS:,} times")
         values, cost, equations = self._counted(0, message.arguments), 0, []
@@ -179,7 +195,9 @@ class _Reading:
             equations.append(made)
             cost += made.cost
             if depth and cost > PART:
-                raise InvalidArgumentError(f"a computation inside an operation costs more than {PART:,} equations")
+                raise InvalidArgumentError(
+                    f"a computation inside an operation costs more than {PART:,} equations"
+                )
         results = tuple(self._operand(n, values, "a result") for n in message.results)
         self._counted(0, len(results))
         return Computation(message.arguments, tuple(equations), results), cost
@@ -193,20 +211,30 @@ class _Reading:
     def _operand(self, number: int, values: int, of: str) -> int:
         if not -self._constants <= number < values:
             raise InvalidArgumentError(
-                f"{of} is value {number} of {values} values and {self._constants} constants that come before"
+                f"{of} is value {number} of {values} values and {self._constants} constants that "
+                "come before"
             )
         return number
 
-    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int, copies: int) -> Equation:
+    def _equation(
+        self, message: pb.EquationDef, values: int, depth: int, trips: int, copies: int
+    ) -> Equation:
         name = message.operation
         row = TABLE.get(name)
         if row is None:
-            raise InvalidArgumentError(f"operation {name[:WORD]!r} is not in the table of operations")
-        operands = tuple(self._operand(n, values, f"an operand of {name!r}") for n in message.operands)
+            raise InvalidArgumentError(
+                f"operation {name[:WORD]!r} is not in the table of operations"
+            )
+        operands = tuple(
+            self._operand(n, values, f"an operand of {name!r}") for n in message.operands
+        )
         given, attributes, inner = _attributes(name, row, message)
-        # A loop that is unrolled is compiled as often as its body is written out. The trips count through nested loops.
+        # A loop that is unrolled is compiled as often as its body is written out. The trips count
+        # through nested loops.
         if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
-            raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
+            raise InvalidArgumentError(
+                f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements"
+            )
         times = attributes.get("unroll", 1)
         trips *= max(1, attributes.get("length", 1))
         cost = row.cost + (len(operands) + message.results) // OPERANDS
@@ -214,19 +242,27 @@ class _Reading:
             self._special += copies * row.cost
             if self._special > SPECIAL:
                 raise InvalidArgumentError(
-                    f"operations such as {name!r} cost more than {SPECIAL:,} equations; leave some to the client"
+                    f"operations such as {name!r} cost more than {SPECIAL:,} equations; leave some "
+                    "to the client"
                 )
         # Computations come last, because their limit of trips needs the length of the loop.
         for key, kind in inner.items():
             _check_computations(name, key, kind, given[key])
-            read = [self.computation(one, depth + 1, trips, copies * times) for one in given[key].computations.values]
+            read = [
+                self.computation(one, depth + 1, trips, copies * times)
+                for one in given[key].computations.values
+            ]
             cost += times * sum(COMPUTATION_COST + own for _, own in read)
             try:
                 attributes[key] = kind.read([one for one, _ in read])
             except ValueError as error:
-                raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
+                raise InvalidArgumentError(
+                    f"attribute {key!r} of {name!r}: {one_line(error)}"
+                ) from None
         if cost > PART:
-            raise InvalidArgumentError(f"operation {name!r} costs as much as {cost:,} equations, {PART:,} are allowed")
+            raise InvalidArgumentError(
+                f"operation {name!r} costs as much as {cost:,} equations, {PART:,} are allowed"
+            )
         return Equation(name, row, operands, attributes, message.results, cost, message)
 
 
@@ -236,12 +272,15 @@ def _attributes(
     """Reads the attributes of an equation.
 
     Returns:
-        The messages of all attributes, the values of those without computations, and the kinds of the others.
+        The messages of all attributes, the values of those without computations, and the kinds of
+        the others.
     """
     given = {attribute.name: attribute for attribute in message.attributes}
     if len(given) < len(message.attributes) or not given.keys() <= row.attributes.keys():
         names = ", ".join(attribute.name for attribute in message.attributes)
-        raise InvalidArgumentError(f"operation {name!r} has no attribute {names[:WORD]!r}, or twice")
+        raise InvalidArgumentError(
+            f"operation {name!r} has no attribute {names[:WORD]!r}, or twice"
+        )
     attributes: dict[str, Value] = {}
     inner: dict[str, AttributeKind] = {}
     for key, kind in row.attributes.items():
@@ -288,11 +327,14 @@ def _constant(message: pb.ConstantDef) -> Array:
     spec = _spec(message.spec, "a constant")
     if is_narrow(spec.dtype):
         raise InvalidArgumentError(
-            f"a constant is of {spec.dtype}, whose elements have less than a byte: convert a wider one"
+            f"a constant is of {spec.dtype}, whose elements have less than a byte: convert a wider "
+            "one"
         )
     shape, dtype = spec.shape, spec.dtype
     if math.prod(shape) * dtype.itemsize != len(message.data):
-        raise InvalidArgumentError(f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}")
+        raise InvalidArgumentError(
+            f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}"
+        )
     array: Array = np.frombuffer(message.data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
         raise InvalidArgumentError(f"the bytes of a constant are not of {dtype}")
@@ -305,16 +347,21 @@ def _check_value(shape: Sequence[int], itemsize: int, of: str) -> None:
     # A dimension of zero does not excuse the others: XLA multiplies some of them alone.
     if math.prod(max(1, n) for n in shape) * itemsize > VALUE_BYTES:
         raise InvalidArgumentError(
-            f"{of} is larger than the {VALUE_BYTES:,} bytes that are allowed; partition a variable that is larger"
+            f"{of} is larger than the {VALUE_BYTES:,} bytes that are allowed; partition a variable "
+            "that is larger"
         )
 
 
 # -- with JAX --------------------------------------------------------------------------------------------------------
 
 
-def _evaluate(computation: Computation, constants: Sequence[Array], arguments: Sequence[Value]) -> tuple[Value, ...]:
+def _evaluate(
+    computation: Computation, constants: Sequence[Array], arguments: Sequence[Value]
+) -> tuple[Value, ...]:
     if len(arguments) != computation.arguments:
-        raise InvalidArgumentError(f"a computation of {computation.arguments} arguments is given {len(arguments)}")
+        raise InvalidArgumentError(
+            f"a computation of {computation.arguments} arguments is given {len(arguments)}"
+        )
     values = list(arguments)
 
     def value(number: int) -> Value:
@@ -332,10 +379,15 @@ def _evaluate(computation: Computation, constants: Sequence[Array], arguments: S
         results = tuple(made) if isinstance(made, tuple | list) else (made,)
         if len(results) != equation.results:
             raise InvalidArgumentError(
-                f"operation {equation.name!r} gives {len(results)} results, the program says {equation.results}"
+                f"operation {equation.name!r} gives {len(results)} results, the program says "
+                f"{equation.results}"
             )
         for result in results:
-            itemsize = getattr(result.dtype, "itemsize", 0) if isinstance(result.dtype, np.dtype) else NUMBER_BYTES
+            itemsize = (
+                getattr(result.dtype, "itemsize", 0)
+                if isinstance(result.dtype, np.dtype)
+                else NUMBER_BYTES
+            )
             _check_value(result.shape, itemsize, f"a result of {equation.name!r}")
         values.extend(results)
     return tuple(value(number) for number in computation.results)
@@ -361,5 +413,8 @@ def jax_settings(expressions: Expressions) -> Iterator[None]:
 
     Only settings that change the meaning of a list count.
     """
-    with jax.threefry_partitionable(expressions.threefry_partitionable), jax.default_matmul_precision(None):
+    with (
+        jax.threefry_partitionable(expressions.threefry_partitionable),
+        jax.default_matmul_precision(None),
+    ):
         yield

@@ -1,12 +1,14 @@
 """The table of operations: what an expression list may hold, with attributes and the function of jax.lax.
 
-A row's name is that of a JAX primitive, and its attributes are those parameters of the primitive that say what it
-computes. The task makes the operation with the public function of ``jax.lax``, which checks operands and attributes and
-infers the result; with the primitive itself where there is none. So a list means the same to every version of JAX that
-has the function, whatever its primitives are given besides.
+A row's name is that of a JAX primitive, and its attributes are those parameters of the primitive
+that say what it computes. The task makes the operation with the public function of ``jax.lax``,
+which checks operands and attributes and infers the result; with the primitive itself where there is
+none. So a list means the same to every version of JAX that has the function, whatever its
+primitives are given besides.
 
-Not in the table, and never to be: what has effects (callbacks, prints, infeeds), what is for several devices, what is
-not JAX's own (Pallas, foreign functions), and what needs shapes that are not known.
+Not in the table, and never to be: what has effects (callbacks, prints, infeeds), what is for
+several devices, what is not JAX's own (Pallas, foreign functions), and what needs shapes that are
+not known.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class Row:
     """An operation.
 
     Attributes:
-        make: ``make(*operands, **attributes)`` gives an array or several. A computation among the attributes is a
-            function of arrays that gives a tuple of arrays.
+        make: ``make(*operands, **attributes)`` gives an array or several. A computation among the
+            attributes is a function of arrays that gives a tuple of arrays.
         attributes: the parameters that are sent, by name.
         implied: the parameters that follow from the rest. Value other must be None.
         cost: what it costs XLA to compile, in kernels of a plain operation.
@@ -74,7 +76,13 @@ class Row:
     cost: int = 1
 
 
-def _while(*operands: Value, cond_nconsts: int, body_nconsts: int, cond_jaxpr: Function, body_jaxpr: Function) -> Value:
+def _while(
+    *operands: Value,
+    cond_nconsts: int,
+    body_nconsts: int,
+    cond_jaxpr: Function,
+    body_jaxpr: Function,
+) -> Value:
     of_cond, rest = operands[:cond_nconsts], operands[cond_nconsts:]
     of_body, state = rest[:body_nconsts], tuple(rest[body_nconsts:])
 
@@ -84,7 +92,8 @@ def _while(*operands: Value, cond_nconsts: int, body_nconsts: int, cond_jaxpr: F
 
     # It is traced once, whatever asks for it: a condition may hold loops that have conditions.
     traced, flags = jax.make_jaxpr(flag_of, return_shape=True)(state)
-    # Of a loop that was mapped over arrays (vmap) there are several, and those that have ended keep their values.
+    # Of a loop that was mapped over arrays (vmap) there are several, and those that have ended keep
+    # their values.
     rank = len(flags.shape)
 
     def condition(now: tuple[Value, ...]) -> Value:
@@ -108,7 +117,13 @@ def _while(*operands: Value, cond_nconsts: int, body_nconsts: int, cond_jaxpr: F
 
 
 def _scan(
-    *operands: Value, jaxpr: Function, length: int, reverse: bool, unroll: int, num_consts: int, num_carry: int
+    *operands: Value,
+    jaxpr: Function,
+    length: int,
+    reverse: bool,
+    unroll: int,
+    num_consts: int,
+    num_carry: int,
 ) -> Value:
     consts, rest = operands[:num_consts], operands[num_consts:]
 
@@ -116,7 +131,9 @@ def _scan(
         results = jaxpr(*consts, *carry, *x)
         return tuple(results[:num_carry]), tuple(results[num_carry:])
 
-    carry, ys = lax.scan(body, tuple(rest[:num_carry]), tuple(rest[num_carry:]), length, reverse, unroll)
+    carry, ys = lax.scan(
+        body, tuple(rest[:num_carry]), tuple(rest[num_carry:]), length, reverse, unroll
+    )
     return *carry, *ys
 
 
@@ -135,14 +152,20 @@ def _reduce(*operands: Value, jaxpr: Function, dimensions: Sequence[int]) -> Val
 
 def _reduce_window(*operands: Value, jaxpr: Function, **window: Value) -> Value:
     half = len(operands) // 2
-    return lax.reduce_window(tuple(operands[:half]), tuple(operands[half:]), _combining(jaxpr), **window)
+    return lax.reduce_window(
+        tuple(operands[:half]), tuple(operands[half:]), _combining(jaxpr), **window
+    )
 
 
 # -- what differs from the function of jax.lax -------------------------------------------------------------------------
 
 
 def _scatter_apply(
-    operand: Value, indices: Value, updates: Value, update_jaxpr: Function | None, **attributes: Value
+    operand: Value,
+    indices: Value,
+    updates: Value,
+    update_jaxpr: Function | None,
+    **attributes: Value,
 ) -> Value:
     if update_jaxpr is None:
         return lax.scatter(operand, indices, updates, **attributes)
@@ -207,7 +230,11 @@ PRECISIONS = {
 def _precision_name(value: Value) -> str:
     if isinstance(value, tuple):
         return ",".join(str(lax.Precision(part).name) for part in value)
-    return str(value.name) if isinstance(value, lax.DotAlgorithmPreset) else f"{value.name},{value.name}"
+    return (
+        str(value.name)
+        if isinstance(value, lax.DotAlgorithmPreset)
+        else f"{value.name},{value.name}"
+    )
 
 
 def _bit_width(value: Value) -> int:
@@ -248,7 +275,13 @@ _ELEMENTWISE = """
 """.split()
 _ITERATIVE = {"igamma", "igamma_grad_a", "igammac", "polynomial", "regularized_incomplete_beta"}
 """Elementwise operations that are loops to XLA: it ends the process where one is to combine elements."""
-_CONVERSIONS = {"bitcast_convert_type", "convert_element_type", "integer_pow", "reduce_precision", "round"}
+_CONVERSIONS = {
+    "bitcast_convert_type",
+    "convert_element_type",
+    "integer_pow",
+    "reduce_precision",
+    "round",
+}
 COMBINING = replace(COMPUTATION, operations=frozenset(_ELEMENTWISE) - _ITERATIVE | _CONVERSIONS)
 """A computation by which elements are combined."""
 
@@ -258,9 +291,13 @@ _ATTRIBUTES = {
     **dict.fromkeys("limit_indices new_sizes shape slice_sizes start_indices".split(), SHAPE),
     **dict.fromkeys("dtype index_dtype new_dtype preferred_element_type".split(), DTYPE),
     **dict.fromkeys("alpha beta recall_target".split(), NUMBER),
-    **dict.fromkeys("body_nconsts cond_nconsts k num_carry num_consts permutation_size".split(), integer(0)),
+    **dict.fromkeys(
+        "body_nconsts cond_nconsts k num_carry num_consts permutation_size".split(), integer(0)
+    ),
     **dict.fromkeys("batch_group_count feature_group_count num_keys".split(), integer(1)),
-    **dict.fromkeys("base_dilation fft_lengths lhs_dilation rhs_dilation strides".split(), integers(1)),
+    **dict.fromkeys(
+        "base_dilation fft_lengths lhs_dilation rhs_dilation strides".split(), integers(1)
+    ),
     **dict.fromkeys("window_dilation window_dimensions window_strides".split(), integers(1)),
     **dict.fromkeys("body_jaxpr cond_jaxpr jaxpr".split(), COMPUTATION),
     **dict.fromkeys("jaxpr:combining update_jaxpr".split(), COMBINING),
@@ -279,10 +316,14 @@ _ATTRIBUTES = {
     "dimension_numbers:conv": groups(3, lax.ConvDimensionNumbers),
     "dimension_numbers:dot": groups(4, _dot_dimensions, lambda d: [*d[0], *d[1]]),
     "dimension_numbers:gather": groups(
-        5, lax.GatherDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _GATHER_DIMENSIONS]
+        5,
+        lax.GatherDimensionNumbers,
+        lambda d: [tuple(getattr(d, name)) for name in _GATHER_DIMENSIONS],
     ),
     "dimension_numbers:scatter": groups(
-        5, lax.ScatterDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _SCATTER_DIMENSIONS]
+        5,
+        lax.ScatterDimensionNumbers,
+        lambda d: [tuple(getattr(d, name)) for name in _SCATTER_DIMENSIONS],
     ),
     "exponent_bits": integer(1, 11),
     "fft_type": member_of(lax.FftType),
@@ -315,8 +356,12 @@ _MAKES: dict[str, Make] = {
     "concatenate": lambda *operands, dimension: lax.concatenate(operands, dimension),
     "cond": _cond,
     "div": functools.partial(_dividing, lax.div),
-    "dynamic_slice": lambda x, *at, slice_sizes: lax.dynamic_slice(x, at, slice_sizes, allow_negative_indices=False),
-    "dynamic_update_slice": lambda x, new, *at: lax.dynamic_update_slice(x, new, at, allow_negative_indices=False),
+    "dynamic_slice": lambda x, *at, slice_sizes: lax.dynamic_slice(
+        x, at, slice_sizes, allow_negative_indices=False
+    ),
+    "dynamic_update_slice": lambda x, new, *at: lax.dynamic_update_slice(
+        x, new, at, allow_negative_indices=False
+    ),
     "eigh": functools.partial(linalg.eigh, symmetrize_input=False),
     "empty": lambda shape, dtype: lax.convert_element_type(lax.full(shape, False), dtype),
     "iota": lax.broadcasted_iota,
@@ -417,7 +462,8 @@ _ROWS = """
     scan jaxpr length reverse unroll num_consts num_carry -linear -_split_transpose -ft_in -ft_out
 """
 """Operations besides the elementwise ones, with their attributes in the order in which they are sent: ``?`` stands
-behind an attribute that may be None, ``-`` before a parameter that is not sent, because the others imply it."""
+behind an attribute that may be None, ``-`` before a parameter that is not sent, because the others
+imply it."""
 _SEVERAL = {
     "CONV": "feature_group_count batch_group_count precision? preferred_element_type?",
     "SCATTER": "dimension_numbers:scatter indices_are_sorted unique_indices mode?",
@@ -452,7 +498,9 @@ def _make_of(name: str) -> Make | None:
     """Returns the function of an operation: ours, one of jax.lax, or the primitive itself; None if JAX has none."""
     public = name.replace("-", "_")
     primitive = getattr(primitives, f"{public}_p", None)
-    found: Make | None = _MAKES.get(name) or getattr(lax, public, None) or getattr(linalg, public, None)
+    found: Make | None = (
+        _MAKES.get(name) or getattr(lax, public, None) or getattr(linalg, public, None)
+    )
     return found or getattr(primitive, "bind", None)
 
 
@@ -462,7 +510,9 @@ def _rows() -> Iterator[tuple[str, Row]]:
         attributes = {}
         for word in (word for word in words if word[0] != "-"):
             kind = _ATTRIBUTES[word.removesuffix("?")]
-            attributes[word.removesuffix("?").split(":")[0]] = optional(kind) if word[-1] == "?" else kind
+            attributes[word.removesuffix("?").split(":")[0]] = (
+                optional(kind) if word[-1] == "?" else kind
+            )
         implied = frozenset(word[1:] for word in words if word[0] == "-")
         for name in line[0].split(","):
             if make := _make_of(name):  # an older JAX lacks some

@@ -1,7 +1,8 @@
 """Writer: the jaxpr of a stage becomes an expression list, equal in every process that plans the same graph.
 
-Calls (``jit``, custom derivatives, rematerialisation) are written out in their place. Equations without a needed result
-are left out. An array whose elements are all equal becomes a number that is broadcast.
+Calls (``jit``, custom derivatives, rematerialisation) are written out in their place. Equations
+without a needed result are left out. An array whose elements are all equal becomes a number that is
+broadcast.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
 
     Args:
         jaxpr: Computation of arrays from arrays.
-        platform: XLA's name of the platform of the task. Of ``platform_dependent``, only the branch of this platform is
-            written.
+        platform: XLA's name of the platform of the task. Of ``platform_dependent``, only the branch
+            of this platform is written.
 
     Raises:
-        NotInTableError: An operation of the jaxpr is not in the table; the error names the operation.
+        NotInTableError: An operation of the jaxpr is not in the table; the error names the
+            operation.
     """
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
@@ -47,7 +49,10 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
     made = pb.ExpressionsDef(
-        arguments=arguments, constants=writer.constants, main=main, threefry_partitionable=partitionable
+        arguments=arguments,
+        constants=writer.constants,
+        main=main,
+        threefry_partitionable=partitionable,
     )
     return made.SerializeToString(deterministic=True)
 
@@ -62,11 +67,17 @@ class _Writer:
 
     def computation(self, closed: ClosedJaxpr) -> pb.ComputationDef:
         body = _Body(self, len(closed.jaxpr.invars))
-        results = body.inline(closed, list(range(len(closed.jaxpr.invars))), [True] * len(closed.jaxpr.outvars))
-        return pb.ComputationDef(arguments=len(closed.jaxpr.invars), equations=body.equations, results=results)
+        results = body.inline(
+            closed, list(range(len(closed.jaxpr.invars))), [True] * len(closed.jaxpr.outvars)
+        )
+        return pb.ComputationDef(
+            arguments=len(closed.jaxpr.invars), equations=body.equations, results=results
+        )
 
     def constant(self, array: Array) -> Operand:
-        data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        data = (
+            np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        )
         key = (array.dtype.name, array.shape, data)
         if key not in self._known:
             self.constants.append(pb.ConstantDef(spec=_spec(array.shape, array.dtype), data=data))
@@ -82,7 +93,9 @@ class _Body:
         self._values = arguments
         self.equations: list[pb.EquationDef] = []
 
-    def inline(self, closed: ClosedJaxpr, arguments: Sequence[Operand], needed: Sequence[bool]) -> list[Operand]:
+    def inline(
+        self, closed: ClosedJaxpr, arguments: Sequence[Operand], needed: Sequence[bool]
+    ) -> list[Operand]:
         """Writes the equations of a jaxpr behind those that are there.
 
         Args:
@@ -107,11 +120,15 @@ class _Body:
 
         for equation, wanted in zip(jaxpr.eqns, live, strict=True):
             if any(wanted):
-                results = self._equation(equation, [operand(atom) for atom in equation.invars], wanted)
+                results = self._equation(
+                    equation, [operand(atom) for atom in equation.invars], wanted
+                )
                 where.update(zip(equation.outvars, results, strict=True))
         return [operand(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: JaxprEqn, operands: Sequence[Operand], needed: Sequence[bool]) -> list[Operand]:
+    def _equation(
+        self, equation: JaxprEqn, operands: Sequence[Operand], needed: Sequence[bool]
+    ) -> list[Operand]:
         name = equation.primitive.name
         params = RENAMED[name](equation.params) if name in RENAMED else equation.params
         if name in IDENTITIES:
@@ -163,8 +180,14 @@ class _Body:
         for parameter, value in params.items():
             if isinstance(value, NamedSharding) and value.mesh.empty:
                 continue
-            if value is not None and parameter not in row.attributes and parameter not in row.implied:
-                raise NotInTableError(f"{parameter}={value!r} of {name!r} is not in the table of operations")
+            if (
+                value is not None
+                and parameter not in row.attributes
+                and parameter not in row.implied
+            ):
+                raise NotInTableError(
+                    f"{parameter}={value!r} of {name!r} is not in the table of operations"
+                )
         self.equations.append(made)
         self._values += results
         return list(range(self._values - results, self._values))
@@ -175,25 +198,38 @@ class _Body:
                 return index
         raise NotInTableError(f"nothing is said of {self._writer.platform}, only of {platforms}")
 
-    def _kept_apart(self, operands: Sequence[Operand], apart: bool | Sequence[bool]) -> list[Operand]:
+    def _kept_apart(
+        self, operands: Sequence[Operand], apart: bool | Sequence[bool]
+    ) -> list[Operand]:
         """Puts a barrier before the operands of equations that are computed again on purpose.
 
         Without the barrier, XLA would find the first computation instead.
         """
-        which = [i for i in range(len(operands)) if apart is True or apart is not False and apart[i]]
+        which = [
+            i for i in range(len(operands)) if apart is True or apart is not False and apart[i]
+        ]
         passed = dict(
-            zip(which, self._add("optimization_barrier", [operands[i] for i in which], {}, len(which)), strict=True)
+            zip(
+                which,
+                self._add("optimization_barrier", [operands[i] for i in which], {}, len(which)),
+                strict=True,
+            )
         )
         return [passed.get(i, operand) for i, operand in enumerate(operands)]
 
     def _constant(self, value: Parameter) -> Operand:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = self._constant(jax.random.key_data(value))
-            return self._add("random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1)[0]
+            return self._add(
+                "random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1
+            )[0]
         array = np.asarray(value)
         if is_narrow(array.dtype):
             return self._add(
-                "convert_element_type", [self._constant(array.astype(np.float32))], {"new_dtype": array.dtype}, 1
+                "convert_element_type",
+                [self._constant(array.astype(np.float32))],
+                {"new_dtype": array.dtype},
+                1,
             )[0]
         if array.ndim and array.size and _is_uniform(array):
             number = self._writer.constant(array.reshape(-1)[0])
@@ -207,7 +243,12 @@ def _spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
 
 
 def _is_uniform(array: Array) -> bool:
-    octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.dtype.itemsize)
+    octets = (
+        np.ascontiguousarray(array)
+        .reshape(-1)
+        .view(np.uint8)
+        .reshape(array.size, array.dtype.itemsize)
+    )
     return bool((octets == octets[0]).all())
 
 
@@ -220,7 +261,11 @@ def _live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
 
     An equation without any can be left out.
     """
-    used = {atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed and isinstance(atom, Var)}
+    used = {
+        atom
+        for atom, is_needed in zip(jaxpr.outvars, needed, strict=True)
+        if is_needed and isinstance(atom, Var)
+    }
     live: list[list[bool]] = []
     for equation in reversed(jaxpr.eqns):
         live.append([var in used for var in equation.outvars])

@@ -1,1 +1,4 @@
-"""The graph: what to compute, described on the client. Nothing here touches a network or a device."""
+"""The graph: what to compute, described on the client.
+
+Nothing here touches a network or a device.
+"""

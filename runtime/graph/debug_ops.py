@@ -1,4 +1,7 @@
-"""``Print`` shows values on the task of the operation. ``check`` fails a step whose values are wrong."""
+"""``Print`` shows values on the task of the operation.
+
+``check`` fails a step whose values are wrong.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,11 @@ def Print(  # noqa: N802 - TF1's name
         shown = host_call(
             "print",
             list(data),
-            attrs={"message": str(message), "summarize": int(summarize), "first_n": -1 if first_n is None else first_n},
+            attrs={
+                "message": str(message),
+                "summarize": int(summarize),
+                "first_n": -1 if first_n is None else first_n,
+            },
             name="print",
             type="Print",
             stateful=True,
@@ -53,7 +60,12 @@ def Print(  # noqa: N802 - TF1's name
 
 
 def check(
-    predicate: TensorLike, message: str, data: Sequence[TensorLike] = (), *, summarize: int = 3, name: str | None = None
+    predicate: TensorLike,
+    message: str,
+    data: Sequence[TensorLike] = (),
+    *,
+    summarize: int = 3,
+    name: str | None = None,
 ) -> Operation:
     """Makes an operation that fails the step unless all elements of ``predicate`` are true.
 
@@ -67,7 +79,8 @@ def check(
         name: Operation name.
 
     Raises:
-        InvalidArgumentError: ``predicate`` is not bool. In a step: an element of ``predicate`` is false.
+        InvalidArgumentError: ``predicate`` is not bool. In a step: an element of ``predicate`` is
+            false.
 
     Example:
         >>> import runtime as rt
@@ -81,7 +94,9 @@ def check(
     with Graph.of(predicate, *data).as_default():
         tensor = as_tensor(predicate)
     if tensor.dtype.kind != "b":
-        raise InvalidArgumentError(f"check: {tensor.name!r} must be bool, compare it with something")
+        raise InvalidArgumentError(
+            f"check: {tensor.name!r} must be bool, compare it with something"
+        )
     return host_call(
         "check",
         [tensor, *data],

@@ -10,7 +10,16 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import ArrayFn, Attrs, Constant, Deferred, Host, Shape, Update, VariableSpec
+from runtime.graph.op_kinds import (
+    ArrayFn,
+    Attrs,
+    Constant,
+    Deferred,
+    Host,
+    Shape,
+    Update,
+    VariableSpec,
+)
 from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
@@ -25,19 +34,23 @@ _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 class Quorum:
     """Synchronous updates on one task, which collects gradients until enough distinct workers have sent gradients.
 
-    The task applies their mean once, and the step advances by one. Gradients of another step are dropped and counted.
+    The task applies their mean once, and the step advances by one. Gradients of another step are
+    dropped and counted.
 
     Args:
         beside: A variable on the task. With ``leads`` the variable is the step: each update adds 1.
         needed: Number of gradients in one aggregate.
-        total: Number of workers. If below ``needed``, a worker sends several gradients to an aggregate.
-        alone: True if the task itself decides that the gradients suffice. Of several tasks a chief decides with
-            ``gather`` and ``commit``, on the leading task last, so that all tasks apply gradients of the same workers.
+        total: Number of workers. If below ``needed``, a worker sends several gradients to an
+            aggregate.
+        alone: True if the task itself decides that the gradients suffice. Of several tasks a chief
+            decides with ``gather`` and ``commit``, on the leading task last, so that all tasks
+            apply gradients of the same workers.
         leads: True if this task holds the step.
-        timeout_secs: Seconds from the first gradient of a step until the step continues without missing gradients.
+        timeout_secs: Seconds from the first gradient of a step until the step continues without
+            missing gradients.
         tasks: Names of all tasks with a part of the step ("/job:ps/task:0").
-        elastic: True if workers come and go. Then ``needed`` is ``ALL_WORKERS``, or the largest number of gradients in
-            an aggregate, and ``total`` means nothing.
+        elastic: True if workers come and go. Then ``needed`` is ``ALL_WORKERS``, or the largest
+            number of gradients in an aggregate, and ``total`` means nothing.
         name: Name of the quorum, equal on all tasks and for all sessions.
     """
 
@@ -81,19 +94,23 @@ class Quorum:
         """Returns the requested device of the quorum's variables."""
         return self.beside.device
 
-    def push(self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None) -> Operation:
+    def push(
+        self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None
+    ) -> Operation:
         """Sends this worker's gradients, and waits for the end of their step.
 
         Args:
-            updates: Operations of ``rt.update`` or ``Variable.assign_add`` on the quorum's device. One update adds 1 to
-                the step. The updates run once per aggregate, with the mean of their inputs. Integer inputs are joined
-                bit by bit (or), so equal inputs stay equal, and marks of several workers come together.
+            updates: Operations of ``rt.update`` or ``Variable.assign_add`` on the quorum's device.
+                One update adds 1 to the step. The updates run once per aggregate, with the mean of
+                their inputs. Integer inputs are joined bit by bit (or), so equal inputs stay equal,
+                and marks of several workers come together.
             stamp: The step at which the variables were read.
             worker: Number of this worker, below ``total``. With None each session is a worker.
 
         Returns:
-            An operation with the outputs (step afterwards; bool, true if the gradients counted). If the quorum leads,
-            a step that also fetches the step variable receives the value afterwards.
+            An operation with the outputs (step afterwards; bool, true if the gradients counted). If
+            the quorum leads, a step that also fetches the step variable receives the value
+            afterwards.
         """
         dtype = self.beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
@@ -114,27 +131,30 @@ class Quorum:
         """Begins a session of the chief. Orders of an earlier session are refused from now on.
 
         Args:
-            request: int64[4]: epoch and owner of the obeyed leadership, the number of gradients for a decision, and 1
-                to drop the present gradients.
+            request: int64[4]: epoch and owner of the obeyed leadership, the number of gradients for
+                a decision, and 1 to drop the present gradients.
 
         Returns:
-            int64[3] of (session, step, step of the last decision or -1), and the workers of that decision.
+            int64[3] of (session, step, step of the last decision or -1), and the workers of that
+            decision.
         """
         spec = self.beside.spec
-        op = self._add_host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
+        op = self._add_host(
+            "claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name]
+        )
         return op.outputs[0], op.outputs[1]
 
     def gather(self, request: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Waits for news for a decision.
 
         Args:
-            request: int64[7]: epoch, owner, session, the chief's step, its number of gradients, its number of changes
-                of membership, and the milliseconds until a reply without news.
+            request: int64[7]: epoch, owner, session, the chief's step, its number of gradients, its
+                number of changes of membership, and the milliseconds until a reply without news.
 
         Returns:
-            int64[3] of (step, milliseconds since its first gradient, number of changes of membership); the workers of
-            the present gradients, the first first; the workers with a sign of life since, or with ``elastic`` the
-            present workers.
+            int64[3] of (step, milliseconds since its first gradient, number of changes of
+            membership); the workers of the present gradients, the first first; the workers with a
+            sign of life since, or with ``elastic`` the present workers.
         """
         op = self._add_host("gather", [request], [((3,), _INT64), _VECTOR, _VECTOR])
         return op.outputs[0], op.outputs[1], op.outputs[2]
@@ -143,8 +163,8 @@ class Quorum:
         """Applies the chief's choice of gradients.
 
         Args:
-            order: int64: epoch, owner, session, the number of gradients for the next decision, the step, and then the
-                chosen workers.
+            order: int64: epoch, owner, session, the number of gradients for the next decision, the
+                step, and then the chosen workers.
 
         Returns:
             int64 scalar, the step afterwards.
@@ -178,9 +198,15 @@ class Quorum:
 
 
 def bounded_update(
-    step: Variable, updates: Sequence[Operation], max_staleness: int, worker: int | None = None, name: str = "bounded"
+    step: Variable,
+    updates: Sequence[Operation],
+    max_staleness: int,
+    worker: int | None = None,
+    name: str = "bounded",
 ) -> Operation:
-    """Makes an update with bounded staleness. After its update a worker too far ahead waits for the slowest worker.
+    """Makes an update with bounded staleness.
+
+    After its update a worker too far ahead waits for the slowest worker.
 
     Args:
         step: The integer variable on the updates' device in which an update counts.
@@ -197,7 +223,9 @@ def bounded_update(
     described = {"name": name, "container": "", "bound": int(max_staleness)}
     attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
     outputs: list[tuple[Shape, DType]] = [((), step.dtype)]
-    return defer_updates(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
+    return defer_updates(
+        step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True
+    )
 
 
 def defer_updates(
@@ -211,7 +239,9 @@ def defer_updates(
     name: str,
     returns_step: bool = False,
 ) -> Operation:
-    """Makes one deferred update of several updates on one device. The given operations themselves do not run.
+    """Makes one deferred update of several updates on one device.
+
+    The given operations themselves do not run.
 
     Args:
         first: a variable on the device, which the kernel can read.
@@ -221,19 +251,24 @@ def defer_updates(
         kernel_inputs: inputs of the kernel alone.
         outputs: (static shape, dtype) of the kernel's outputs.
         name: operation name.
-        returns_step: True if the first output is the value of ``first`` after the updates. An update must write
-            ``first`` then.
+        returns_step: True if the first output is the value of ``first`` after the updates. An
+            update must write ``first`` then.
 
     Raises:
-        InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or no update writes
-            ``first`` although the kernel returns the value.
+        InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or no
+            update writes ``first`` although the kernel returns the value.
     """
     # The order of creation is the order in which the updates would run.
     ordered = sorted(set(updates), key=lambda op: op.id)
     for op in ordered:
-        if not isinstance(op.body, Update) or isinstance(op.body, Deferred) or op.device != first.device:
+        if (
+            not isinstance(op.body, Update)
+            or isinstance(op.body, Deferred)
+            or op.device != first.device
+        ):
             raise InvalidArgumentError(
-                f"{name}: {op.name!r} at {op.device!r} is no update of variables at {first.device!r}"
+                f"{name}: {op.name!r} at {op.device!r} is no update of variables at "
+                f"{first.device!r}"
             )
     specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
     if returns_step and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
@@ -243,7 +278,13 @@ def defer_updates(
     # An order between two of the updates is kept by ``ordered``.
     before = [c for op in ordered for c in op.control_inputs if c not in ordered]
     body = Deferred(
-        specs, _join_updates(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step
+        specs,
+        _join_updates(ordered, specs, inputs),
+        False,
+        kernel,
+        dict(attrs),
+        len(kernel_inputs),
+        returns_step,
     )
     with first.graph.control_dependencies(None):
         return first.graph.add_operation(
@@ -261,7 +302,9 @@ def _is_literal(tensor: Tensor) -> bool:
     return isinstance(tensor.op.body, Constant) and tensor.dtype != object
 
 
-def _join_updates(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
+def _join_updates(
+    ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]
+) -> ArrayFn:
     """Makes one function of several updates.
 
     Each update is traced by itself, because a 64-bit counter must not widen other updates.
@@ -277,9 +320,13 @@ def _join_updates(ordered: Sequence[Operation], specs: Sequence[VariableSpec], i
             for tensor in op.inputs:
                 literal = tensor.op.body
                 given.append(literal.value if isinstance(literal, Constant) else values[tensor])
-            wide = op.wide or needs_64_bit([np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs])
+            wide = op.wide or needs_64_bit(
+                [np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs]
+            )
             jaxpr = trace(body.fn, [aval(a.shape, a.dtype) for a in given], wide)
-            now.update(zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False))
+            now.update(
+                zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False)
+            )
         return tuple(now[v] for v in specs)
 
     return run_updates

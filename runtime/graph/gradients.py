@@ -1,8 +1,9 @@
 """Reverse-mode differentiation of a graph, operation by operation.
 
-Each backward operation recomputes its forward function inside ``jax.vjp`` and sits on the forward operation's device,
-so a model that is spread over tasks differentiates too. Within one stage XLA merges the recomputed forward with the
-forward itself: the flop count is that of ``jax.value_and_grad`` (a test shows it).
+Each backward operation recomputes its forward function inside ``jax.vjp`` and sits on the forward
+operation's device, so a model that is spread over tasks differentiates too. Within one stage XLA
+merges the recomputed forward with the forward itself: the flop count is that of
+``jax.value_and_grad`` (a test shows it).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def without_derivative(tensor: Tensor, why: str = "") -> Tensor:
 
     Args:
         tensor: An output of the operation.
-        why: Message of the error if ``gradients`` needs the derivative. If empty, the derivative is zero everywhere, as
-            of a function with constant outputs.
+        why: Message of the error if ``gradients`` needs the derivative. If empty, the derivative is
+            zero everywhere, as of a function with constant outputs.
     """
     _without[tensor.op] = why
     return tensor
@@ -57,11 +58,13 @@ def gradients(
         name: Name scope of the new operations.
 
     Returns:
-        The structure of ``xs`` with a tensor of the same shape and dtype in each place. None stands for an x without
-        influence on ``ys``. Under ``control_dependencies`` the gradients come after the operations of the dependencies.
+        The structure of ``xs`` with a tensor of the same shape and dtype in each place. None stands
+        for an x without influence on ``ys``. Under ``control_dependencies`` the gradients come
+        after the operations of the dependencies.
 
     Raises:
-        InvalidArgumentError: A ``y`` is not a floating point tensor, or an operation in between has no derivative.
+        InvalidArgumentError: A ``y`` is not a floating point tensor, or an operation in between has
+            no derivative.
 
     Example:
         >>> import runtime as rt
@@ -71,7 +74,10 @@ def gradients(
         ...     {name: slope.item() for name, slope in session.run(slopes, {x: 3.0, y: 2.0}).items()}
         {'x': 12.0, 'y': 9.0}
     """
-    outputs = [as_tensor(y) for y in (ys if isinstance(ys, Sequence) and not isinstance(ys, str | bytes) else [ys])]
+    outputs = [
+        as_tensor(y)
+        for y in (ys if isinstance(ys, Sequence) and not isinstance(ys, str | bytes) else [ys])
+    ]
     if not outputs:
         raise InvalidArgumentError("gradients: ys is empty")
     starts = _list_starts(grad_ys, len(outputs))
@@ -87,7 +93,8 @@ def gradients(
         for y, start in zip(outputs, starts, strict=True):
             if not _is_differentiable(y):
                 raise InvalidArgumentError(
-                    f"gradients: {y.name!r} is {dtype_name(y.dtype)}; only floating point has derivatives"
+                    f"gradients: {y.name!r} is {dtype_name(y.dtype)}; only floating point has "
+                    "derivatives"
                 )
             backward.add(y, _make_ones(y) if start is None else as_tensor(start))
         backward.run()
@@ -109,8 +116,9 @@ def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
 def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     """Returns ``gradient`` after the operations of the open ``control_dependencies``.
 
-    The backward operations are pure functions and need not wait. So the backward pass stays in the stage of the forward
-    pass, and an update on another task before the gradient costs no round trip between the two passes.
+    The backward operations are pure functions and need not wait. So the backward pass stays in the
+    stage of the forward pass, and an update on another task before the gradient costs no round trip
+    between the two passes.
     """
     if gradient is None or not graph.under_control:
         return gradient
@@ -128,7 +136,9 @@ def _find_sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor
     ]
 
 
-def _find_between(ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]) -> set[Operation]:
+def _find_between(
+    ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]
+) -> set[Operation]:
     """Finds the operations on a path from an x to a y."""
     on_path: dict[Operation, bool] = {}
     stack = [(y.op, False) for y in ys]
@@ -137,11 +147,15 @@ def _find_between(ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collect
         op, is_expanded = stack.pop()
         if is_expanded:
             is_open = _without.get(op) != ""
-            on_path[op] = is_open and any(t in xs or (t not in stopped and on_path[t.op]) for t in op.inputs)
+            on_path[op] = is_open and any(
+                t in xs or (t not in stopped and on_path[t.op]) for t in op.inputs
+            )
         elif op not in on_path:
             on_path[op] = False
             stack.append((op, True))
-            stack.extend((t.op, False) for t in op.inputs if t not in stopped and t.op not in on_path)
+            stack.extend(
+                (t.op, False) for t in op.inputs if t not in stopped and t.op not in on_path
+            )
     return {op for op, is_between in on_path.items() if is_between}
 
 
@@ -158,7 +172,9 @@ class _Backward:
         stopped: tensors taken as constants.
     """
 
-    def __init__(self, ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]) -> None:
+    def __init__(
+        self, ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]
+    ) -> None:
         self._xs = xs
         self._stopped = stopped
         self._between = _find_between(ys, xs, stopped)
@@ -228,7 +244,8 @@ def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequenc
             outputs = fn(*inputs)
             return tuple(outputs[i] for i in used)
 
-        # The forward pass is computed anew here. XLA merges it with the forward pass of the same stage.
+        # The forward pass is computed anew here. XLA merges it with the forward pass of the same
+        # stage.
         _, vjp = jax.vjp(forward, *[inputs[i] for i in needed])
         return tuple(vjp(tuple(cotangents)))
 
@@ -236,7 +253,14 @@ def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequenc
 
 
 def _make_ones(y: Tensor) -> Tensor:
-    op = pure(lambda a: (jnp.ones_like(a),), [y], [(y.shape, y.dtype)], "ones", type="OnesLike", colocate_with=y.op)
+    op = pure(
+        lambda a: (jnp.ones_like(a),),
+        [y],
+        [(y.shape, y.dtype)],
+        "ones",
+        type="OnesLike",
+        colocate_with=y.op,
+    )
     return op.outputs[0]
 
 
@@ -245,5 +269,7 @@ def _sum_parts(parts: list[Tensor]) -> Tensor:
     if len(parts) > 1:
         first = parts[0]
         total: ArrayFn = lambda *arrays: (sum(arrays[1:], start=arrays[0]),)  # noqa: E731
-        parts[:] = pure(total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op).outputs
+        parts[:] = pure(
+            total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op
+        ).outputs
     return parts[0]

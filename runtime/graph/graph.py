@@ -31,21 +31,30 @@ _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
 
 
 FeedDict: TypeAlias = Mapping[Any, object]
-"""The values of a step's feeds, by tensor, variable or name. A mapping has keys of one type, so the type is Any."""
+"""The values of a step's feeds, by tensor, variable or name.
+
+A mapping has keys of one type, so the type is Any.
+"""
 
 
 class SessionLike(Protocol):
     """A session: an object that runs the steps of a graph.
 
-    A ``Session`` is such an object. The sessions of ``harness`` that recover lost tasks or call hooks wrap a session.
+    A ``Session`` is such an object. The sessions of ``harness`` that recover lost tasks or call
+    hooks wrap a session.
     """
 
     @property
     def graph(self) -> Graph:
         """The graph of the steps."""
 
-    def run(self, fetches: object, feed_dict: FeedDict | None = None, *arguments: Any, **options: Any) -> Any:
-        """Runs one step and returns the values of ``fetches``. Further arguments are those of ``Session.run``."""
+    def run(
+        self, fetches: object, feed_dict: FeedDict | None = None, *arguments: Any, **options: Any
+    ) -> Any:
+        """Runs one step and returns the values of ``fetches``.
+
+        Further arguments are those of ``Session.run``.
+        """
 
 
 AnySession = TypeVar("AnySession", bound=SessionLike)
@@ -112,15 +121,20 @@ class Tensor(Operators["Tensor"]):
         return None if self.shape is None else len(self.shape)
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
+        return (
+            f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
+        )
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"the value of {self.name!r} is known only when a step runs: use rt.numpy.where, or jax.lax.cond in rt.call"
+            f"the value of {self.name!r} is known only when a step runs: use rt.numpy.where, or "
+            "jax.lax.cond in rt.call"
         )
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(f"{self.name!r} is a tensor of a graph, not an array: fetch it with Session.run")
+        raise TypeError(
+            f"{self.name!r} is a tensor of a graph, not an array: fetch it with Session.run"
+        )
 
     def __len__(self) -> int:
         if not self.shape or self.shape[0] is None:
@@ -140,12 +154,15 @@ class Operation:
 
     Attributes:
         name: unique in its graph.
-        type: the kind of operation ("Placeholder", "Variable", "Assign", "matmul" ...), which device functions see.
+        type: the kind of operation ("Placeholder", "Variable", "Assign", "matmul" ...), which
+            device functions see.
         body: the work of the operation (see ``runtime.graph.op_kinds``).
         inputs: the input tensors.
         control_inputs: the operations that must run before.
-        device: the requested device, merged from the scopes. The planner chooses the device that runs the operation.
-        wide: True if JAX was in 64-bit mode when the operation was made. The function is then traced in that mode.
+        device: the requested device, merged from the scopes. The planner chooses the device that
+            runs the operation.
+        wide: True if JAX was in 64-bit mode when the operation was made. The function is then
+            traced in that mode.
         outputs: the output tensors.
     """
 
@@ -185,7 +202,9 @@ class Operation:
         self.control_inputs = control_inputs
         self.device = device
         self.wide = wide
-        self.outputs = tuple(Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
+        self.outputs = tuple(
+            Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs)
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -265,8 +284,8 @@ class Graph:
     def as_default(self) -> Iterator[Graph]:
         """Makes this graph the default for new operations of this thread.
 
-        An operation with inputs belongs to the graph of its inputs. Scopes (devices, names, control dependencies)
-        belong to the graph of their block.
+        An operation with inputs belongs to the graph of its inputs. Scopes (devices, names, control
+        dependencies) belong to the graph of their block.
         """
         graphs, outer = _defaults.graphs, get_default_graph()._scopes
         left = outer.devices
@@ -285,7 +304,8 @@ class Graph:
         """Returns the graph of the inputs of an operation, or the default graph.
 
         Args:
-            *inputs: Tensors, operations, variables and other elements of a graph. All other values do not count.
+            *inputs: Tensors, operations, variables and other elements of a graph. All other values
+                do not count.
 
         Raises:
             ValueError: Two inputs are of different graphs. The message names both graphs.
@@ -299,14 +319,18 @@ class Graph:
                 first = element
             elif element.graph is not first.graph:
                 raise ValueError(
-                    f"{element.name!r} is of another graph than {first.name!r} ({element.graph} and {first.graph}): an "
+                    f"{element.name!r} is of another graph than {first.name!r} ({element.graph} "
+                    f"and {first.graph}): an "
                     "operation takes inputs of one graph"
                 )
         return get_default_graph() if first is None else first.graph
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
-        """Prefixes the names of operations of the block with ``name/``. ``None`` or ``""`` is the top."""
+        """Prefixes the names of operations of the block with ``name/``.
+
+        ``None`` or ``""`` is the top.
+        """
         scopes = self._scopes
         old = scopes.name
         if not name:
@@ -323,7 +347,10 @@ class Graph:
 
     @contextlib.contextmanager
     def control_dependencies(self, before: Iterable[object] | None) -> Iterator[None]:
-        """Makes the operations of the block run after all of ``before``. ``None`` clears the outer dependencies."""
+        """Makes the operations of the block run after all of ``before``.
+
+        ``None`` clears the outer dependencies.
+        """
         scopes = self._scopes
         old = scopes.control
         scopes.control = () if before is None else (*old, *map(self.as_operation, before))
@@ -337,7 +364,9 @@ class Graph:
         """Returns the operations of this thread's open ``control_dependencies``."""
         return self._scopes.control
 
-    def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
+    def device(
+        self, spec: str | DeviceSpec | DeviceFunction | None
+    ) -> contextlib.AbstractContextManager[None]:
         """Does the same as ``runtime.device``."""
         return device(spec)
 
@@ -389,10 +418,11 @@ class Graph:
             body: The work of the operation.
             inputs: Tensors of this graph.
             outputs: (static shape, dtype) of each output.
-            name: Wanted name, made unique; ``type`` by default. A slash at its end marks a result of ``unique_name``,
-                which stays as it is.
+            name: Wanted name, made unique; ``type`` by default. A slash at its end marks a result
+                of ``unique_name``, which stays as it is.
             control_inputs: Operations to run before, besides those of the enclosing scopes.
-            colocate_with: The operation whose device the new operation takes, in place of the scopes' device.
+            colocate_with: The operation whose device the new operation takes, in place of the
+                scopes' device.
             wide: True to trace the function in JAX's 64-bit mode, as also within that mode.
 
         Raises:
@@ -403,15 +433,19 @@ class Graph:
         for tensor in inputs:
             if tensor.graph is not self:
                 raise ValueError(
-                    f"{tensor.name!r} is of another graph than {name or type!r} ({tensor.graph} and {self})"
+                    f"{tensor.name!r} is of another graph than {name or type!r} ({tensor.graph} "
+                    f"and {self})"
                 )
         with self._lock:
             if self.finalized:
-                raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")
+                raise RuntimeError(
+                    f"Graph is finalized and cannot be modified: {name or type!r} was not added"
+                )
             wanted = name or type
             if not _VALID_NAME.match(wanted):
                 raise ValueError(
-                    f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'"
+                    f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' "
+                    "and '/'"
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             # An operation in two scopes with one dependency waits once.
@@ -419,10 +453,23 @@ class Graph:
             where = (
                 colocate_with.device
                 if colocate_with is not None
-                else self._requested_device(OpInfo(type, full, [OutputInfo(*output) for output in outputs]))
+                else self._requested_device(
+                    OpInfo(type, full, [OutputInfo(*output) for output in outputs])
+                )
             )
             wide = wide or x64_enabled()
-            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
+            op = Operation(
+                self,
+                len(self._operations),
+                full,
+                type,
+                body,
+                tuple(inputs),
+                control,
+                where,
+                wide,
+                outputs,
+            )
             self._operations.append(op)
             self._by_name[full] = op
             return op
@@ -436,7 +483,10 @@ class Graph:
             return current_device(op)
 
     def finalize(self) -> None:
-        """Makes the graph read only. A step loop that adds operations by mistake then fails, and does not slow down."""
+        """Makes the graph read only.
+
+        A step loop that adds operations by mistake then fails, and does not slow down.
+        """
         self.finalized = True
 
     def unsafe_unfinalize(self) -> None:
@@ -464,7 +514,9 @@ class Graph:
             raise ValueError(f"{name!r} is not a tensor name: it needs the form 'operation:index'")
         op = self.get_operation_by_name(op_name)
         if int(index) >= len(op.outputs):
-            raise KeyError(f"the operation {op_name!r} has {len(op.outputs)} outputs, so there is no {name!r}")
+            raise KeyError(
+                f"the operation {op_name!r} has {len(op.outputs)} outputs, so there is no {name!r}"
+            )
         return op.outputs[int(index)]
 
     def as_graph_element(self, item: object) -> Tensor | Operation:
@@ -476,14 +528,19 @@ class Graph:
         """
         if isinstance(item, str):
             try:
-                return self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
+                return (
+                    self.get_tensor_by_name(item)
+                    if ":" in item
+                    else self.get_operation_by_name(item)
+                )
             except KeyError as error:
                 raise ValueError(str(error.args[0])) from None
         # A variable or a wrapper of another package stands for an element by its method.
         element = _find_element(item)
         if element is None:
             raise TypeError(
-                f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name"
+                f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, "
+                "variable or name"
             )
         if element.graph is not self:
             raise ValueError(f"{element.name!r} is not an element of this graph")
@@ -502,7 +559,10 @@ class Graph:
             self._collections.setdefault(key, []).append(value)
 
     def get_collection(self, key: str, scope: str | None = None) -> list[Any]:
-        """Copies the collection. With ``scope`` the copy has only items whose name begins with ``scope``."""
+        """Copies the collection.
+
+        With ``scope`` the copy has only items whose name begins with ``scope``.
+        """
         with self._lock:
             items = list(self._collections.get(key, ()))
         if scope is None:
@@ -522,10 +582,14 @@ class Graph:
 
     def variables(self) -> list[Any]:
         """Returns all variables (``rt.Variable``): global ones, then local ones."""
-        return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
+        return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(
+            GraphKeys.LOCAL_VARIABLES
+        )
 
 
-def reachable(starts: Iterable[Operation], before: Callable[[Operation], Iterable[Operation]]) -> set[Operation]:
+def reachable(
+    starts: Iterable[Operation], before: Callable[[Operation], Iterable[Operation]]
+) -> set[Operation]:
     """Returns ``starts`` and all operations behind.
 
     Args:
@@ -549,7 +613,11 @@ def _find_element(item: object) -> Tensor | Operation | None:
 
 
 def _show_shape(shape: Shape | None) -> str:
-    return "<unknown>" if shape is None else "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
+    return (
+        "<unknown>"
+        if shape is None
+        else "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
+    )
 
 
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
@@ -585,7 +653,9 @@ def reset_default_graph() -> None:
     """
     global _process_graph
     if _defaults.graphs:
-        raise RuntimeError("reset_default_graph() inside Graph.as_default() would leave that graph in use")
+        raise RuntimeError(
+            "reset_default_graph() inside Graph.as_default() would leave that graph in use"
+        )
     _process_graph = type(_process_graph)()
 
 
@@ -593,8 +663,8 @@ def set_default_graph_type(graph_type: type[Graph]) -> None:
     """Turns the process-wide default graph, and those that replace it, into graphs of another class.
 
     Args:
-        graph_type: A subclass of ``Graph`` that adds methods only. The default graph keeps its identity and all
-            operations.
+        graph_type: A subclass of ``Graph`` that adds methods only. The default graph keeps its
+            identity and all operations.
     """
     _process_graph.__class__ = graph_type
 
@@ -617,7 +687,9 @@ def pop_default_session(session: SessionLike) -> None:
 
 @contextlib.contextmanager
 def default_session(session: AnySession) -> Iterator[AnySession]:
-    """Makes a session the default of this thread for a ``with`` block. The end of the block closes nothing.
+    """Makes a session the default of this thread for a ``with`` block.
+
+    The end of the block closes nothing.
 
     Args:
         session: The session, also the value of the block.
@@ -637,7 +709,10 @@ def get_default_session() -> SessionLike | None:
 def _session_or_default(session: SessionLike | None, what: str) -> SessionLike:
     session = get_default_session() if session is None else session
     if session is None:
-        raise ValueError(f"{what}: no session was given and there is no default session: use 'with Session(...):'")
+        raise ValueError(
+            f"{what}: no session was given and there is no default session: use 'with "
+            "Session(...):'"
+        )
     return session
 
 
@@ -646,7 +721,9 @@ def name_scope(name: str | None) -> contextlib.AbstractContextManager[str]:
     return get_default_graph().name_scope(name)
 
 
-def control_dependencies(before: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
+def control_dependencies(
+    before: Iterable[object] | None,
+) -> contextlib.AbstractContextManager[None]:
     """Opens ``Graph.control_dependencies`` of the default graph."""
     return get_default_graph().control_dependencies(before)
 
@@ -683,4 +760,6 @@ def group(*items: object, name: str | None = None) -> Operation:
     collect(items)
     with Graph.of(*flat).as_default() as graph:
         before = [graph.as_operation(item) for item in flat]
-        return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=before)
+        return graph.add_operation(
+            "NoOp", Nothing(), name=name or "group_deps", control_inputs=before
+        )

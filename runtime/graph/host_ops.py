@@ -24,7 +24,9 @@ def host_call(
     stateful: bool = False,
     resource: str = "",
 ) -> Operation:
-    """Adds an operation that calls a registered kernel of the task by name. No code crosses the wire.
+    """Adds an operation that calls a registered kernel of the task by name.
+
+    No code crosses the wire.
 
     Args:
         kernel: The registered name, such as "summary/scalar".
@@ -34,7 +36,8 @@ def host_call(
         name: Operation name; by default the last part of the kernel's name.
         type: Type of the operation; by default the last part of the kernel's name.
         stateful: True if the operation runs for its effect.
-        resource: Name of the store resource of the call. The operation then lives with the variables.
+        resource: Name of the store resource of the call. The operation then lives with the
+            variables.
     """
     with Graph.of(*inputs).as_default() as graph:
         tensors: list[Tensor] = [as_tensor(i) for i in inputs]

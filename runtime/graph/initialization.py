@@ -73,7 +73,10 @@ def is_variable_initialized(variable: Variable, name: str | None = None) -> Tens
         "IsVariableInitialized",
         Host(
             "is_initialized",
-            {"variables": [[variable.spec.container, variable.spec.name]], "local": variable.spec.local},
+            {
+                "variables": [[variable.spec.container, variable.spec.name]],
+                "local": variable.spec.local,
+            },
             resource=variable.spec.name,
         ),
         outputs=[((), np.dtype(np.bool_))],
@@ -104,7 +107,9 @@ def report_uninitialized_variables(
 
 
 def wait_until_initialized(
-    var_list: Sequence[Variable] | None = None, timeout_secs: TensorLike = 10.0, name: str = "wait_until_initialized"
+    var_list: Sequence[Variable] | None = None,
+    timeout_secs: TensorLike = 10.0,
+    name: str = "wait_until_initialized",
 ) -> Tensor:
     """Makes a tensor that waits on the variables' own tasks until all variables have values.
 
@@ -136,10 +141,15 @@ def _find_uninitialized(
         by_device: dict[tuple[str, bool], list[Variable]] = {}
         for v in graph.variables() if var_list is None else var_list:
             by_device.setdefault((v.device, v.spec.local), []).append(v)
-        with graph.name_scope(name + "/" if graph._by_name.get(name) is None else graph.unique_name(name) + "/"):
+        with graph.name_scope(
+            name + "/" if graph._by_name.get(name) is None else graph.unique_name(name) + "/"
+        ):
             parts = []
             for (_, local), found in by_device.items():
-                attrs = {"variables": [[v.spec.container, v.spec.name] for v in found], "local": local}
+                attrs = {
+                    "variables": [[v.spec.container, v.spec.name] for v in found],
+                    "local": local,
+                }
                 op = graph.add_operation(
                     "UninitializedVariables",
                     Host(kernel, attrs),
@@ -151,4 +161,6 @@ def _find_uninitialized(
                 parts.append(op.outputs[0])
             if not parts:
                 return constant(np.empty((0,), object), name="names")
-            return graph.add_operation("ConcatStrings", Host("concat"), parts, names, name="all_names").outputs[0]
+            return graph.add_operation(
+                "ConcatStrings", Host("concat"), parts, names, name="all_names"
+            ).outputs[0]

@@ -17,7 +17,9 @@ from runtime.graph.random import random_key
 
 
 def lift(fn: Callable[..., object], name: str | None = None) -> Callable[..., Any]:
-    """Returns ``fn`` for tensors. A call of the result adds one operation to the graph, named by ``name=``.
+    """Returns ``fn`` for tensors.
+
+    A call of the result adds one operation to the graph, named by ``name=``.
 
     Args:
         fn: A JAX function.
@@ -41,7 +43,10 @@ class _LiftedModule(types.ModuleType):
         source: types.ModuleType,
         wrap: Callable[[Callable[..., object]], Callable[..., object]] = lift,
     ) -> None:
-        super().__init__(name, f"{source.__name__} for tensors: every function of it adds one operation to the graph.")
+        super().__init__(
+            name,
+            f"{source.__name__} for tensors: every function of it adds one operation to the graph.",
+        )
         self._source = source
         self._wrap = wrap
 
@@ -71,11 +76,25 @@ def _is_dtype(value: object) -> bool:
 
 
 def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
-    """Lifts a sampler of jax.random. Without a key the sampler draws with a new key in every step."""
-    if fn.__name__ in ("key", "PRNGKey", "wrap_key_data", "key_data", "split", "fold_in", "clone", "key_impl"):
+    """Lifts a sampler of jax.random.
+
+    Without a key the sampler draws with a new key in every step.
+    """
+    if fn.__name__ in (
+        "key",
+        "PRNGKey",
+        "wrap_key_data",
+        "key_data",
+        "split",
+        "fold_in",
+        "clone",
+        "key_impl",
+    ):
         return lift(fn)
 
-    def sampler(*args: object, seed: int | None = None, name: str | None = None, **kwargs: object) -> object:
+    def sampler(
+        *args: object, seed: int | None = None, name: str | None = None, **kwargs: object
+    ) -> object:
         if args and isinstance(args[0], Tensor) or "key" in kwargs:
             return call(fn, *args, name=name or fn.__name__, **kwargs)
         with Graph.of(*jax.tree.leaves((args, kwargs))).as_default():
@@ -83,7 +102,8 @@ def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
             return call(fn, key, *args, name=name or fn.__name__, **kwargs)
 
     sampler.__doc__ = (
-        f"jax.random.{fn.__name__} with a key that is new in every step unless ``key=`` is given; ``seed=`` fixes its "
+        f"jax.random.{fn.__name__} with a key that is new in every step unless ``key=`` is given; "
+        "``seed=`` fixes its "
         "sequence."
     )
     sampler.__name__ = fn.__name__

@@ -1,4 +1,7 @@
-"""Misuse: a tensor where JAX expects an array, a common mistake of users of JAX. The error says the cure."""
+"""Misuse: a tensor where JAX expects an array, a common mistake of users of JAX.
+
+The error says the cure.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def check_not_traced(name: str) -> None:
     """Raises TensorInsideError if the use of tensor ``name`` is inside a traced function."""
     if what := _traced.get():
         raise TensorInsideError(
-            f"{name!r} is used by the function of {what!r} but is none of its arguments, so it has no value there: "
+            f"{name!r} is used by the function of {what!r} but is none of its arguments, so it has "
+            "no value there: "
             f"pass it as one, rt.call(f, ..., {_suggest_variable(name)})"
         )
 
@@ -42,8 +46,10 @@ def check_not_traced(name: str) -> None:
 def describe_cure(name: str) -> str:
     """Returns the advice for tensor ``name`` with a JAX function or a method of arrays."""
     return (
-        f"{name!r} is a tensor of a graph, which has a value only while a step runs; a JAX function is applied to it "
-        f"with rt.call(f, {_suggest_variable(name)}), those of jax.numpy are in rt.numpy, and gradients come from "
+        f"{name!r} is a tensor of a graph, which has a value only while a step runs; a JAX "
+        "function is applied to it "
+        f"with rt.call(f, {_suggest_variable(name)}), those of jax.numpy are in rt.numpy, and "
+        "gradients come from "
         "rt.gradients"
     )
 

@@ -1,8 +1,9 @@
 """The bodies of operations: a small closed set of frozen values, one for each kind that the planner knows.
 
-The client describes, the planner lowers, the task obeys. A pure body holds a JAX function, which becomes a part of the
-XLA program of its stage. A host body names a kernel of the task, with plain-data attributes, because no code crosses
-the wire. A Python call stays in the client's process.
+The client describes, the planner lowers, the task obeys. A pure body holds a JAX function, which
+becomes a part of the XLA program of its stage. A host body names a kernel of the task, with
+plain-data attributes, because no code crosses the wire. A Python call stays in the client's
+process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 from runtime.tensor_spec import AnyArray, Array, DType
 
 Shape = tuple[int | None, ...]
-"""A static shape. A dimension ``None`` is known only in a step. ``None`` as a whole is an unknown rank."""
+"""A static shape.
+
+A dimension ``None`` is known only in a step. ``None`` as a whole is an unknown rank.
+"""
 
 ArrayFn = Callable[..., tuple[AnyArray, ...]]
 """A traceable JAX function from flat arrays to a tuple of arrays."""
@@ -32,7 +36,8 @@ class VariableSpec:
         shape: static shape.
         dtype: numpy dtype; ``object`` for strings.
         container: the variable's named container of the store; ``""`` is the default container.
-        local: True for a variable on the session's own task, not on a shared task (TF1's local variables).
+        local: True for a variable on the session's own task, not on a shared task (TF1's local
+            variables).
     """
 
     name: str
@@ -47,7 +52,8 @@ class Feed:
     """A placeholder, whose value comes with the step.
 
     Attributes:
-        casting: numpy's word for the treatment of a value of another dtype: "same_value" or "unsafe".
+        casting: numpy's word for the treatment of a value of another dtype: "same_value" or
+            "unsafe".
     """
 
     casting: str = "same_value"
@@ -72,7 +78,8 @@ class RandomKey(Pure):
     """A random key of its own in every step.
 
     Attributes:
-        make: ``make(seeds, step id)`` returns the key's words, as does ``fn(step id)``. Alike keys have one ``make``.
+        make: ``make(seeds, step id)`` returns the key's words, as does ``fn(step id)``. Alike keys
+            have one ``make``.
         seeds: numbers of 32 bits that distinguish this key from other keys.
     """
 
@@ -91,8 +98,8 @@ class Read:
 class Update:
     """An atomic read-modify-write of variables of one task.
 
-    ``fn(*old values, *inputs)`` returns ``(*new values, *outputs)``. With ``overwrites`` the function takes the inputs
-    alone, and the variables need no values before.
+    ``fn(*old values, *inputs)`` returns ``(*new values, *outputs)``. With ``overwrites`` the
+    function takes the inputs alone, and the variables need no values before.
     """
 
     variables: tuple[VariableSpec, ...]
@@ -104,8 +111,8 @@ class Update:
 class Deferred(Update):
     """A deferred update. A kernel of the task decides when the update runs, and with which inputs.
 
-    The kernel receives all inputs of the operation. The inputs behind the kernel's own are the inputs of the update.
-    The outputs of the operation are the outputs of the kernel.
+    The kernel receives all inputs of the operation. The inputs behind the kernel's own are the
+    inputs of the update. The outputs of the operation are the outputs of the kernel.
 
     Attributes:
         kernel: the registered name.
@@ -151,17 +158,22 @@ class Host:
 class PythonCall:
     """A Python function of the client's process, called between the parts of a step.
 
-    The call never reaches a task: the planner receives its results as feeds (``runtime/plan/substeps.py``).
+    The call never reaches a task: the planner receives its results as feeds
+    (``runtime/plan/substeps.py``).
 
     Attributes:
-        function: ``function(session, arrays)`` returns a value for each output. ``session`` runs the step.
+        function: ``function(session, arrays)`` returns a value for each output. ``session`` runs
+            the step.
     """
 
     function: Callable[[Any, Sequence[Array]], Sequence[object]]
 
 
 EMBED_BYTES = 1024
-"""Bytes of the largest array that is a literal of a program. A larger constant travels with the step."""
+"""Bytes of the largest array that is a literal of a program.
+
+A larger constant travels with the step.
+"""
 WAITING = frozenset(
     {
         "accumulator/take_grad",
@@ -181,8 +193,8 @@ WAITING = frozenset(
 WHEN = "when/"
 """The prefix of a kernel under a condition: the first input, a bool scalar.
 
-The attributes are "value" (the value of the input for a call), "attrs" (the attributes of the kernel) and "outputs"
-([shape, dtype] of each output, which is zeros without a call).
+The attributes are "value" (the value of the input for a call), "attrs" (the attributes of the
+kernel) and "outputs" ([shape, dtype] of each output, which is zeros without a call).
 """
 
 
@@ -192,7 +204,10 @@ def kernel_may_wait(kernel: str) -> bool:
 
 
 def may_wait(body: Body) -> bool:
-    """Returns True if an operation may wait for other operations. The planner gives the operation its own stage."""
+    """Returns True if an operation may wait for other operations.
+
+    The planner gives the operation its own stage.
+    """
     return isinstance(body, Host | Deferred) and kernel_may_wait(body.kernel)
 
 

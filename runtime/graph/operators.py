@@ -23,7 +23,10 @@ _Made = TypeVar("_Made")
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
-    """Sets the function for new operations to ``ops.call``. The module of ``call`` imports this module."""
+    """Sets the function for new operations to ``ops.call``.
+
+    The module of ``call`` imports this module.
+    """
     global _call
     _call = call
 
@@ -41,7 +44,9 @@ class _Binary:
 
         def apply(other: TensorLike) -> _Made:
             operands = (tensor, _convert_literal(tensor, other))
-            made: _Made = _apply(self._name, self._fn, *(operands[::-1] if self._reflected else operands))
+            made: _Made = _apply(
+                self._name, self._fn, *(operands[::-1] if self._reflected else operands)
+            )
             return made
 
         return apply
@@ -144,20 +149,28 @@ def _check_bounds(tensor: Operators[object], item: object) -> None:
     for axis, index in _find_numbers(item, shape):
         size = shape[axis]
         if isinstance(index, int | np.integer) and size is not None and not -size <= index < size:
-            raise IndexError(f"index {index} is out of bounds for axis {axis} of {tensor.name!r} with size {size}")
+            raise IndexError(
+                f"index {index} is out of bounds for axis {axis} of {tensor.name!r} with size "
+                f"{size}"
+            )
 
 
 def _pick_array(array: jax.Array, item: Any) -> jax.Array:
     """Picks ``array[item]``.
 
-    XLA raises no errors, and would pick the last element for a number out of bounds. So the result is NaN then, or the
-    integer or bool furthest from zero.
+    XLA raises no errors, and would pick the last element for a number out of bounds. So the result
+    is NaN then, or the integer or bool furthest from zero.
     """
     picked = array[item]
-    inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _find_numbers(item, array.shape)]
+    inside = [
+        (-array.shape[axis] <= i) & (i < array.shape[axis])
+        for axis, i in _find_numbers(item, array.shape)
+    ]
     if all(isinstance(ok, bool | np.bool_) and ok for ok in inside):
         return picked
-    return jnp.where(jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _make_filler(picked.dtype))
+    return jnp.where(
+        jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _make_filler(picked.dtype)
+    )
 
 
 def _make_filler(dtype: DType) -> jax.Array:
@@ -170,7 +183,10 @@ def _make_filler(dtype: DType) -> jax.Array:
 
 
 def _find_numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
-    """Finds (axis, number) for each integer or integer scalar in an index. An index of another kind has none."""
+    """Finds (axis, number) for each integer or integer scalar in an index.
+
+    An index of another kind has none.
+    """
     parts = item if isinstance(item, tuple) else (item,)
     if not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
         return []
@@ -186,7 +202,9 @@ def _find_numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
 def _is_number(part: object) -> bool:
     if isinstance(part, int | np.integer):
         return not isinstance(part, bool)
-    return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
+    return (
+        getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
+    )
 
 
 def _apply_unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
@@ -198,7 +216,9 @@ def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
     # JAX would name no tensor in its error.
     for value in operands:
         if isinstance(value, Operators) and value.dtype.hasobject:
-            raise InvalidArgumentError(f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only")
+            raise InvalidArgumentError(
+                f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only"
+            )
     return _call(fn, *operands, name=name)
 
 

@@ -34,8 +34,8 @@ def as_dtype(dtype: DTypeLike) -> DType:
 def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value") -> Array:
     """Converts ``value`` to a numpy array with JAX's default widths.
 
-    Python and numpy 64-bit values become 32 bits wide, but for ``dtype`` or JAX's 64-bit mode. Strings become an object
-    array of bytes. The result may share the memory of ``value``.
+    Python and numpy 64-bit values become 32 bits wide, but for ``dtype`` or JAX's 64-bit mode.
+    Strings become an object array of bytes. The result may share the memory of ``value``.
 
     Raises:
         InvalidArgumentError: ragged nesting, or a type that no tensor can hold.
@@ -47,9 +47,12 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
         array = np.array(value, object)
     except ValueError as error:
         raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
-    # numpy's own string kinds drop zero bytes at the end, so strings are taken from the value itself.
+    # numpy's own string kinds drop zero bytes at the end, so strings are taken from the value
+    # itself.
     if array.dtype.kind in "SUO":
-        return _make_string_array(array if isinstance(value, np.ndarray) else np.asarray(value, object), what)
+        return _make_string_array(
+            array if isinstance(value, np.ndarray) else np.asarray(value, object), what
+        )
     if dtype is not None:
         wanted = as_dtype(dtype)
         if wanted.hasobject:
@@ -57,7 +60,11 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
         return _cast_array(array, wanted, what)
     # JAX itself would cut the values of a numpy array without an error.
     if is_64_bit(array.dtype) and not x64_enabled():
-        if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+        if (
+            array.dtype.kind in "iu"
+            and array.size
+            and (array.max() > 2**31 - 1 or array.min() < -(2**31))
+        ):
             raise InvalidArgumentError(
                 f"{what}: {array.max()} does not fit int32; give dtype=jnp.int64 to keep 64 bits"
             )
@@ -71,7 +78,9 @@ def _cast_array(array: Array, wanted: DType, what: str) -> Array:
     Raises InvalidArgumentError if more than precision would be lost.
     """
     if kind_of(array.dtype) > kind_of(wanted):
-        raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
+        raise InvalidArgumentError(
+            f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first"
+        )
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(wanted)
         if array.min() < limits.min or array.max() > limits.max:
@@ -91,7 +100,9 @@ def _make_string_array(array: Array, what: str) -> Array:
     flat = []
     for item in array.ravel().tolist():
         if not isinstance(item, str | bytes):
-            raise InvalidArgumentError(f"{what}: {type(item).__name__} is neither a number nor a string")
+            raise InvalidArgumentError(
+                f"{what}: {type(item).__name__} is neither a number nor a string"
+            )
         flat.append(item.encode() if isinstance(item, str) else item)
     out = np.empty(array.shape, object)
     out.ravel()[:] = flat if out.size else []
@@ -99,17 +110,22 @@ def _make_string_array(array: Array, what: str) -> Array:
 
 
 def placeholder(
-    dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
+    dtype: DTypeLike,
+    shape: Sequence[int | None] | None = None,
+    name: str | None = None,
+    *,
+    casting: str = "same_value",
 ) -> Tensor:
     """Makes a tensor whose value is fed with each step.
 
     Args:
         dtype: Dtype of the tensor.
-        shape: Static shape. A dimension ``None`` may differ from step to step, and each size compiles a program.
-            ``None`` as a whole accepts any shape.
+        shape: Static shape. A dimension ``None`` may differ from step to step, and each size
+            compiles a program. ``None`` as a whole accepts any shape.
         name: Operation name, "Placeholder" by default.
-        casting: Treatment of values of another dtype. "same_value" converts values that the dtype can hold, with reals
-            rounded, and refuses all other values. "unsafe" cuts these to fit, as numpy does, and warns once.
+        casting: Treatment of values of another dtype. "same_value" converts values that the dtype
+            can hold, with reals rounded, and refuses all other values. "unsafe" cuts these to fit,
+            as numpy does, and warns once.
 
     Raises:
         InvalidArgumentError: no such casting.
@@ -122,21 +138,32 @@ def placeholder(
         [9.0, 12.0]
     """
     if casting not in ("same_value", "unsafe"):
-        raise InvalidArgumentError(f"placeholder {name!r}: casting is 'same_value' or 'unsafe', not {casting!r}")
-    static: Shape | None = None if shape is None else tuple(None if d is None else int(d) for d in shape)
+        raise InvalidArgumentError(
+            f"placeholder {name!r}: casting is 'same_value' or 'unsafe', not {casting!r}"
+        )
+    static: Shape | None = (
+        None if shape is None else tuple(None if d is None else int(d) for d in shape)
+    )
     op = get_default_graph().add_operation(
-        "Placeholder", Feed(casting), outputs=[(static, as_dtype(dtype))], name=name or "Placeholder"
+        "Placeholder",
+        Feed(casting),
+        outputs=[(static, as_dtype(dtype))],
+        name=name or "Placeholder",
     )
     return op.outputs[0]
 
 
 def constant(
-    value: TensorLike, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
+    value: TensorLike,
+    dtype: DTypeLike | None = None,
+    shape: Sequence[int] | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Makes a literal array, of numbers or strings.
 
     Args:
-        value: A number, string, bytes, array or nested list. Strings and bytes become string tensors.
+        value: A number, string, bytes, array or nested list. Strings and bytes become string
+            tensors.
         dtype: Wanted dtype; JAX's default for ``value`` by default.
         shape: Shape to which a single value is broadcast, or an array reshaped.
         name: Operation name, "Const" by default.
@@ -163,7 +190,9 @@ def _give_shape(array: Array, shape: tuple[int, ...], what: str) -> Array:
     try:
         return np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
     except ValueError:
-        raise InvalidArgumentError(f"{what}: a value of shape {array.shape} cannot get the shape {shape}") from None
+        raise InvalidArgumentError(
+            f"{what}: a value of shape {array.shape} cannot get the shape {shape}"
+        ) from None
 
 
 @runtime_checkable
@@ -200,17 +229,20 @@ def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
     return isinstance(value, Operators)
 
 
-def call(fn: Callable[..., object], *args: object, name: str | None = None, **kwargs: object) -> Any:
+def call(
+    fn: Callable[..., object], *args: object, name: str | None = None, **kwargs: object
+) -> Any:
     """Makes one operation of any JAX function of pytrees: ``rt.call(loss_fn, params, x, y)``.
 
-    Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs. Large arrays become
-    constants. Small arrays, numbers and other Python values reach ``fn`` unchanged, so static arguments such as
-    ``axis`` work.
+    Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs. Large
+    arrays become constants. Small arrays, numbers and other Python values reach ``fn`` unchanged,
+    so static arguments such as ``axis`` work.
 
     Args:
         fn: A pure function that JAX can trace.
         *args: Positional arguments, pytrees.
-        name: Operation name; by default the function's own, which is the operation's type in any case.
+        name: Operation name; by default the function's own, which is the operation's type in any
+            case.
         **kwargs: Keyword arguments, pytrees.
 
     Returns:
@@ -242,7 +274,9 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
     # A large array becomes an input, since a literal would make the program as large as the array.
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
-        if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
+        if is_tensor(leaf) or (
+            isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES
+        ):
             places.append(i)
             tensors.append(as_tensor(leaf))
         elif isinstance(leaf, np.ndarray):
@@ -289,7 +323,9 @@ def pure(
     )
 
 
-def identity(value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
+def identity(
+    value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None
+) -> Tensor:
     """Makes an operation that returns its input on the current device.
 
     So a tensor receives a name, or goes to a device.
@@ -309,7 +345,12 @@ def identity(value: TensorLike, name: str | None = None, *, colocate_with: Opera
     tensor = as_tensor(value)
     body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))
     op = tensor.graph.add_operation(
-        "Identity", body, [tensor], [(tensor.shape, tensor.dtype)], name=name, colocate_with=colocate_with
+        "Identity",
+        body,
+        [tensor],
+        [(tensor.shape, tensor.dtype)],
+        name=name,
+        colocate_with=colocate_with,
     )
     return op.outputs[0]
 

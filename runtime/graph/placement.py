@@ -37,7 +37,8 @@ class OpInfo:
         type: such as "Variable".
         name: unique in the graph.
         outputs: shape and dtype of each output.
-        device: the device that the scopes inside of this function request, in short form; empty if they request none.
+        device: the device that the scopes inside of this function request, in short form; empty if
+            they request none.
     """
 
     type: str
@@ -61,13 +62,14 @@ _stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device
 def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
     """Places the operations of a block.
 
-    Scopes nest, part by part, and the inner scope wins: `device("/cpu:0")` within `device("/job:ps")` is
-    "/job:ps/cpu:0". A function is called for every operation. Its argument has the request of the inner scopes as
-    `.device`. Its result replaces the request (as in TF1), so a function that respects inner scopes merges both.
+    Scopes nest, part by part, and the inner scope wins: `device("/cpu:0")` within
+    `device("/job:ps")` is "/job:ps/cpu:0". A function is called for every operation. Its argument
+    has the request of the inner scopes as `.device`. Its result replaces the request (as in TF1),
+    so a function that respects inner scopes merges both.
 
     Args:
-        spec: A device name; or a function from operation to device name, or to None for no opinion; or None to
-            switch the outer scopes off.
+        spec: A device name; or a function from operation to device name, or to None for no opinion;
+            or None to switch the outer scopes off.
 
     Raises:
         InvalidArgumentError: `spec` is not a device name.
@@ -85,7 +87,9 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
     elif isinstance(spec, str | DeviceSpec) or callable(spec):
         stack = (*_stack.get(), DeviceSpec.parse(spec) if isinstance(spec, str) else spec)
     else:
-        raise TypeError(f"device() takes a name, a DeviceSpec, a function or None, not {type(spec).__name__}")
+        raise TypeError(
+            f"device() takes a name, a DeviceSpec, a function or None, not {type(spec).__name__}"
+        )
     token = _stack.set(stack)
     try:
         yield
@@ -140,7 +144,10 @@ def current_device(op: OpInfo) -> str:
         elif isinstance(answer, DeviceSpec):
             requested = answer
         elif answer is not None:
-            raise TypeError(f"device function {scope!r} returned {answer!r} for {op.name!r}: not a device name or None")
+            raise TypeError(
+                f"device function {scope!r} returned {answer!r} for {op.name!r}: not a device name "
+                "or None"
+            )
     return requested.to_string()
 
 
@@ -155,19 +162,23 @@ def replica_device_setter(
 ) -> DeviceFunction | None:
     """Makes a device function for between-graph replication.
 
-    Variables go to the parameter servers, and all other operations to the worker. The choice depends only on the order
-    of the variables. So workers with the same graph find each variable on the same task.
+    Variables go to the parameter servers, and all other operations to the worker. The choice
+    depends only on the order of the variables. So workers with the same graph find each variable on
+    the same task.
 
     Args:
         ps_tasks: Number of parameter servers; `cluster` overrides the number.
-        ps_device: Device of variables. A device with a job receives a task number, unless an inner scope requests
-            another job. The job is also the job of the parameter servers in `cluster`.
-        worker_device: Device of all other operations. None or "" leaves these operations to the scopes.
-        merge_devices: True to merge with the request of inner scopes; False to leave operations with any device alone.
+        ps_device: Device of variables. A device with a job receives a task number, unless an inner
+            scope requests another job. The job is also the job of the parameter servers in
+            `cluster`.
+        worker_device: Device of all other operations. None or "" leaves these operations to the
+            scopes.
+        merge_devices: True to merge with the request of inner scopes; False to leave operations
+            with any device alone.
         cluster: Cluster whose parameter servers are counted.
         ps_ops: Types of the operations for parameter servers; `STANDARD_PS_OPS` by default.
-        ps_strategy: A function from operation to task index, called for the operations for parameter servers only;
-            by default round robin.
+        ps_strategy: A function from operation to task index, called for the operations for
+            parameter servers only; by default round robin.
 
     Returns:
         A function for `device`; None without parameter servers.
@@ -190,7 +201,8 @@ def replica_device_setter(
         return None
     if not merge_devices:
         _log.warning(
-            "replica_device_setter(merge_devices=False) is deprecated: operations with a device are left alone"
+            "replica_device_setter(merge_devices=False) is deprecated: operations with a device "
+            "are left alone"
         )
     # Round robin follows the order of creation, which is equal on all workers.
     tasks = itertools.cycle(range(ps_tasks))

@@ -1,4 +1,7 @@
-"""Python calls: operations that call a Python function in the client's process. The function never crosses the wire."""
+"""Python calls: operations that call a Python function in the client's process.
+
+The function never crosses the wire.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,13 @@ def python_call(
 ) -> Operation:
     """Adds an operation that calls ``fn`` in the process of the session, wherever other operations run.
 
-    A step with Python calls runs as several substeps. The inputs of the calls are computed first, and their results are
-    fed to the rest. So outputs may differ in shape from step to step, like placeholders. Python calls have no gradient.
+    A step with Python calls runs as several substeps. The inputs of the calls are computed first,
+    and their results are fed to the rest. So outputs may differ in shape from step to step, like
+    placeholders. Python calls have no gradient.
 
     Args:
-        fn: ``fn(session, arrays)`` returns a value for each output. The function may run steps of the session.
+        fn: ``fn(session, arrays)`` returns a value for each output. The function may run steps of
+            the session.
         inputs: Tensors, variables, arrays or numbers.
         outputs: (static shape, dtype) of each output; ``object`` stands for strings.
         name: Operation name.
@@ -47,28 +52,41 @@ def run_python_call(op: Operation, session: object, arrays: Sequence[Array]) -> 
     """Calls the function of an operation, and returns an array for each output.
 
     Raises:
-        InvalidArgumentError: the results do not fit the operation's outputs. The message names the operation.
+        InvalidArgumentError: the results do not fit the operation's outputs. The message names the
+            operation.
     """
     body = op.body
     assert isinstance(body, PythonCall)
     # The function is user code: its errors reach the caller of the step unchanged.
     given = body.function(session, arrays)
     if len(given) != len(op.outputs):
-        raise InvalidArgumentError(f"{op.name!r}: its function gave {len(given)} values, not {len(op.outputs)}")
-    return [_check_result(op.name, value, out.shape, out.dtype) for value, out in zip(given, op.outputs, strict=True)]
+        raise InvalidArgumentError(
+            f"{op.name!r}: its function gave {len(given)} values, not {len(op.outputs)}"
+        )
+    return [
+        _check_result(op.name, value, out.shape, out.dtype)
+        for value, out in zip(given, op.outputs, strict=True)
+    ]
 
 
 def _check_result(name: str, value: object, shape: Shape | None, dtype: DType) -> Array:
     array = value if isinstance(value, np.ndarray) else _make_array(value, dtype)
     if array.dtype != dtype:
-        raise InvalidArgumentError(f"{name!r}: its function gave {dtype_name(array.dtype)}, not {dtype_name(dtype)}")
+        raise InvalidArgumentError(
+            f"{name!r}: its function gave {dtype_name(array.dtype)}, not {dtype_name(dtype)}"
+        )
     if shape is not None and not shape_fits(array.shape, shape):
-        raise InvalidArgumentError(f"{name!r}: its function gave shape {list(array.shape)}, not {list(shape)}")
+        raise InvalidArgumentError(
+            f"{name!r}: its function gave shape {list(array.shape)}, not {list(shape)}"
+        )
     return array
 
 
 def _make_array(value: object, dtype: DType) -> Array:
-    """Makes an array of a value. Bytes become one string, which numpy would not do for zero bytes at the end."""
+    """Makes an array of a value.
+
+    Bytes become one string, which numpy would not do for zero bytes at the end.
+    """
     if dtype.hasobject and isinstance(value, bytes):
         scalar = np.empty((), object)
         scalar[()] = value

@@ -23,29 +23,34 @@ def step_id() -> Tensor:
         tensor: Tensor = found[0]
         return tensor
     with graph.name_scope(None), graph.control_dependencies(None), graph.device(None):
-        op = graph.add_operation("StepId", StepId(), outputs=[((4,), np.dtype(np.uint32))], name=_STEP_ID)
+        op = graph.add_operation(
+            "StepId", StepId(), outputs=[((4,), np.dtype(np.uint32))], name=_STEP_ID
+        )
     graph.add_to_collection(_STEP_ID, op.outputs[0])
     return op.outputs[0]
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Sets the graph-level seed. Every run of the program then draws the same numbers step by step."""
+    """Sets the graph-level seed.
+
+    Every run of the program then draws the same numbers step by step.
+    """
     get_default_graph().seed = seed
 
 
 def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     """Makes a JAX random key that is new in every step.
 
-    With the seed of the graph or of the operation, the n-th step of any session draws the same numbers. Without a seed
-    every session draws its own numbers.
+    With the seed of the graph or of the operation, the n-th step of any session draws the same
+    numbers. Without a seed every session draws its own numbers.
 
     Args:
         seed: Seed of this operation.
         name: Operation name. Without ``seed`` the name distinguishes the operations of one graph.
 
     Returns:
-        The raw data of a typed key (``jax.random.key``) of JAX's default implementation (``jax_default_prng_impl``):
-        uint32[2] as a rule.
+        The raw data of a typed key (``jax.random.key``) of JAX's default implementation
+        (``jax_default_prng_impl``): uint32[2] as a rule.
 
     Example:
         >>> import jax

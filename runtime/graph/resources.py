@@ -45,7 +45,10 @@ class _Resource:
                 outputs=[((), np.dtype(object))],
                 name=full + "/",
             )
-            """The operation that stands for the resource. Like any use, a run of the operation makes the resource."""
+            """The operation that stands for the resource.
+
+            Like any use, a run of the operation makes the resource.
+            """
 
     @property
     def name(self) -> str:
@@ -81,7 +84,12 @@ class _Resource:
     ) -> Operation:
         return self.op.graph.add_operation(
             f"{self.op.type}/{what}",
-            Host(f"{self._kernel}/{what}", {"resource": self._described, **attrs}, stateful, self.shared_name),
+            Host(
+                f"{self._kernel}/{what}",
+                {"resource": self._described, **attrs},
+                stateful,
+                self.shared_name,
+            ),
             inputs,
             outputs,
             name=name or f"{self.op.name.rsplit('/', 1)[-1]}_{what}",
@@ -90,11 +98,13 @@ class _Resource:
 
 
 class Queue(_Resource):
-    """The operations of all queues. An element is a tuple of tensors, or with one component the tensor itself.
+    """The operations of all queues.
 
-    Blocking operations wait on the queue's task. An operation ends with CancelledError if its session closes. An
-    enqueue ends with CancelledError if the queue is closed. A dequeue ends with OutOfRangeError if the queue is closed
-    and empty.
+    An element is a tuple of tensors, or with one component the tensor itself.
+
+    Blocking operations wait on the queue's task. An operation ends with CancelledError if its
+    session closes. An enqueue ends with CancelledError if the queue is closed. A dequeue ends with
+    OutOfRangeError if the queue is closed and empty.
     """
 
     def __init__(
@@ -120,7 +130,9 @@ class Queue(_Resource):
         }
         super().__init__(type, "queue", name, described, container, shared_name)
 
-    def enqueue(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
+    def enqueue(
+        self, values: TensorLike | Sequence[TensorLike], name: str | None = None
+    ) -> Operation:
         """Adds one element, and waits while the queue is full.
 
         Args:
@@ -129,13 +141,22 @@ class Queue(_Resource):
         """
         return self._add_operation("enqueue", self._list_components(values, ()), name=name)
 
-    def enqueue_many(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
-        """Adds an element for each slice of ``values`` along the first dimension. Waits while the queue is full."""
-        return self._add_operation("enqueue_many", self._list_components(values, (None,)), name=name)
+    def enqueue_many(
+        self, values: TensorLike | Sequence[TensorLike], name: str | None = None
+    ) -> Operation:
+        """Adds an element for each slice of ``values`` along the first dimension.
+
+        Waits while the queue is full.
+        """
+        return self._add_operation(
+            "enqueue_many", self._list_components(values, (None,)), name=name
+        )
 
     def dequeue(self, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes one element, and waits for an element. Returns a tensor for each component."""
-        op = self._add_operation("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
+        op = self._add_operation(
+            "dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name
+        )
         return _unpack_element(op)
 
     def dequeue_many(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -146,7 +167,10 @@ class Queue(_Resource):
         return self._dequeue_batch(n, False, name)
 
     def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Removes elements like ``dequeue_many``. A closed queue returns its last elements, if fewer are left."""
+        """Removes elements like ``dequeue_many``.
+
+        A closed queue returns its last elements, if fewer are left.
+        """
         return self._dequeue_batch(n, True, name)
 
     def size(self, name: str | None = None) -> Tensor:
@@ -155,7 +179,9 @@ class Queue(_Resource):
 
     def is_closed(self, name: str | None = None) -> Tensor:
         """Makes a bool scalar, true for a closed queue."""
-        return self._add_operation("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
+        return self._add_operation("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[
+            0
+        ]
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
         """Closes the queue to further elements.
@@ -164,11 +190,17 @@ class Queue(_Resource):
             cancel_pending_enqueues: True to end also the waiting enqueues.
             name: Operation name.
         """
-        return self._add_operation("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
+        return self._add_operation(
+            "close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues)
+        )
 
-    def _dequeue_batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
+    def _dequeue_batch(
+        self, n: TensorLike, up_to: bool, name: str | None
+    ) -> Tensor | tuple[Tensor, ...]:
         if any(shape is None for shape in self.shapes):
-            raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
+            raise InvalidArgumentError(
+                f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch"
+            )
         # A closed queue may return a smaller last batch, so the size is not static then.
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
         # The number is made on the device of the queue, so that no stage on another task is needed.
@@ -178,7 +210,9 @@ class Queue(_Resource):
         op = self._add_operation("dequeue_many", [count], outputs, name=name, up_to=up_to)
         return _unpack_element(op)
 
-    def _list_components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
+    def _list_components(
+        self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]
+    ) -> list[Tensor]:
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
@@ -187,7 +221,9 @@ class Queue(_Resource):
                 f"queue {self.name!r} has {len(self.dtypes)} components, {len(items)} were given"
             )
         tensors = []
-        for i, (value, dtype, shape) in enumerate(zip(items, self.dtypes, self.shapes, strict=True)):
+        for i, (value, dtype, shape) in enumerate(
+            zip(items, self.dtypes, self.shapes, strict=True)
+        ):
             with self.graph.as_default():
                 tensor = as_tensor(value, dtype)
             wanted = None if shape is None else (*batch, *shape)
@@ -211,10 +247,12 @@ class FIFOQueue(Queue):
     Args:
         capacity: Largest number of elements; 0 or less for no limit.
         dtypes: Dtype of each component, or one dtype.
-        shapes: Static shape of each component. With None elements may differ, and only ``dequeue`` works.
+        shapes: Static shape of each component. With None elements may differ, and only ``dequeue``
+            works.
         name: Operation name.
         container: Named container of the store.
-        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's
+            name with its scopes.
 
     Example:
         >>> import runtime as rt
@@ -235,7 +273,9 @@ class FIFOQueue(Queue):
         *,
         shared_name: str | None = None,
     ) -> None:
-        super().__init__("FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container, shared_name)
+        super().__init__(
+            "FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container, shared_name
+        )
 
 
 class PaddingFIFOQueue(Queue):
@@ -247,7 +287,8 @@ class PaddingFIFOQueue(Queue):
         shapes: Static shape of each component. A size None differs from element to element.
         name: Operation name.
         container: Named container of the store.
-        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's
+            name with its scopes.
 
     Example:
         >>> import runtime as rt
@@ -270,8 +311,12 @@ class PaddingFIFOQueue(Queue):
         shared_name: str | None = None,
     ) -> None:
         if shapes is None:
-            raise InvalidArgumentError(f"queue {name!r}: a padding queue needs the shapes of its components")
-        super().__init__("PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container, shared_name)
+            raise InvalidArgumentError(
+                f"queue {name!r}: a padding queue needs the shapes of its components"
+            )
+        super().__init__(
+            "PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container, shared_name
+        )
 
 
 class RandomShuffleQueue(Queue):
@@ -279,13 +324,15 @@ class RandomShuffleQueue(Queue):
 
     Args:
         capacity: Largest number of elements.
-        min_after_dequeue: Number of elements that stay in an open queue, so that each draw is random.
+        min_after_dequeue: Number of elements that stay in an open queue, so that each draw is
+            random.
         dtypes: Dtype of each component, or one dtype.
         shapes: Static shape of each component, or None.
         seed: Seed of the draws.
         name: Operation name.
         container: Named container of the store.
-        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's
+            name with its scopes.
 
     Example:
         >>> import runtime as rt
@@ -325,8 +372,8 @@ class RandomShuffleQueue(Queue):
 class ConditionalAccumulator(_Resource):
     """An accumulator that collects the gradients of one step from distinct workers, for their mean or sum.
 
-    A gradient carries the step of its computation. A gradient older than the accumulator's step is dropped and counted.
-    So is a second gradient of a worker whose first gradient was not taken yet.
+    A gradient carries the step of its computation. A gradient older than the accumulator's step is
+    dropped and counted. So is a second gradient of a worker whose first gradient was not taken yet.
 
     Args:
         dtype: Dtype of the gradients.
@@ -334,7 +381,8 @@ class ConditionalAccumulator(_Resource):
         name: Operation name.
         reduction: "mean" or "sum".
         container: Named container of the store.
-        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's
+            name with its scopes.
 
     Example:
         >>> import runtime as rt
@@ -357,7 +405,9 @@ class ConditionalAccumulator(_Resource):
         shared_name: str | None = None,
     ) -> None:
         if reduction.lower() not in ("mean", "sum"):
-            raise InvalidArgumentError(f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'")
+            raise InvalidArgumentError(
+                f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'"
+            )
         self.dtype: DType = as_dtype(dtype)
         self.shape: Shape | None = None if shape is None else tuple(shape)
         if self.dtype == object:
@@ -367,10 +417,17 @@ class ConditionalAccumulator(_Resource):
             "shape": None if self.shape is None else list(self.shape),
             "reduction": reduction.lower(),
         }
-        super().__init__("ConditionalAccumulator", "accumulator", name, described, container, shared_name)
+        super().__init__(
+            "ConditionalAccumulator", "accumulator", name, described, container, shared_name
+        )
 
     def apply_grad(
-        self, grad: TensorLike, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
+        self,
+        grad: TensorLike,
+        local_step: TensorLike = 0,
+        *,
+        worker: TensorLike = -1,
+        name: str | None = None,
     ) -> Tensor:
         """Offers a gradient. Returns a bool tensor, true for an accepted gradient.
 
@@ -384,15 +441,24 @@ class ConditionalAccumulator(_Resource):
             gradient = as_tensor(grad, self.dtype)
         if gradient.dtype != self.dtype:
             raise InvalidArgumentError(
-                f"accumulator {self.name!r} takes {self.dtype.name}, got {dtype_name(gradient.dtype)}"
+                f"accumulator {self.name!r} takes {self.dtype.name}, got "
+                f"{dtype_name(gradient.dtype)}"
             )
-        inputs = [gradient, self._make_integer(local_step, "local_step"), self._make_integer(worker, "worker")]
-        return self._add_operation("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
+        inputs = [
+            gradient,
+            self._make_integer(local_step, "local_step"),
+            self._make_integer(worker, "worker"),
+        ]
+        return self._add_operation(
+            "apply_grad", inputs, [((), np.dtype(np.bool_))], name=name
+        ).outputs[0]
 
     def take_grad(self, num_required: TensorLike, name: str | None = None) -> Tensor:
         """Waits for gradients of ``num_required`` workers, takes all gradients, and advances the step by one."""
         inputs = [self._make_integer(num_required, "num_required")]
-        return self._add_operation("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
+        return self._add_operation(
+            "take_grad", inputs, [(self.shape, self.dtype)], name=name
+        ).outputs[0]
 
     def num_accumulated(self, name: str | None = None) -> Tensor:
         """Makes an int32 scalar with the number of gradients to take."""
@@ -409,7 +475,9 @@ class ConditionalAccumulator(_Resource):
         )
 
     def _add_counts(self, name: str | None) -> Operation:
-        return self._add_operation("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
+        return self._add_operation(
+            "counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name
+        )
 
     def _make_integer(self, value: TensorLike, what: str) -> Tensor:
         if is_tensor(value):
@@ -430,10 +498,18 @@ def _list_shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, .
     if shapes is None:
         return (None,) * count
     if not isinstance(shapes, list | tuple):
-        raise InvalidArgumentError(f"queue {name!r}: shapes must be a list of shapes, not {shapes!r}")
+        raise InvalidArgumentError(
+            f"queue {name!r}: shapes must be a list of shapes, not {shapes!r}"
+        )
     # With one component a single shape may stand without a list around it, as in TF1.
     one = count == 1 and all(d is None or isinstance(d, int | np.integer) for d in shapes)
-    listed = [shapes] if one and not (shapes and isinstance(shapes[0], list | tuple)) else list(shapes)
+    listed = (
+        [shapes] if one and not (shapes and isinstance(shapes[0], list | tuple)) else list(shapes)
+    )
     if len(listed) != count:
-        raise InvalidArgumentError(f"queue {name!r} has {count} components, but shapes for {len(listed)}")
-    return tuple(None if s is None else tuple(None if d is None else int(d) for d in s) for s in listed)
+        raise InvalidArgumentError(
+            f"queue {name!r} has {count} components, but shapes for {len(listed)}"
+        )
+    return tuple(
+        None if s is None else tuple(None if d is None else int(d) for d in s) for s in listed
+    )

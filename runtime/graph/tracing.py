@@ -1,7 +1,10 @@
-"""Tracing: a JAX function becomes a jaxpr, or the shapes of its results. No other module traces user code.
+"""Tracing: a JAX function becomes a jaxpr, or the shapes of its results.
 
-Each operation is traced by itself, in 64-bit mode if an array of the operation is 64 bits wide, or if JAX was in 64-bit
-mode at the making of the operation. So a program may count an int64 global step and compute in 32 bits.
+No other module traces user code.
+
+Each operation is traced by itself, in 64-bit mode if an array of the operation is 64 bits wide, or
+if JAX was in 64-bit mode at the making of the operation. So a program may count an int64 global
+step and compute in 32 bits.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from runtime.graph.op_kinds import ArrayFn, Shape
 from runtime.tensor_spec import DType
 
 _SIZE, _OTHER_SIZE, _SMALLEST = 5040, 10080, 1
-"""Numbers for unknown dimensions. Most reshapes divide the first two. JAX allocates no array of these sizes, but NumPy
+"""Numbers for unknown dimensions.
+
+Most reshapes divide the first two. JAX allocates no array of these sizes, but NumPy
 in a function may, so the numbers are small."""
 _RATIO_BASES = 16, 48
 _FAR = 10**9
@@ -65,13 +70,17 @@ _guessing: ContextVar[bool] = ContextVar("guessing", default=False)
 def sizes_are_guesses() -> bool:
     """Returns True while a function is traced with made-up sizes, to find a static shape.
 
-    A function then accepts sizes that do not fit, and returns an array of the shape for sizes that fit.
+    A function then accepts sizes that do not fit, and returns an array of the shape for sizes that
+    fit.
     """
     return _guessing.get()
 
 
 def infer(
-    fn: Callable[..., object], inputs: Sequence[tuple[Shape | None, DType]], what: str, wide: bool | None = None
+    fn: Callable[..., object],
+    inputs: Sequence[tuple[Shape | None, DType]],
+    what: str,
+    wide: bool | None = None,
 ) -> tuple[PyTreeDef, list[tuple[Shape | None, DType]]]:
     """Infers the output structure, static shapes and dtypes of ``fn``.
 
@@ -85,10 +94,13 @@ def infer(
         The tree structure of the result, and (static shape, dtype) of its leaves.
 
     Raises:
-        InvalidArgumentError: JAX cannot trace the function with these shapes. The text is JAX's own, after ``what``.
+        InvalidArgumentError: JAX cannot trace the function with these shapes. The text is JAX's
+            own, after ``what``.
     """
     if any(dtype.hasobject for _, dtype in inputs):
-        raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
+        raise InvalidArgumentError(
+            f"{what}: a string tensor cannot be an argument of a numeric function"
+        )
     if wide is None:
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     failed: list[Exception] = []
@@ -113,7 +125,9 @@ def _describe_failure(
 ) -> InvalidArgumentError:
     if isinstance(error, misuse.TensorInsideError):
         return error
-    given = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
+    given = ", ".join(
+        f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs
+    )
     described = InvalidArgumentError(f"{what}({given}): {type(error).__name__}: {one_line(error)}")
     described.__cause__ = error
     return described
@@ -155,11 +169,14 @@ class _Run:
 def _trace_sizes(run: _Run) -> list[object]:
     """Traces a function with different sizes for its unknown dimensions.
 
-    A dimension is static if all results have the same number there. So each unknown dimension is a symbol of its own
-    (shape polymorphism of ``jax.export``). Some functions accept no symbols, because they need a number (``len(x)``) or
-    compare two sizes. Such a function is traced with numbers in every order.
+    A dimension is static if all results have the same number there. So each unknown dimension is a
+    symbol of its own (shape polymorphism of ``jax.export``). Some functions accept no symbols,
+    because they need a number (``len(x)``) or compare two sizes. Such a function is traced with
+    numbers in every order.
     """
-    places = [(i, axis) for i, shape in enumerate(run.shapes) for axis, d in enumerate(shape) if d is None]
+    places = [
+        (i, axis) for i, shape in enumerate(run.shapes) for axis, d in enumerate(shape) if d is None
+    ]
     if not places:
         return run({})
     # Equal sizes come first, since most functions combine their inputs.
@@ -168,7 +185,9 @@ def _trace_sizes(run: _Run) -> list[object]:
     errors = len(run.failed)
     symbolic = _trace_symbols(places, run)
     # JAX 0.10.0 has this class under no public name.
-    undecided = any(type(error).__name__ == "InconclusiveDimensionOperation" for error in run.failed[errors:])
+    undecided = any(
+        type(error).__name__ == "InconclusiveDimensionOperation" for error in run.failed[errors:]
+    )
     # An error of a program speaks of numbers, not of symbols.
     del run.failed[errors:]
     if symbolic and not undecided:
@@ -188,7 +207,11 @@ def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> b
 
     The size 1 says something: the function may take one element only.
     """
-    return any(len({sizes[place] for sizes in accepted}) == 1 != accepted[0][place] for place in places if accepted)
+    return any(
+        len({sizes[place] for sizes in accepted}) == 1 != accepted[0][place]
+        for place in places
+        if accepted
+    )
 
 
 def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -205,7 +228,9 @@ def _trace_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
     if not found:
         return run(dict.fromkeys(places, distinct[places[0]]))
     for own in _several_inputs(places):
-        found += run({place: distinct[place] if place[0] == own else of_axis[place] for place in places})
+        found += run(
+            {place: distinct[place] if place[0] == own else of_axis[place] for place in places}
+        )
     return found
 
 
@@ -216,12 +241,17 @@ def _order_sizes(places: Sequence[_Place]) -> Iterator[_Sizes]:
     steep = [_SIZE] + [_SIZE // _RATIO_BASES[1]] * (len(places) - 1)
     for sizes in (falling, falling[::-1], steep, steep[::-1]) if len(places) > 1 else ():
         yield dict(zip(places, sizes, strict=True))
-    for own, (size, others) in itertools.product(_several_inputs(places), itertools.permutations((_SIZE, _OTHER_SIZE))):
+    for own, (size, others) in itertools.product(
+        _several_inputs(places), itertools.permutations((_SIZE, _OTHER_SIZE))
+    ):
         yield {place: size if place[0] == own else others for place in places}
 
 
 def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
-    """Returns the inputs with unknown dimensions if more than two. Two may be equal then, and a third different."""
+    """Returns the inputs with unknown dimensions if more than two.
+
+    Two may be equal then, and a third different.
+    """
     inputs = list(dict.fromkeys(i for i, _ in places))
     return inputs if len(inputs) > 2 else []
 
@@ -230,7 +260,9 @@ def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
     """Traces with sizes equal to a known size (``[None] + [3]``), with multiples, or with very large sizes."""
     known = dict.fromkeys(d for shape in run.shapes for d in shape if d is not None and d > 1)
     found = [result for size in known for result in run(dict.fromkeys(places, size))]
-    for size, larger, base in [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES):
+    for size, larger, base in (
+        [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES)
+    ):
         found += run({**dict.fromkeys(places, base), larger: base * size})
     return found or run(dict(zip(places, _symbols(len(places), _FAR), strict=True)))
 
@@ -239,7 +271,9 @@ def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
 def _symbols(count: int, least: int = 1) -> Sequence[Any]:
     """Returns ``count`` symbols for dimensions of ``least`` or more."""
     names = [f"d{n}" for n in range(count)]
-    return jax.export.symbolic_shape(",".join(names), constraints=[f"{name} >= {least}" for name in names])
+    return jax.export.symbolic_shape(
+        ",".join(names), constraints=[f"{name} >= {least}" for name in names]
+    )
 
 
 def _common_shape(shapes: Sequence[tuple[Any, ...]]) -> Shape | None:

@@ -21,24 +21,29 @@ from runtime.tensor_spec import AnyArray, DType, dtype_name, shape_fits
 class Variable(Operators[Tensor]):
     """A named mutable array on one task of the cluster.
 
-    The name and the device are the identity of a variable. Two sessions, or two graphs, with a variable of the same
-    name on the same device share its value. A variable ``w`` adds the operations ``w`` (its value),
-    ``w/initial_value``, ``w/Assign`` (its initialiser) and ``w/read``.
+    The name and the device are the identity of a variable. Two sessions, or two graphs, with a
+    variable of the same name on the same device share its value. A variable ``w`` adds the
+    operations ``w`` (its value), ``w/initial_value``, ``w/Assign`` (its initialiser) and
+    ``w/read``.
 
-    Arithmetic and ``rt.call`` take a variable for its value ``w/read``, which a step reads once. Under
-    ``control_dependencies`` the value is a new read, after the operations of the dependencies:
-    ``with rt.control_dependencies([train_op]): after = rt.identity(w)`` is the trained value. Operations under the same
-    dependencies share one read.
+    Arithmetic and ``rt.call`` take a variable for its value ``w/read``, which a step reads once.
+    Under ``control_dependencies`` the value is a new read, after the operations of the
+    dependencies: ``with rt.control_dependencies([train_op]): after = rt.identity(w)`` is the
+    trained value. Operations under the same dependencies share one read.
 
     Args:
-        initial_value: An array, number, string or tensor, or a function without arguments that makes an initial value.
-            The function is called on the variable's device, so a random value is drawn on the variable's task.
+        initial_value: An array, number, string or tensor, or a function without arguments that
+            makes an initial value. The function is called on the variable's device, so a random
+            value is drawn on the variable's task.
         name: Name, made unique in the graph; "Variable" by default.
         dtype: Wanted dtype.
         trainable: True if optimizers update the variable by default.
-        collections: Collections for the variable; by default the global variables (and the trainable variables).
-        local: True to keep the variable on the session's own task, not on a shared task (TF1's local variables).
-        container: Named container of the store. Sessions can clear one container and keep all other variables.
+        collections: Collections for the variable; by default the global variables (and the
+            trainable variables).
+        local: True to keep the variable on the session's own task, not on a shared task (TF1's
+            local variables).
+        container: Named container of the store. Sessions can clear one container and keep all other
+            variables.
 
     Raises:
         InvalidArgumentError: The initial value has no fully known shape.
@@ -77,14 +82,20 @@ class Variable(Operators[Tensor]):
             # The name is taken now, so that another thread gets another name.
             full = graph.unique_name(name or "Variable")
             self.spec = VariableSpec(full, static, wanted, container, local)
-            self.op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
+            self.op = graph.add_operation(
+                "Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/"
+            )
             """The operation ``w``."""
             with graph.name_scope(full + "/"):
                 with graph.device(lambda op: self.op.device):
                     value = initial_value() if callable(initial_value) else initial_value
                     self.initial_value = self._initial_tensor(value, wanted)
                 self.initializer = self._update(
-                    "Assign", None, lambda value: (value, value), self.initial_value, overwrites=True
+                    "Assign",
+                    None,
+                    lambda value: (value, value),
+                    self.initial_value,
+                    overwrites=True,
                 ).op
                 """The operation ``w/Assign``, which gives the variable its initial value."""
                 self._snapshot = identity(self.op.outputs[0], "read", colocate_with=self.op)
@@ -103,11 +114,14 @@ class Variable(Operators[Tensor]):
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
-                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {dtype_name(tensor.dtype)}, "
+                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is "
+                    f"{dtype_name(tensor.dtype)}, "
                     f"not {dtype_name(wanted)}"
                 )
             return identity(tensor, "initial_value", colocate_with=self.op)
-        return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
+        return constant(
+            value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value"
+        )
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -145,7 +159,11 @@ class Variable(Operators[Tensor]):
             value: An array or tensor of the variable's shape and dtype.
         """
         graph = self.graph
-        with graph.as_default(), graph.control_dependencies(None), graph.name_scope(self.op.name + "/"):
+        with (
+            graph.as_default(),
+            graph.control_dependencies(None),
+            graph.name_scope(self.op.name + "/"),
+        ):
             self.initializer = self.assign(value, name="Assign").op
 
     def value(self) -> Tensor:
@@ -183,7 +201,8 @@ class Variable(Operators[Tensor]):
     def initialized_value(self) -> Tensor:
         """Returns the value if the variable is initialised, else the initial value.
 
-        So an initial value can depend on another variable, and the initialisers of both need no order.
+        So an initial value can depend on another variable, and the initialisers of both need no
+        order.
         """
         op = self.graph.add_operation(
             "InitializedValue",
@@ -223,7 +242,9 @@ class Variable(Operators[Tensor]):
         """Subtracts ``delta`` in one atomic step on the variable's task, and returns the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
-    def update(self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None) -> Tensor:
+    def update(
+        self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None
+    ) -> Tensor:
         """Replaces the value by ``fn(value, *inputs)`` in one atomic step, and returns the new value.
 
         Args:
@@ -245,11 +266,13 @@ class Variable(Operators[Tensor]):
             new = fn(*arrays)
             return [new], [new]
 
-        return update([self], replace_value, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update").outputs[
-            0
-        ]
+        return update(
+            [self], replace_value, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update"
+        ).outputs[0]
 
-    def _update(self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False) -> Tensor:
+    def _update(
+        self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False
+    ) -> Tensor:
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self.op.device):
             if is_tensor(value):
                 tensor = as_tensor(value)
@@ -257,7 +280,9 @@ class Variable(Operators[Tensor]):
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
         _check_fits(self, tensor)
         if self.dtype.hasobject and not overwrites:
-            raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
+            raise InvalidArgumentError(
+                f"variable {self.spec.name!r} holds strings: {kind} works on numbers only"
+            )
         # Strings live outside of XLA, so a host kernel assigns a string variable.
         op = self.graph.add_operation(
             kind,
@@ -309,7 +334,9 @@ def update(
     # An update is atomic on one task, and no lock spans two tasks.
     devices = sorted({v.device for v in variables})
     if len(devices) > 1:
-        raise InvalidArgumentError(f"{name}: one update works on one device, these variables are on {devices}")
+        raise InvalidArgumentError(
+            f"{name}: one update works on one device, these variables are on {devices}"
+        )
     specs = tuple(v.spec for v in variables)
 
     def update_values(*arrays: jax.Array) -> tuple[AnyArray, ...]:
@@ -331,12 +358,14 @@ def update(
 def _check_fits(variable: Variable, tensor: Tensor) -> None:
     if tensor.dtype != variable.dtype:
         raise InvalidArgumentError(
-            f"variable {variable.spec.name!r} holds {dtype_name(variable.dtype)}, but {tensor.name!r} is "
+            f"variable {variable.spec.name!r} holds {dtype_name(variable.dtype)}, but "
+            f"{tensor.name!r} is "
             f"{dtype_name(tensor.dtype)}: cast it with rt.numpy.astype"
         )
     if tensor.shape is not None and not shape_fits(tensor.shape, variable.shape):
         raise InvalidArgumentError(
-            f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has shape {tensor.shape}"
+            f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has "
+            f"shape {tensor.shape}"
         )
 
 
@@ -358,9 +387,12 @@ def _static_spec(
         tensor = as_tensor(value)
         if tensor.shape is None or None in tensor.shape:
             raise InvalidArgumentError(
-                f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully known"
+                f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully "
+                "known"
             )
-        return tuple(d for d in tensor.shape if d is not None), tensor.dtype if dtype is None else as_dtype(dtype)
+        return tuple(
+            d for d in tensor.shape if d is not None
+        ), tensor.dtype if dtype is None else as_dtype(dtype)
     array = as_array(value, dtype, f"variable {name!r}")
     return array.shape, array.dtype
 
@@ -368,16 +400,26 @@ def _static_spec(
 def _call_elsewhere(
     make: Callable[[], TensorLike], dtype: DTypeLike | None, name: str
 ) -> tuple[tuple[int, ...], DType]:
-    """Finds the shape of ``make()`` by a call in a scratch graph. The real call happens on the variable's device."""
+    """Finds the shape of ``make()`` by a call in a scratch graph.
+
+    The real call happens on the variable's device.
+    """
     with type(get_default_graph())().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
-        raise InvalidArgumentError(f"variable {name!r}: its initial value is a function that gives a function")
+        raise InvalidArgumentError(
+            f"variable {name!r}: its initial value is a function that gives a function"
+        )
     return static, wanted
 
 
 def variables(
-    tree: object, name: str, *, trainable: bool = True, collections: Sequence[str] | None = None, container: str = ""
+    tree: object,
+    name: str,
+    *,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    container: str = "",
 ) -> Any:
     """Makes a pytree of variables from a pytree of arrays.
 
@@ -427,7 +469,14 @@ def _key_name(key: object) -> str:
 
     A character outside the rules for names (as in Haiku's ``mlp/~/linear``) becomes ``_``.
     """
-    told = next((getattr(key, attribute) for attribute in ("key", "name", "idx") if hasattr(key, attribute)), key)
+    told = next(
+        (
+            getattr(key, attribute)
+            for attribute in ("key", "name", "idx")
+            if hasattr(key, attribute)
+        ),
+        key,
+    )
     return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 

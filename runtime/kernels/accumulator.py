@@ -20,12 +20,13 @@ MEAN, SUM = "mean", "sum"
 class AccumulatorResource(Resource):
     """The gradients of the present step. Thread safe.
 
-    A gradient is accepted if its step is the accumulator's step or later, and if no gradient of the worker waits. So an
-    aggregate of N counts N distinct workers.
+    A gradient is accepted if its step is the accumulator's step or later, and if no gradient of the
+    worker waits. So an aggregate of N counts N distinct workers.
 
     Args:
         dtype: dtype of the gradients.
-        shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for all.
+        shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for
+            all.
         reduction: "mean" or "sum".
         ledger: count of the bytes of waiting gradients.
 
@@ -76,7 +77,9 @@ class AccumulatorResource(Resource):
             self._step = step
 
     @uninterrupted
-    def apply_grad(self, gradient: Array, local_step: int, worker: Hashable, client: int = NOBODY) -> bool:
+    def apply_grad(
+        self, gradient: Array, local_step: int, worker: Hashable, client: int = NOBODY
+    ) -> bool:
         """Offers a gradient, which is copied.
 
         Args:
@@ -99,10 +102,13 @@ class AccumulatorResource(Resource):
             if local_step < self._step or worker in self._waiting:
                 self._dropped += 1
                 return False
-            # A dimension of the shape may be open, but the gradients of one aggregate are added to each other.
+            # A dimension of the shape may be open, but the gradients of one aggregate are added to
+            # each other.
             first, _ = next(iter(self._waiting.values()), (gradient, client))
             if first.shape != gradient.shape:
-                raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
+                raise InvalidArgumentError(
+                    f"a gradient of shape {gradient.shape} came after one of {first.shape}"
+                )
             # The reservation may raise, so nothing has changed before.
             self._ledger.reserve(client, gradient.nbytes)
             # The next call of the client overwrites the memory of the gradient.
@@ -114,7 +120,8 @@ class AccumulatorResource(Resource):
         """Waits for gradients of ``count`` workers, takes all gradients, and advances the step by one.
 
         Returns:
-            The mean (or sum), added in the order of the workers, so that the same gradients give the same bits.
+            The mean (or sum), added in the order of the workers, so that the same gradients give
+            the same bits.
 
         Raises:
             InvalidArgumentError: ``count`` is below 1.
@@ -133,7 +140,9 @@ class AccumulatorResource(Resource):
             # The arrays belong to this call from here on, so the sum needs no lock.
             taken = self._emptied()
             self._step += 1
-        return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
+        return reduce_in_order(
+            [taken[worker] for worker in sorted(taken, key=str)], self._reduction
+        )
 
     @uninterrupted
     def _emptied(self) -> dict[Hashable, Array]:
@@ -156,15 +165,20 @@ class AccumulatorResource(Resource):
 
     def _check(self, gradient: Array) -> None:
         if gradient.dtype != self._dtype:
-            raise InvalidArgumentError(f"the accumulator takes {self._dtype.name}, not {gradient.dtype.name}")
+            raise InvalidArgumentError(
+                f"the accumulator takes {self._dtype.name}, not {gradient.dtype.name}"
+            )
         if self._shape is not None and not shape_fits(gradient.shape, self._shape):
-            raise InvalidArgumentError(f"the accumulator takes shape {self._shape}, not {gradient.shape}")
+            raise InvalidArgumentError(
+                f"the accumulator takes shape {self._shape}, not {gradient.shape}"
+            )
 
 
 def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = None) -> Array:
     """Returns the mean or sum of arrays of one shape, added from first to last.
 
-    Floats of 16 bits are added in 32. The mean of integers is the first array, as all workers give the same step.
+    Floats of 16 bits are added in 32. The mean of integers is the first array, as all workers give
+    the same step.
 
     Args:
         arrays: at least one array.
@@ -179,7 +193,11 @@ def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = Non
     if reduction == MEAN and first.dtype.kind in "iub":
         return first
     # A sum in 16 bits would lose most of its digits after a few workers.
-    wide = np.dtype(np.float32) if first.dtype.itemsize == 2 and first.dtype.kind not in "iub" else first.dtype
+    wide = (
+        np.dtype(np.float32)
+        if first.dtype.itemsize == 2 and first.dtype.kind not in "iub"
+        else first.dtype
+    )
     total = np.empty(first.shape, wide) if out is None or wide != first.dtype else out
     # The first two arrays are added into the result, which saves a pass over the memory.
     if len(arrays) == 1:

@@ -39,8 +39,10 @@ class Contribution:
 
     Attributes:
         worker: number of the worker.
-        arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
-        promised: True once the chief knows of the gradients, so that the gradients stay for a decision.
+        arrays: views of the caller's memory, valid as long as the caller waits; or copies once
+            ``kept``.
+        promised: True once the chief knows of the gradients, so that the gradients stay for a
+            decision.
         kept: True if the arrays are copies.
         counted: True if the gradients were applied, False if they were dropped, None until then.
         fenced: True if a restore, or the loss of the variables' values, has dropped the gradients.
@@ -97,8 +99,8 @@ class StepGradients:
     def add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         """Adds a contribution.
 
-        A worker gives more than the share of a step after a restart, or after its connection was cut. New gradients
-        replace old gradients, but no gradients that a chief was promised.
+        A worker gives more than the share of a step after a restart, or after its connection was
+        cut. New gradients replace old gradients, but no gradients that a chief was promised.
         """
         contribution = Contribution(worker, arrays)
         if self.owes(worker):
@@ -112,7 +114,8 @@ class StepGradients:
         old = next((c for c in of_worker if not c.promised), None)
         if old is None:
             return of_worker[-1]
-        # The push of the old gradients is answered: its caller has given up, or will be told that they were dropped.
+        # The push of the old gradients is answered: its caller has given up, or will be told that
+        # they were dropped.
         old.counted = False
         self.entries[self.entries.index(old)] = contribution
         return contribution
@@ -121,7 +124,8 @@ class StepGradients:
         """Removes a contribution whose caller has stopped waiting, unless a chief was promised the contribution."""
         # Gradients that were decided meanwhile are in no list any more.
         if contribution in self.entries:
-            # The caller uses the memory again after the call, and the chief may still choose the gradients.
+            # The caller uses the memory again after the call, and the chief may still choose the
+            # gradients.
             if contribution.promised:
                 contribution.keep()
             else:
@@ -130,7 +134,8 @@ class StepGradients:
     def choose(self, workers: Sequence[int]) -> list[Contribution] | int:
         """Returns the contributions of ``workers``, one for each entry, or the number of a worker with too few."""
         chosen: list[Contribution] = []
-        # A worker may have given more gradients since the report. The first ones are those of the report.
+        # A worker may have given more gradients since the report. The first ones are those of the
+        # report.
         for worker, count in Counter(workers).items():
             of_worker = [c for c in self.entries if c.worker == worker][:count]
             if len(of_worker) < count:
@@ -155,7 +160,10 @@ class StepGradients:
         self.entries.clear()
 
     def mean_of(self, chosen: Sequence[Contribution]) -> list[Array]:
-        """Returns the means, added in the order of the workers: always to the same bits. The memory is used again."""
+        """Returns the means, added in the order of the workers: always to the same bits.
+
+        The memory is used again.
+        """
         # Sums of floats depend on the order, and workers arrive in any order.
         ordered = sorted(chosen, key=lambda c: c.worker)
         # Each gradient is a row of arrays, and a mean is made for each column.
@@ -164,7 +172,9 @@ class StepGradients:
         # Shapes change only with another graph, so the buffers serve all steps.
         if specs != [(buffer.shape, buffer.dtype) for buffer in self._buffers]:
             self._buffers = [aligned(*spec) for spec in specs]
-        return [_joined(column, buffer) for column, buffer in zip(columns, self._buffers, strict=True)]
+        return [
+            _joined(column, buffer) for column, buffer in zip(columns, self._buffers, strict=True)
+        ]
 
     def validate(self) -> None:
         """Asserts the invariants."""

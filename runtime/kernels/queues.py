@@ -1,4 +1,7 @@
-"""Queues of tuples of arrays: first in first out, padding, and shuffling. Pure data structures with a condition."""
+"""Queues of tuples of arrays: first in first out, padding, and shuffling.
+
+Pure data structures with a condition.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,15 @@ Shapes = tuple[tuple[int | None, ...] | None, ...]
 class QueueResource(Resource):
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
-    Waiting dequeues are served in the order of arrival, so small dequeues do not starve a large one.
+    Waiting dequeues are served in the order of arrival, so small dequeues do not starve a large
+    one.
 
     Args:
-        kind: "fifo"; "padding", which fills smaller elements of a batch with zeros to the largest size, where a size
-            is None; or "shuffle", from which a random element goes next.
+        kind: "fifo"; "padding", which fills smaller elements of a batch with zeros to the largest
+            size, where a size is None; or "shuffle", from which a random element goes next.
         name: name for errors.
-        capacity: most elements in the queue; an enqueue waits while the queue is full. 0 or less for no limit.
+        capacity: most elements in the queue; an enqueue waits while the queue is full. 0 or less
+            for no limit.
         dtypes: dtype of each component.
         shapes: shape of each component, None for any shape.
         ledger: count of the bytes of elements.
@@ -78,7 +83,8 @@ class QueueResource(Resource):
         self._capacity = capacity if capacity > 0 else 2**62
         if not 0 <= min_after_dequeue < self._capacity:
             raise InvalidArgumentError(
-                f"queue {name!r}: min_after_dequeue {min_after_dequeue} is not from 0 to below capacity {capacity}"
+                f"queue {name!r}: min_after_dequeue {min_after_dequeue} is not from 0 to below "
+                f"capacity {capacity}"
             )
         self._name = name
         self._dtypes = tuple(dtypes)
@@ -123,9 +129,10 @@ class QueueResource(Resource):
 
         Raises:
             ResourceExhaustedError: too many bytes are kept for the session, or for all.
-            InvalidArgumentError: an element has another dtype or shape than the queue; nothing was added.
-            CancelledError: the queue was closed (before, or with pending enqueues), or the call was ended; elements
-                that were added before stay.
+            InvalidArgumentError: an element has another dtype or shape than the queue; nothing was
+                added.
+            CancelledError: the queue was closed (before, or with pending enqueues), or the call was
+                ended; elements that were added before stay.
         """
         for element in elements:
             self._check(element)
@@ -134,17 +141,24 @@ class QueueResource(Resource):
             if self._closed:
                 raise CancelledError(f"queue {self._name!r} is closed: nothing can be added")
             try:
-                # The turn is taken within the block, as the handler of a signal may raise right after it.
+                # The turn is taken within the block, as the handler of a signal may raise right
+                # after it.
                 self._givers.append(turn)
                 for element in elements:
                     cancelled.wait_for(
                         self._changed,
-                        lambda: self._stopped() or self._givers[0] is turn and len(self._elements) < self._capacity,
+                        lambda: (
+                            self._stopped()
+                            or self._givers[0] is turn
+                            and len(self._elements) < self._capacity
+                        ),
                         f"adding to the full queue {self._name!r}",
                         acts=True,
                     )
                     if self._stopped():
-                        raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
+                        raise CancelledError(
+                            f"queue {self._name!r} was closed while an element waited to be added"
+                        )
                     self._keep(element, client, added)
                     self._changed.notify_all()
             finally:
@@ -153,7 +167,8 @@ class QueueResource(Resource):
 
     @uninterrupted
     def _keep(self, element: Element, client: int, added: Callable[[], None]) -> None:
-        # A signal between two of these lines would leave bytes without an element, or an element that is added twice.
+        # A signal between two of these lines would leave bytes without an element, or an element
+        # that is added twice.
         count = nbytes(element) + _ELEMENT_BYTES
         self._ledger.reserve(client, count)
         self._elements.append(Kept(element, client, count))
@@ -177,7 +192,8 @@ class QueueResource(Resource):
             up_to: True takes the rest of a closed queue, at least one element.
 
         Raises:
-            InvalidArgumentError: components of this queue have no known shape, or differ without padding.
+            InvalidArgumentError: components of this queue have no known shape, or differ without
+                padding.
             OutOfRangeError: the queue is closed and has fewer elements than that.
             CancelledError: the call was ended.
         """
@@ -189,7 +205,8 @@ class QueueResource(Resource):
             and any(None in (s or ()) for s in self._shapes)
         ):
             raise InvalidArgumentError(
-                f"queue {self._name!r}: dequeue_many needs a fixed shape for every component; it has {self._shapes}"
+                f"queue {self._name!r}: dequeue_many needs a fixed shape for every component; it "
+                f"has {self._shapes}"
             )
         taken = self._take(count, up_to, cancelled) if count else []
         return tuple(
@@ -231,7 +248,11 @@ class QueueResource(Resource):
                 while len(taken) < count:
                     cancelled.wait_for(
                         self._changed,
-                        lambda: self._cleared or self._takers[0] is turn and (self._available() > 0 or self._over()),
+                        lambda: (
+                            self._cleared
+                            or self._takers[0] is turn
+                            and (self._available() > 0 or self._over())
+                        ),
                         f"taking from the queue {self._name!r}",
                         acts=True,
                     )
@@ -282,19 +303,27 @@ class QueueResource(Resource):
 
     def _over(self) -> bool:
         """Returns True if no element will come: the queue is closed and empty, and no enqueue waits."""
-        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._elements)
+        return (
+            self._closed and (self._cancel_enqueues or not self._givers) and not len(self._elements)
+        )
 
     def _check(self, element: Element) -> None:
         if len(element) != len(self._dtypes):
-            raise InvalidArgumentError(f"queue {self._name!r} takes {len(self._dtypes)} components, not {len(element)}")
-        for i, (array, dtype, shape) in enumerate(zip(element, self._dtypes, self._shapes, strict=True)):
+            raise InvalidArgumentError(
+                f"queue {self._name!r} takes {len(self._dtypes)} components, not {len(element)}"
+            )
+        for i, (array, dtype, shape) in enumerate(
+            zip(element, self._dtypes, self._shapes, strict=True)
+        ):
             if array.dtype != dtype:
                 raise InvalidArgumentError(
-                    f"queue {self._name!r}: component {i} is {array.dtype.name}, the queue takes {dtype.name}"
+                    f"queue {self._name!r}: component {i} is {array.dtype.name}, the queue takes "
+                    f"{dtype.name}"
                 )
             if shape is not None and not shape_fits(array.shape, shape):
                 raise InvalidArgumentError(
-                    f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes {shape}"
+                    f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes "
+                    f"{shape}"
                 )
 
 
@@ -306,7 +335,11 @@ def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -
         return np.stack(arrays)
     # Only a padding queue gets here: the shapes differ.
     size = tuple(max(a.shape[i] for a in arrays) for i in range(len(shape)))
-    out = np.full((len(arrays), *size), b"", object) if dtype.hasobject else np.zeros((len(arrays), *size), dtype)
+    out = (
+        np.full((len(arrays), *size), b"", object)
+        if dtype.hasobject
+        else np.zeros((len(arrays), *size), dtype)
+    )
     for place, array in zip(out, arrays, strict=True):
         place[tuple(slice(0, n) for n in array.shape)] = array
     return out

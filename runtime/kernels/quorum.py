@@ -1,25 +1,29 @@
 """The quorum of a task: the gradients of a synchronous step, applied once when enough distinct workers are in.
 
-Wanted: a step applies the mean of N gradients of distinct workers, at most one time, on all tasks with variables.
+Wanted: a step applies the mean of N gradients of distinct workers, at most one time, on all tasks
+    with variables.
 
-Two simpler ways do not work. If each task takes the first N gradients to arrive, two tasks take different workers, and
-the step mixes gradients of different batches. If a chief only orders the application, a worker may die between question
-and order, and a task then lacks a gradient that another task has applied.
+Two simpler ways do not work. If each task takes the first N gradients to arrive, two tasks take
+different workers, and the step mixes gradients of different batches. If a chief only orders the
+application, a worker may die between question and order, and a task then lacks a gradient that
+another task has applied.
 
-The solution. Each worker pushes gradients with the step at which the worker read the variables. Gradients of the
-present step wait here. A gradient of another step is dropped and counted, and the push is answered at once. After the
-mean is applied the step advances by one, and every waiting push is answered.
+The solution. Each worker pushes gradients with the step at which the worker read the variables.
+Gradients of the present step wait here. A gradient of another step is dropped and counted, and the
+push is answered at once. After the mean is applied the step advances by one, and every waiting push
+is answered.
 
 * A step on one task (``LoneQuorum``) needs no chief: the task decides as the last gradient arrives.
-* On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients of a task, and
-  promises to keep the gradients after the death of a worker. ``commit`` applies the gradients that the chief has chosen
-  from the reports of all tasks.
-* The task with the step counter leads (``LeadingQuorum``), and the chief commits there last. So a worker that reads
-  step s from the leader reads step s, or a later step, on every other task. After a later step the gradient comes too
-  late at the leader. So the other tasks need no counter.
+* On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients
+  of a task, and promises to keep the gradients after the death of a worker. ``commit`` applies the
+  gradients that the chief has chosen from the reports of all tasks.
+* The task with the step counter leads (``LeadingQuorum``), and the chief commits there last. So a
+  worker that reads step s from the leader reads step s, or a later step, on every other task. After
+  a later step the gradient comes too late at the leader. So the other tasks need no counter.
 
-The limit of the solution: a chief may die between the commits of two tasks. The next chief finds the last decision of
-each task when it claims the tasks, and repeats the decision where it is missing.
+The limit of the solution: a chief may die between the commits of two tasks. The next chief finds
+the last decision of each task when it claims the tasks, and repeats the decision where it is
+missing.
 """
 
 from __future__ import annotations
@@ -57,14 +61,15 @@ class Rules:
 
     Attributes:
         needed: gradients in an aggregate.
-        total: number of workers. Below ``needed``, a worker may give several gradients to an aggregate.
-        timeout_secs: seconds after the first gradient until a step continues without missing workers; None waits for
-            all workers.
+        total: number of workers. Below ``needed``, a worker may give several gradients to an
+            aggregate.
+        timeout_secs: seconds after the first gradient until a step continues without missing
+            workers; None waits for all workers.
         tasks: all tasks with a part of the step.
         group: name shared by the quorums of the tasks.
-        elastic: True if workers come and go, whatever ``total``. A step waits for a worker from the first gradient on,
-            until the worker stops training or gives no sign of life. ``needed`` is ``ALL_WORKERS``, or the most
-            gradients of an aggregate.
+        elastic: True if workers come and go, whatever ``total``. A step waits for a worker from the
+            first gradient on, until the worker stops training or gives no sign of life. ``needed``
+            is ``ALL_WORKERS``, or the most gradients of an aggregate.
     """
 
     needed: int
@@ -93,8 +98,10 @@ class Gathered:
 
     Attributes:
         step: the present step of the task.
-        workers: the workers of the gradients here, an entry for each gradient, in the order of arrival.
-        seen: the workers that have pushed since the last report; where workers come and go, all present workers.
+        workers: the workers of the gradients here, an entry for each gradient, in the order of
+            arrival.
+        seen: the workers that have pushed since the last report; where workers come and go, all
+            present workers.
         waited_secs: seconds for which the first gradient has waited.
         changes: number of changes of the roster.
     """
@@ -117,13 +124,15 @@ class QuorumResource(Resource, abc.ABC):
         lives: tells whether a session gives signs of life; asked where workers come and go.
     """
 
-    def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
+    def __init__(
+        self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True
+    ) -> None:
         self._name = name
         self._rules = rules
         self._roster = rules.new_roster(name, lives)
         self._gradients = StepGradients(self._roster.each)
-        # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler in the main thread
-        # may cancel a call of that thread while it holds the lock.
+        # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler
+        # in the main thread may cancel a call of that thread while it holds the lock.
         lock = concurrency.RLock()
         self._lock, self._changed = lock, concurrency.Condition(lock)
         self._step = UNKNOWN
@@ -181,7 +190,8 @@ class QuorumResource(Resource, abc.ABC):
             stamp: the step at which the variables were read.
             arrays: the gradients, unchanged during the call.
             target: the variables.
-            cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised them.
+            cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised
+                them.
             client: the session of the worker.
 
         Returns:
@@ -197,14 +207,16 @@ class QuorumResource(Resource, abc.ABC):
             self._roster.meet(worker, client)
             self._check_open()
             self._target = target
-            # The generation comes first: after a restore the gradients here belong to values that are gone.
+            # The generation comes first: after a restore the gradients here belong to values that
+            # are gone.
             self._renew(target.generation)
             step = self._refresh(self._present_step(stamp, target))
             if stamp != step:
                 self.counts.dropped += 1
                 return step, False
             contribution = self._add(worker, arrays)
-            # A caller that stops waiting takes its gradients along, as its next life pushes them again.
+            # A caller that stops waiting takes its gradients along, as its next life pushes them
+            # again.
             try:
                 while contribution.counted is None:
                     if self._can_decide():
@@ -220,7 +232,9 @@ class QuorumResource(Resource, abc.ABC):
                 raise
             # The session has to learn of the restore, as its own read of the variables is older.
             if contribution.fenced:
-                raise AbortedError("its variables were restored or have lost their values since the session began")
+                raise AbortedError(
+                    "its variables were restored or have lost their values since the session began"
+                )
             return self._step, bool(contribution.counted)
 
     def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
@@ -241,7 +255,10 @@ class QuorumResource(Resource, abc.ABC):
 
         what = f"waiting for step {self._step} of {self._name}"
         while not cancelled.wait_for(
-            self._changed, lambda: self._ended is not None or ready() or bool(self._too_few()), what, self._next_look()
+            self._changed,
+            lambda: self._ended is not None or ready() or bool(self._too_few()),
+            what,
+            self._next_look(),
         ):
             self._look(concurrency.monotonic())
         # The wait has ended for another reason: the quorum has ended, or too few workers are left.
@@ -262,7 +279,9 @@ class QuorumResource(Resource, abc.ABC):
                 self._wake()
 
     def _gathered_since(self, now: float) -> str:
-        waited = f"{self._name}: step {self._step} waits for {now - self._gradients.since:.0f} s now"
+        waited = (
+            f"{self._name}: step {self._step} waits for {now - self._gradients.since:.0f} s now"
+        )
         return f"{waited}, gradients of workers {sorted(self._gradients.workers)} are in"
 
     def _waiting_for(self, now: float) -> str:
@@ -296,12 +315,15 @@ class QuorumResource(Resource, abc.ABC):
     def _enough(self) -> bool:
         return len(self._gradients.entries) >= max(1, self._needed())
 
-    def _decide(self, chosen: Sequence[Contribution], expected: Mapping[str, int] | None = None) -> None:
+    def _decide(
+        self, chosen: Sequence[Contribution], expected: Mapping[str, int] | None = None
+    ) -> None:
         """Applies the mean of the chosen gradients, and ends the step.
 
         Args:
             chosen: the gradients.
-            expected: by task, the applications of the decision; None if no other task applies gradients.
+            expected: by task, the applications of the decision; None if no other task applies
+                gradients.
         """
         assert self._target is not None
         try:
@@ -340,7 +362,8 @@ class QuorumResource(Resource, abc.ABC):
 
         Args:
             client: the session.
-            index: index of the session's task, which is the number of a worker without gradients so far.
+            index: index of the session's task, which is the number of a worker without gradients so
+                far.
         """
         with self._changed:
             if self._roster.retire(client, index, self._gradients.workers):
@@ -361,11 +384,16 @@ class QuorumResource(Resource, abc.ABC):
 
     def _check_open(self) -> None:
         if self._ended is not None:
-            over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
+            over = (
+                "was cleared away"
+                if self._ended is CancelledError
+                else "waits no more: training is over"
+            )
             raise self._ended(f"{self._name} {over}")
         if through := self._too_few():
             raise OutOfRangeError(
-                f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of {self._rules.total} "
+                f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of "
+                f"{self._rules.total} "
                 f"workers {through} are through with training"
             )
 
@@ -374,10 +402,14 @@ class QuorumResource(Resource, abc.ABC):
         with self._changed:
             self._gradients.validate()
             self._roster.validate()
-            assert self._gradients.workers <= self._roster.known, "a worker gives gradients and is not known"
+            assert self._gradients.workers <= self._roster.known, (
+                "a worker gives gradients and is not known"
+            )
             assert self._step != UNKNOWN or not self._gradients.entries
             # Only a restore sets the counter back, and a restore begins a generation.
-            assert self._last is None or self._last.step < self._step, "a decision would be applied twice"
+            assert self._last is None or self._last.step < self._step, (
+                "a decision would be applied twice"
+            )
 
 
 class LoneQuorum(QuorumResource):
@@ -394,12 +426,19 @@ class LoneQuorum(QuorumResource):
         super().validate()
         with self._changed:
             assert not any(c.promised for c in self._gradients.entries)
-            # After a change of the roster the pushes that wait have to wake up before one of them decides.
-            assert self._roster.changes or not self._enough(), "enough gradients wait, and no push decides"
+            # After a change of the roster the pushes that wait have to wake up before one of them
+            # decides.
+            assert self._roster.changes or not self._enough(), (
+                "enough gradients wait, and no push decides"
+            )
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
-        return float("inf") if limit is None or not self._gradients.entries else self._gradients.since + limit
+        return (
+            float("inf")
+            if limit is None or not self._gradients.entries
+            else self._gradients.since + limit
+        )
 
     def _next_look(self) -> float:
         return min(super()._next_look(), self._time_up())
@@ -425,9 +464,12 @@ class LedQuorum(QuorumResource):
     The step is the latest step of a push or a commit.
     """
 
-    def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
+    def __init__(
+        self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True
+    ) -> None:
         super().__init__(name, rules, lives)
-        # The chief waits here until there is enough. Its lock is that of the pushes, which wake nobody for nothing.
+        # The chief waits here until there is enough. Its lock is that of the pushes, which wake
+        # nobody for nothing.
         self._gathered = concurrency.Condition(self._lock)
         self._session = 0
 
@@ -478,7 +520,8 @@ class LedQuorum(QuorumResource):
         """Begins a session of the chief; orders of an earlier session are refused from now on.
 
         Args:
-            check: raises unless the caller leads. Every order calls the check after the wait of the order.
+            check: raises unless the caller leads. Every order calls the check after the wait of the
+                order.
             step_now: reads the step counter, where this task leads.
             generation: generation of the task's variables.
             wanted: most gradients that a decision waits for.
@@ -513,7 +556,8 @@ class LedQuorum(QuorumResource):
     ) -> Gathered:
         """Waits for a change that the chief does not know, reports the gradients, and promises to keep them.
 
-        The wait ends when enough gradients are here, and more gradients of the step than the chief knows.
+        The wait ends when enough gradients are here, and more gradients of the step than the chief
+        knows.
 
         Args:
             session: of the caller.
@@ -541,19 +585,31 @@ class LedQuorum(QuorumResource):
 
         with self._changed:
             until = concurrency.monotonic() + limit_secs
-            cancelled.wait_for(self._gathered, ready, f"waiting for gradients in {self._name}", until)
+            cancelled.wait_for(
+                self._gathered, ready, f"waiting for gradients in {self._name}", until
+            )
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(session, check, generation)
             here = self._gradients
-            # From here on the gradients stay, whatever becomes of their workers: the chief decides by this report.
+            # From here on the gradients stay, whatever becomes of their workers: the chief decides
+            # by this report.
             for contribution in here.entries:
                 contribution.promised = True
             waited = concurrency.monotonic() - here.since if here.entries else 0.0
             workers = tuple(c.worker for c in here.entries)
-            return Gathered(self._step, workers, self._roster.take_heard(), waited, self._roster.changes)
+            return Gathered(
+                self._step, workers, self._roster.take_heard(), waited, self._roster.changes
+            )
 
-    def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
+    def commit(
+        self,
+        session: int,
+        check: Callable[[], None],
+        generation: int,
+        decision: Selection,
+        wanted: int,
+    ) -> int:
         """Applies the gradients of a decision. The last decision is applied no second time.
 
         Args:
@@ -561,8 +617,8 @@ class LedQuorum(QuorumResource):
             check: as in ``claim``.
             generation: generation of the task's variables.
             decision: the step, and the workers of the gradients to apply.
-            wanted: most gradients that the next decision waits for. Where workers come and go, 0 ends the wait for
-                workers outside the decision.
+            wanted: most gradients that the next decision waits for. Where workers come and go, 0
+                ends the wait for workers outside the decision.
 
         Returns:
             The step afterwards.
@@ -577,15 +633,20 @@ class LedQuorum(QuorumResource):
             self._wanted = wanted or self._wanted
             if not wanted:
                 self._roster.go_on_with(decision.workers)
-            # The reply to the first order was lost, or another chief repeats the decision of a dead chief.
+            # The reply to the first order was lost, or another chief repeats the decision of a dead
+            # chief.
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:
-                raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
+                raise FailedPreconditionError(
+                    f"{self._name} is at step {self._step}, not at {decision.step}"
+                )
             # The promise of ``gather`` is kept here: each chosen gradient is present.
             chosen = self._gradients.choose(decision.workers)
             if isinstance(chosen, int):
-                raise InternalError(f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone")
+                raise InternalError(
+                    f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone"
+                )
             self._decide(chosen, dict.fromkeys(self._rules.tasks, 1))
             self._last = decision
             return self._step
@@ -594,13 +655,17 @@ class LedQuorum(QuorumResource):
         """Asserts the invariants; for tests."""
         super().validate()
         with self._changed:
-            assert self._session or not any(c.promised for c in self._gradients.entries), "promised to no chief"
+            assert self._session or not any(c.promised for c in self._gradients.entries), (
+                "promised to no chief"
+            )
 
     def _check_chief(self, session: int, check: Callable[[], None], generation: int) -> None:
         check()
         # A restore drops the gradients that were promised, so the chief has to look again.
         if not self._session or generation != self._generation:
-            raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
+            raise FailedPreconditionError(
+                f"{self._name} has no chief, as it was restarted or restored"
+            )
         if session != self._session:
             raise FailedPreconditionError(f"{self._name} was claimed again")
 

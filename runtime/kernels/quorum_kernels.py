@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from absl import logging
 
-from runtime.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InternalError
+from runtime.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+)
 from runtime.kernels.quorum import (
     UNKNOWN,
     LeadingQuorum,
@@ -62,7 +67,12 @@ def _int64(*values: int) -> Array:
 def _push(context: Context) -> Sequence[Array]:
     stamp, *gradients = context.inputs
     step, counted = _quorum(context).push(
-        _worker(context), int(stamp), gradients, _deferred(context), context.cancelled, context.client
+        _worker(context),
+        int(stamp),
+        gradients,
+        _deferred(context),
+        context.cancelled,
+        context.client,
     )
     return [np.asarray(step, context.attrs["dtype"]), np.asarray(counted)]
 
@@ -71,16 +81,23 @@ def _order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[i
     """Returns the parts of a chief's order.
 
     Returns:
-        The quorum, a check that raises unless the task obeys the chief, the generation of the variables, and the
-        further numbers of the order.
+        The quorum, a check that raises unless the task obeys the chief, the generation of the
+        variables, and the further numbers of the order.
     """
     quorum, run = _quorum(context), context.store.run
     if not isinstance(quorum, LedQuorum):
-        raise FailedPreconditionError("this quorum decides by itself, and takes no orders", task=context.task)
+        raise FailedPreconditionError(
+            "this quorum decides by itself, and takes no orders", task=context.task
+        )
     epoch, owner, *further = (int(i) for i in context.inputs[0])
 
     def check() -> None:
-        run.check(Leadership(epoch, owner), "decide on a step", context.task, outdated=FailedPreconditionError)
+        run.check(
+            Leadership(epoch, owner),
+            "decide on a step",
+            context.task,
+            outdated=FailedPreconditionError,
+        )
 
     return quorum, check, run.generation, further
 
@@ -93,7 +110,10 @@ def _claim(context: Context) -> Sequence[Array]:
 
     quorum, check, generation, (wanted, forget) = _order(context)
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
-    return [_int64(session, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
+    return [
+        _int64(session, step, UNKNOWN if last is None else last.step),
+        _int64(*(last.workers if last else ())),
+    ]
 
 
 @kernel("quorum/gather")
@@ -101,7 +121,9 @@ def _gather(context: Context) -> Sequence[Array]:
     quorum, check, generation, (session, step, count, changes, limit_millis) = _order(context)
     # Numbers of an order are int64.
     limit_secs = limit_millis / 1000
-    found = quorum.gather(session, check, generation, (step, count), context.cancelled, limit_secs, changes)
+    found = quorum.gather(
+        session, check, generation, (step, count), context.cancelled, limit_secs, changes
+    )
     return [
         _int64(found.step, int(found.waited_secs * 1000), found.changes),
         _int64(*found.workers),
@@ -130,7 +152,11 @@ def _status(context: Context) -> Sequence[Array]:
 @kernel("quorum/tick")
 def _tick(context: Context) -> Sequence[Array]:
     d = context.attrs["resource"]
-    bound = named(context, StalenessBound, lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]))
+    bound = named(
+        context,
+        StalenessBound,
+        lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]),
+    )
     update = _deferred(context)
     # The update comes before the wait, so that no gradient grows older while its worker waits.
     update.apply(context.inputs)

@@ -35,10 +35,13 @@ def named(context: Context, kind: type[T], make: Callable[[], T]) -> T:
     found = context.store.resource(described["container"], key, make_described)
     # Sessions share resources by name, and two programs may mean different things by one name.
     if not isinstance(found, kind) or found.described != described:
-        differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
+        differing = sorted(
+            k for k in {*described, *found.described} if described.get(k) != found.described.get(k)
+        )
         raise InvalidArgumentError(
             f"resource {described['name']!r} is there with another {', '.join(differing)}: "
-            f"{[found.described.get(k) for k in differing]} there, {[described.get(k) for k in differing]} here",
+            f"{[found.described.get(k) for k in differing]} there, "
+            f"{[described.get(k) for k in differing]} here",
             task=context.task,
         )
     return found
@@ -77,18 +80,25 @@ def _open_queue(context: Context) -> Sequence[Array]:
 
 @kernel("queue/enqueue")
 def _enqueue(context: Context) -> Sequence[Array]:
-    _queue(context).enqueue_many([tuple(_owned(i) for i in context.inputs)], context.cancelled, client=context.client)
+    _queue(context).enqueue_many(
+        [tuple(_owned(i) for i in context.inputs)], context.cancelled, client=context.client
+    )
     return []
 
 
 @kernel("queue/enqueue_many")
 def _enqueue_many(context: Context) -> Sequence[Array]:
-    counts = sorted({i.shape[0] for i in context.inputs if i.ndim} | {-1 for i in context.inputs if not i.ndim})
+    counts = sorted(
+        {i.shape[0] for i in context.inputs if i.ndim} | {-1 for i in context.inputs if not i.ndim}
+    )
     if len(counts) != 1 or counts[0] < 0:
         # A scalar has no first dimension.
         shapes = [i.shape for i in context.inputs]
-        raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
-    # Each element owns its bytes: a view would keep the whole batch until its last element is taken.
+        raise InvalidArgumentError(
+            f"enqueue_many needs one first dimension for all components, got shapes {shapes}"
+        )
+    # Each element owns its bytes: a view would keep the whole batch until its last element is
+    # taken.
     elements = [tuple(np.array(i[k], i.dtype) for i in context.inputs) for k in range(counts[0])]
     # A caller that was cut off makes the call again: it goes on where it was.
     memory, key = context.cancelled.memory, f"added by {context.op}"
@@ -137,7 +147,9 @@ def _accumulator(context: Context) -> AccumulatorResource:
 
     def make() -> AccumulatorResource:
         shape = None if d["shape"] is None else tuple(d["shape"])
-        return AccumulatorResource(canonical_dtype(d["dtype"]), shape, d["reduction"], context.store.ledger)
+        return AccumulatorResource(
+            canonical_dtype(d["dtype"]), shape, d["reduction"], context.store.ledger
+        )
 
     return named(context, AccumulatorResource, make)
 
@@ -153,7 +165,9 @@ def _apply_grad(context: Context) -> Sequence[Array]:
     gradient, local_step, worker = context.inputs
     # A client without a number counts as one worker for each session.
     who = int(worker) if int(worker) >= 0 else ("session", context.client)
-    return [np.asarray(_accumulator(context).apply_grad(gradient, int(local_step), who, context.client))]
+    return [
+        np.asarray(_accumulator(context).apply_grad(gradient, int(local_step), who, context.client))
+    ]
 
 
 @kernel("accumulator/take_grad")

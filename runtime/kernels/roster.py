@@ -92,7 +92,8 @@ class Roster:
 
     def retire(self, client: int, index: int, given: Collection[int]) -> bool:
         """Notes that a session trains no more; returns True if the wait for a worker ends."""
-        # A worker that stops before its first gradient has no session here. Its number is the index of its task.
+        # A worker that stops before its first gradient has no session here. Its number is the index
+        # of its task.
         known = self._of_client(client)
         if not known and index not in self._clients and 0 <= index < self._total:
             known = {index}
@@ -106,7 +107,9 @@ class Roster:
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""
-        assert self._heard | (self._there or set()) <= self.known, "a worker without a session is waited for"
+        assert self._heard | (self._there or set()) <= self.known, (
+            "a worker without a session is waited for"
+        )
         assert len(self._there or ()) <= self._total
 
     def _of_client(self, client: int) -> set[int]:
@@ -118,14 +121,18 @@ class Roster:
         Args:
             given: worker of each gradient here, perhaps given before the worker stopped.
         """
-        # The workers in training may still give their whole share, and the retired workers only gradients that are
-        # here.
-        most = (self._total - len(self._retired)) * self.each + sum(w in self._retired for w in given)
+        # The workers in training may still give their whole share, and the retired workers only
+        # gradients that are here.
+        most = (self._total - len(self._retired)) * self.each + sum(
+            w in self._retired for w in given
+        )
         return sorted(self._retired) if most < self._needed else []
 
 
 class ElasticRoster(Roster):
-    """Workers that come and go. A step waits for a worker from the first gradient until the worker leaves or dies.
+    """Workers that come and go.
+
+    A step waits for a worker from the first gradient until the worker leaves or dies.
 
     Args:
         name: for messages.
@@ -162,7 +169,9 @@ class ElasticRoster(Roster):
 
     def look(self, given: Collection[int]) -> bool:
         """Drops the workers whose sessions give no sign of life; returns True if there were any."""
-        return self._miss({w for w in self.missing(given) if not self._lives(self._clients.get(w, 0))}, given)
+        return self._miss(
+            {w for w in self.missing(given) if not self._lives(self._clients.get(w, 0))}, given
+        )
 
     def end_client(self, client: int, given: Collection[int]) -> bool:
         """Drops the worker of a session that has ended; returns True if the worker was present."""

@@ -21,9 +21,10 @@ class _Worker:
 class StalenessBound(Resource):
     """The step counts of the workers. A worker too far ahead waits. Thread safe.
 
-    A worker takes part from the first step until the end of the session. The first count is the count of the slowest
-    worker. The bound is that of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a
-    Stale Synchronous Parallel Parameter Server", NIPS 2013).
+    A worker takes part from the first step until the end of the session. The first count is the
+    count of the slowest worker. The bound is that of stale synchronous parallel training (Ho et
+    al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS
+    2013).
 
     Args:
         name: for messages.
@@ -60,8 +61,8 @@ class StalenessBound(Resource):
                 # The worker is new, or was started again: both begin at the count of the slowest.
                 others = [c.steps for w, c in self._workers.items() if w != worker]
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
-            # The update is applied already. So the step counts before the wait, and a call that ends early repeats no
-            # step.
+            # The update is applied already. So the step counts before the wait, and a call that
+            # ends early repeats no step.
             entry.steps += 1
             self._changed.notify_all()
             log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS

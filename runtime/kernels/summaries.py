@@ -1,7 +1,7 @@
 """Kernels of summaries: tensors in, one string with a serialized Summary protocol buffer out.
 
-The message is TensorBoard's, from tensorboardX; values are encoded as TensorFlow 1 does, so that every reader of event
-files understands them.
+The message is TensorBoard's, from tensorboardX; values are encoded as TensorFlow 1 does, so that
+every reader of event files understands them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,20 @@ def _message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:
     return _string(summary_pb2.Summary(value=values).SerializeToString())
 
 
-def _shown(context: Context, kind: str, items: Array, made: Callable[[Array], object]) -> Sequence[Array]:
+def _shown(
+    context: Context, kind: str, items: Array, made: Callable[[Array], object]
+) -> Sequence[Array]:
     """Returns the summary of the first ``max_outputs`` items, each made to a message of a kind."""
     tag, most = context.attrs["tag"], int(context.attrs["max_outputs"])
-    names = [f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(min(most, len(items)))]
-    return _message(*(summary_pb2.Summary.Value(tag=n, **{kind: made(i)}) for n, i in zip(names, items, strict=False)))
+    names = [
+        f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(min(most, len(items)))
+    ]
+    return _message(
+        *(
+            summary_pb2.Summary.Value(tag=n, **{kind: made(i)})
+            for n, i in zip(names, items, strict=False)
+        )
+    )
 
 
 def _numbers(context: Context, tag: str, array: Array) -> Array:
@@ -49,7 +58,9 @@ def _scalar(context: Context) -> Sequence[Array]:
     tag = context.attrs["tag"]
     if context.inputs[0].size != 1:
         shape = list(context.inputs[0].shape)
-        raise InvalidArgumentError(f"summary {tag!r} takes one number, not shape {shape}", task=context.task)
+        raise InvalidArgumentError(
+            f"summary {tag!r} takes one number, not shape {shape}", task=context.task
+        )
     value = float(_numbers(context, tag, context.inputs[0]).reshape(()))
     return _message(summary_pb2.Summary.Value(tag=tag, simple_value=value))
 
@@ -77,8 +88,8 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     limits = _bucket_limits()
     if not values.size:
         return summary_pb2.HistogramProto(bucket_limit=[limits[-1]], bucket=[0.0])
-    # A number lies in the first bucket whose upper limit is above the number. To sort all is quicker than to look up
-    # each.
+    # A number lies in the first bucket whose upper limit is above the number. To sort all is
+    # quicker than to look up each.
     below = np.searchsorted(np.sort(values), limits)
     below[-1] = values.size  # the largest number of all has no limit above it
     counts = np.diff(below, prepend=0)
@@ -101,7 +112,8 @@ def _image(context: Context) -> Sequence[Array]:
     tag, images = context.attrs["tag"], context.inputs[0]
     if images.ndim != 4 or images.shape[3] not in (1, 3, 4):
         raise InvalidArgumentError(
-            f"image summary {tag!r} takes [batch, height, width, 1 or 3 or 4], not {list(images.shape)}",
+            f"image summary {tag!r} takes [batch, height, width, 1 or 3 or 4], not "
+            f"{list(images.shape)}",
             task=context.task,
         )
 
@@ -119,8 +131,8 @@ def _image(context: Context) -> Sequence[Array]:
 def to_pixels(image: Array) -> Array:
     """Scales one float image ([height, width, channels]) to bytes as TensorFlow does.
 
-    Without negative values the largest becomes 255; with them 0 becomes 127. What is not finite becomes red, or black
-    where there is one channel.
+    Without negative values the largest becomes 255; with them 0 becomes 127. What is not finite
+    becomes red, or black where there is one channel.
     """
     finite = np.isfinite(image).all(axis=2)
     known = image[finite]
@@ -150,7 +162,9 @@ def encode_png(pixels: Array) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     # The format is specified at https://www.w3.org/TR/png/
     body = chunk(b"IDAT", zlib.compress(rows.tobytes()))
@@ -167,7 +181,9 @@ def _audio(context: Context) -> Sequence[Array]:
     if sound.ndim != 3:
         shape = list(context.inputs[0].shape)
         raise InvalidArgumentError(
-            f"audio summary {tag!r} takes [batch, frames] or [batch, frames, channels], not {shape}", task=context.task
+            f"audio summary {tag!r} takes [batch, frames] or [batch, frames, channels], not "
+            f"{shape}",
+            task=context.task,
         )
     rate = float(np.asarray(context.inputs[1]).reshape(()))
 
@@ -207,5 +223,8 @@ def _text(context: Context) -> Sequence[Array]:
 
 @kernel("summary/merge")
 def _merge(context: Context) -> Sequence[Array]:
-    # A message with a repeated field is the concatenation of messages with its parts: nothing to parse.
-    return _string(b"".join(item for array in context.inputs for item in np.asarray(array).ravel().tolist()))
+    # A message with a repeated field is the concatenation of messages with its parts: nothing to
+    # parse.
+    return _string(
+        b"".join(item for array in context.inputs for item in np.asarray(array).ravel().tolist())
+    )

@@ -11,7 +11,10 @@ from runtime.wire.peer import Peer
 
 
 class Buffers(list[TensorBuffer]):
-    """The free memory for replies of one handle. Plans that differ in other stages only share the memory."""
+    """The free memory for replies of one handle.
+
+    Plans that differ in other stages only share the memory.
+    """
 
 
 @dataclass(eq=False)
@@ -28,7 +31,8 @@ class RemoteCall:
         reply_slots: slots for the replies.
         dynamic: True if the message describes its inputs.
         buffers: reusable memory for replies.
-        reuse: True to receive replies into ``buffers``: no caller keeps the replies longer than the step.
+        reuse: True to receive replies into ``buffers``: no caller keeps the replies longer than the
+            step.
         writes_state: True if running the call twice differs from running the call once.
         waits: True if the call may wait for effects of other calls.
     """
@@ -52,7 +56,8 @@ class RemoteCall:
         The caller adds the memory to ``buffers`` after the last read.
         """
         assert self.reply_layout is not None
-        # Other threads of the session take buffers too, so a look at the length beforehand would not help.
+        # Other threads of the session take buffers too, so a look at the length beforehand would
+        # not help.
         try:
             return self.buffers.pop()
         except IndexError:
@@ -99,10 +104,12 @@ class Phase:
 
     Attributes:
         part: part of the step for the phase's time.
-        awaited: slot of a value to wait for before the phase is sent, or -1 (``Plan.awaited_slots``).
+        awaited: slot of a value to wait for before the phase is sent, or -1
+            (``Plan.awaited_slots``).
         remote: the calls on other tasks.
         local: the calls on this task.
-        flow: all calls in their order, if some may wait; empty otherwise. Calls of a flow may depend on each other.
+        flow: all calls in their order, if some may wait; empty otherwise. Calls of a flow may
+            depend on each other.
     """
 
     part: int

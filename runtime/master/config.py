@@ -13,14 +13,17 @@ class SessionConfig:
     """Options of a session.
 
     Attributes:
-        device_filters: Filters such as ``("/job:ps", "/job:worker/task:0")``. The session waits for and touches only
-            tasks that match a filter, and its target's own task.
-        start_timeout_secs: Seconds that the start of the session waits for tasks; None without limit.
+        device_filters: Filters such as ``("/job:ps", "/job:worker/task:0")``. The session waits for
+            and touches only tasks that match a filter, and its target's own task.
+        start_timeout_secs: Seconds that the start of the session waits for tasks; None without
+            limit.
         operation_timeout_secs: Time limit of one step; None without limit.
         reconnect_secs: Seconds that a step waits for a silent task which may still live.
-        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes. Steps
-            are faster, parameters are one step older, and the global step is fetched one step late. 0 is strict.
-        allow_soft_placement: True to run an operation on the CPU if its task lacks the requested device.
+        prefetch: 1 lets the push of one training step and the pull of the next travel while the
+            worker computes. Steps are faster, parameters are one step older, and the global step is
+            fetched one step late. 0 is strict.
+        allow_soft_placement: True to run an operation on the CPU if its task lacks the requested
+            device.
         log_device_placement: True to log the device of every operation when a step is planned.
 
     Example:

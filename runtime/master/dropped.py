@@ -1,7 +1,8 @@
 """Finalizers that run on a thread of their own, some time after the last reference to an object is gone.
 
-The garbage collector runs a finalizer in any thread, under any lock. So a finalizer here only puts its action into a
-queue. ``queue.SimpleQueue`` is made for this use: a thread inside the queue may enter the queue again.
+The garbage collector runs a finalizer in any thread, under any lock. So a finalizer here only puts
+its action into a queue. ``queue.SimpleQueue`` is made for this use: a thread inside the queue may
+enter the queue again.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ _lock = concurrency.Lock()
 _thread: concurrency.Thread | None = None
 
 
-def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Callable[[], None]], _T]:
+def when_dropped(
+    thing: _T, action: Callable[[], None]
+) -> weakref.finalize[[Callable[[], None]], _T]:
     """Calls ``action`` some time after ``thing`` is gone, but not at the end of the process.
 
     Args:
         thing: any object that can be referred to weakly.
-        action: a function without a reference to ``thing``. May take a little time. Its errors are logged.
+        action: a function without a reference to ``thing``. May take a little time. Its errors are
+            logged.
 
     Returns:
         The finalizer, whose ``detach`` takes the order back.

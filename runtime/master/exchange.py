@@ -1,4 +1,7 @@
-"""Exchange: the calls of one step to other tasks. All calls are sent, and then all replies are collected."""
+"""Exchange: the calls of one step to other tasks.
+
+All calls are sent, and then all replies are collected.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class Run:
         ending: the means of another thread to end the step.
         values: the values of the step, by slot.
         borrowed: memory of replies, with the calls that receive the memory back at the end.
-        running: computations under way on this task, each with the argument for ``PreparedStage.wait``.
+        running: computations under way on this task, each with the argument for
+            ``PreparedStage.wait``.
     """
 
     session: int
@@ -101,14 +105,19 @@ class Run:
             call.registered.prepared.wait(done)
 
     def give_back(self) -> None:
-        """Returns the memory of replies. The computations that read the replies must have finished."""
+        """Returns the memory of replies.
+
+        The computations that read the replies must have finished.
+        """
         for call, buffer in self.borrowed:
             call.buffers.append(buffer)
         self.borrowed.clear()
 
 
 class Exchange:
-    """The calls of a step to other tasks: opened, sent, received. ``close`` gives up all other calls.
+    """The calls of a step to other tasks: opened, sent, received.
+
+    ``close`` gives up all other calls.
 
     Args:
         run: the step.
@@ -137,12 +146,15 @@ class Exchange:
         if run.ending is not None:
             run.ending.cover(lanes[call] for call in calls)
 
-    def send(self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None) -> None:
+    def send(
+        self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None
+    ) -> None:
         """Sends a call that is open.
 
         Args:
             call: the call.
-            arrays: the inputs; by default the values of the step. The arrays must live until the reply.
+            arrays: the inputs; by default the values of the step. The arrays must live until the
+                reply.
             deadline: another deadline than the step's.
         """
         run = self._run
@@ -166,7 +178,8 @@ class Exchange:
             buffer = call.borrow()
             run.borrowed.append((call, buffer))
         replies = lane.receive(call.reply_layout, buffer)
-        # A failed receive leaves the connection among the lanes, and ``close`` drops the connection.
+        # A failed receive leaves the connection among the lanes, and ``close`` drops the
+        # connection.
         del self._lanes[call]
         if run.ending is not None:
             run.ending.uncover((lane,))
@@ -186,12 +199,19 @@ class Exchange:
         """Asserts the invariants; for tests."""
         run, lanes = self._run, list(self._lanes.values())
         assert len(set(map(id, lanes))) == len(lanes), "two calls share a connection"
-        assert run.ending is None or all(map(run.ending.covers, lanes)), "the end of the step does not end a call"
-        assert len({id(buffer) for _, buffer in run.borrowed}) == len(run.borrowed), "two replies share memory"
+        assert run.ending is None or all(map(run.ending.covers, lanes)), (
+            "the end of the step does not end a call"
+        )
+        assert len({id(buffer) for _, buffer in run.borrowed}) == len(run.borrowed), (
+            "two replies share memory"
+        )
 
 
 def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
-    """Runs the calls of a phase. All calls are sent first, so that the tasks work at the same time."""
+    """Runs the calls of a phase.
+
+    All calls are sent first, so that the tasks work at the same time.
+    """
     # A step without other tasks pays for no exchange.
     if not phase.remote:
         for local in phase.local:
@@ -227,7 +247,9 @@ class TracedExchange(Exchange):
         self._device = device
         self._tracer = tracer
 
-    def send(self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None) -> None:
+    def send(
+        self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None
+    ) -> None:
         """Sends a call that is open."""
         if arrays is None:
             arrays = [np.asarray(value) for value in self._run.inputs(call)]
@@ -242,8 +264,16 @@ class TracedExchange(Exchange):
         self._note_span("recv", call, start, replies, f"from {call.task}")
         return replies
 
-    def _note_span(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str) -> None:
+    def _note_span(
+        self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str
+    ) -> None:
         span = Span(
-            self._device, f"{kind}:{call.wave}", call.wave, start, concurrency.wall_time_ns(), nbytes(arrays), label
+            self._device,
+            f"{kind}:{call.wave}",
+            call.wave,
+            start,
+            concurrency.wall_time_ns(),
+            nbytes(arrays),
+            label,
         )
         self._tracer.add(self._run.session, span)

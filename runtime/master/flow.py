@@ -1,9 +1,9 @@
 """A flow: the stage calls of a phase in which some calls may wait.
 
-A call begins as soon as the calls before have finished. A call that waits holds up no other call, because another call
-of the step may end the wait. A call that may wait has a thread of its own if its task is in this process. Replies
-are received in the order of their arrival. If a task is lost, its error is raised at once, and all other waits are
-given up.
+A call begins as soon as the calls before have finished. A call that waits holds up no other call,
+because another call of the step may end the wait. A call that may wait has a thread of its own if
+its task is in this process. Replies are received in the order of their arrival. If a task is lost,
+its error is raised at once, and all other waits are given up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def run_flow(flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stop
 class _Flow:
     """The state of a flow under way."""
 
-    def __init__(self, flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stopwatch) -> None:
+    def __init__(
+        self, flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stopwatch
+    ) -> None:
         self._flow = flow
         self._run = run
         self._exchange = exchange
@@ -136,7 +138,8 @@ class _Flow:
         poll.register(self._woken, select.POLLIN)
         by_fd: dict[int, tuple[RemoteCall, Lane]] = {}
         for call, lane in self._exchange.lanes():
-            # A call without a connection could not be sent. ``answered`` sends the call on another connection.
+            # A call without a connection could not be sent. ``answered`` sends the call on another
+            # connection.
             if lane.fileno() < 0 and lane.answered():
                 return [call]
             fd = lane.fileno()
@@ -145,8 +148,11 @@ class _Flow:
         found = [fd for fd, _ in poll.poll(self._tick_secs() * 1000)]
         if self._woken in found:
             os.eventfd_read(self._woken)
-        # A call whose connection has broken is sent again, and its reply is awaited with all others.
-        answered = [call for call, lane in (by_fd[fd] for fd in found if fd in by_fd) if lane.answered()]
+        # A call whose connection has broken is sent again, and its reply is awaited with all
+        # others.
+        answered = [
+            call for call, lane in (by_fd[fd] for fd in found if fd in by_fd) if lane.answered()
+        ]
         if not answered:
             # After a tick without news, each connection checks the life of its task.
             for _, lane in self._exchange.lanes():

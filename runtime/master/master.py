@@ -1,7 +1,8 @@
 """The master: the sessions of clients, and the steps of these sessions over the tasks of the cluster.
 
-A client's ``Session`` calls ``MasterSession.prepare`` once for each plan and ``MasterSession.run`` for each step. The
-client may be in this process, or in another process by way of ``runtime/server/services.py``.
+A client's ``Session`` calls ``MasterSession.prepare`` once for each plan and ``MasterSession.run``
+for each step. The client may be in this process, or in another process by way of
+``runtime/server/services.py``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class MasterSession:
         options: the client's options.
         cancelled: ends the wait for tasks.
         waited_secs: seconds that the client has waited for tasks before, for messages.
-        foreign: True if the client is another process. All tasks then verify the programs, this process too.
+        foreign: True if the client is another process. All tasks then verify the programs, this
+            process too.
         security: certificates or token of the server, for other tasks.
 
     Raises:
@@ -109,7 +111,9 @@ class MasterSession:
             waited_secs=waited_secs,
             security=security,
         )
-        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._list_devices(task))
+        self.devices: tuple[Device, ...] = tuple(
+            d for task in self.tasks.values() for d in self._list_devices(task)
+        )
         self.worker = worker
         self._traced_steps = concurrency.Lock()
         self._times = worker.counters.begin_session(self.id)
@@ -118,7 +122,9 @@ class MasterSession:
     @property
     def value_ids(self) -> dict[str, str]:
         """By task, an id of its values: another id after a restart or in another generation."""
-        return {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
+        return {
+            name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()
+        }
 
     def _list_devices(self, task: Task) -> Sequence[Device]:
         """Returns the devices of a task, marked as own if task and client are in this process."""
@@ -159,8 +165,8 @@ class MasterSession:
             prepared: the result of ``prepare``.
             feeds: the values of the plan's feeds.
             timeout: seconds for this step; the session's operation timeout by default.
-            ending: the means of another thread to end the step. A pipelined step waits for no other step, and has no
-                such means.
+            ending: the means of another thread to end the step. A pipelined step waits for no other
+                step, and has no such means.
 
         Returns:
             The fetched values: numpy or jax arrays, None for operations.
@@ -185,7 +191,8 @@ class MasterSession:
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
         watch = Stopwatch(times.parts_ns)
-        # A phase is sent to all its tasks, then its replies are collected, then the next phase begins.
+        # A phase is sent to all its tasks, then its replies are collected, then the next phase
+        # begins.
         for phase in prepared.phases:
             if phase.awaited >= 0:
                 run.arrive(phase.awaited)
@@ -204,11 +211,17 @@ class MasterSession:
         return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
-        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Array], step: int, deadline: float | None
+        self,
+        prepared: PreparedPlan,
+        pipeline: Pipeline,
+        feeds: Sequence[Array],
+        step: int,
+        deadline: float | None,
     ) -> list[AnyArray | None]:
         """Runs a step whose pull, computation and push overlap. Only the whole step is timed."""
         began = _clock()
-        # A plan for other shapes may have pulled parameters long ago, and must not compute with old parameters.
+        # A plan for other shapes may have pulled parameters long ago, and must not compute with old
+        # parameters.
         if not self._ahead <= {pipeline}:
             self._flush(pipeline)
         try:
@@ -255,7 +268,8 @@ class MasterSession:
         """Sends an order of a checkpoint coordinator to a task, and returns the reply.
 
         Args:
-            name: the task. With an order for states ``""`` means all tasks of the cluster that answer in time.
+            name: the task. With an order for states ``""`` means all tasks of the cluster that
+                answer in time.
             order: the order.
             timeout: seconds.
         """
@@ -304,7 +318,10 @@ class MasterSession:
     def _collect_states(
         self, order: services_pb2.CheckpointOrder, timeout: float | None
     ) -> services_pb2.CheckpointReply:
-        """Returns the states of all tasks. A finished task has left its states on the tasks that hold run records."""
+        """Returns the states of all tasks.
+
+        A finished task has left its states on the tasks that hold run records.
+        """
         found = services_pb2.CheckpointReply()
         alive: dict[str, bytes] = {}
         keepers = {name for name, _ in find_holders(list(self._addresses.items()))}
@@ -312,7 +329,9 @@ class MasterSession:
         def request_states(name: str) -> services_pb2.CheckpointReply:
             return self._request_states(name, order, timeout)
 
-        for name, answer in concurrency.call_all(request_states, self._addresses, "states of").items():
+        for name, answer in concurrency.call_all(
+            request_states, self._addresses, "states of"
+        ).items():
             try:
                 given = answer.result().states
                 if name in keepers:
@@ -331,15 +350,20 @@ class MasterSession:
     ) -> services_pb2.CheckpointReply:
         known, address = self.tasks.get(name), self._addresses[name]
         if known is not None or (local := find_local(address)) is None:
-            task: Task = known or RemoteTask(name, address, self.id, ChannelOptions(), self._security)
+            task: Task = known or RemoteTask(
+                name, address, self.id, ChannelOptions(), self._security
+            )
         else:
             task = LocalTask(name, local)
         try:
             copy = services_pb2.CheckpointOrder()
             copy.CopyFrom(order)
-            # A local task calls functions of the user in this process, and only a thread can bound their time.
+            # A local task calls functions of the user in this process, and only a thread can bound
+            # their time.
             if isinstance(task, LocalTask):
-                return concurrency.in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
+                return concurrency.in_thread(
+                    lambda: task.send_order(copy, timeout), "states"
+                ).result(timeout)
             return task.send_order(copy, timeout)
         finally:
             if known is None and isinstance(task, RemoteTask):
@@ -352,11 +376,15 @@ class MasterSession:
             generations: by task.
 
         Returns:
-            True if a generation is new to the session. The tasks then refuse registered stages, and the client prepares
-            its plans anew.
+            True if a generation is new to the session. The tasks then refuse registered stages, and
+            the client prepares its plans anew.
         """
         self._check_open()
-        changed = {n: g for n, g in generations.items() if n in self.tasks and self.tasks[n].generation != g}
+        changed = {
+            n: g
+            for n, g in generations.items()
+            if n in self.tasks and self.tasks[n].generation != g
+        }
         for name, generation in changed.items():
             self.tasks[name].generation = generation
         return bool(changed)
@@ -369,8 +397,8 @@ class MasterSession:
     def close(self) -> None:
         """Ends the session, and cancels its steps under way. Never waits for a dead task.
 
-        With ``prefetch`` a task that is not silent has time to answer the last push. Does nothing in a forked child of
-        the process that made the session.
+        With ``prefetch`` a task that is not silent has time to answer the last push. Does nothing
+        in a forked child of the process that made the session.
         """
         if self._home.was_left:
             return
@@ -393,7 +421,11 @@ class MasterSession:
 
     def left(self) -> list[str]:
         """Returns the tasks that have left at the end of training."""
-        return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
+        return [
+            name
+            for name, task in self.tasks.items()
+            if isinstance(task, RemoteTask) and task.peer.left
+        ]
 
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError. The session stays open."""
@@ -417,7 +449,9 @@ class Master:
         self.target = target
         self._worker = worker
         self._lock = concurrency.Lock()
-        self._sessions: weakref.WeakValueDictionary[int, MasterSession] = weakref.WeakValueDictionary()
+        self._sessions: weakref.WeakValueDictionary[int, MasterSession] = (
+            weakref.WeakValueDictionary()
+        )
         """The open sessions. A session belongs to the engine or client that opened the session."""
         self._pending: set[Cancellation] = set()
         """Cancellations of the sessions that are not open yet, and of the orders that wait."""
@@ -439,7 +473,14 @@ class Master:
         cancelled = cancelled or Cancellation()
         with self._until_stopped(cancelled):
             session = MasterSession(
-                self.cluster(), self.target, self._worker, options, cancelled, waited_secs, foreign, self._security
+                self.cluster(),
+                self.target,
+                self._worker,
+                options,
+                cancelled,
+                waited_secs,
+                foreign,
+                self._security,
             )
         with self._lock:
             stopped = self._stopped
@@ -474,10 +515,13 @@ class Master:
             UnavailableError: the server has stopped.
         """
         order.sender = self._worker.task
-        # A finished task is not there for the last checkpoint, so its states travel with the report.
+        # A finished task is not there for the last checkpoint, so its states travel with the
+        # report.
         if order.HasField("done"):
             order.done.states.update(_states_to_leave(self._worker))
-        tasks = choose_receivers(order, find_holders(_find_visible(self.cluster(), self.target, device_filters)))
+        tasks = choose_receivers(
+            order, find_holders(_find_visible(self.cluster(), self.target, device_filters))
+        )
         with self._until_stopped(cancelled):
             return send_run_order(
                 order,
@@ -538,19 +582,26 @@ def _make_step_ids() -> Iterator[Array]:
     Any thread may take the next id.
     """
     nonce = np.frombuffer(concurrency.random_bytes(8), np.uint32)
-    return map(lambda step: np.array([*nonce, step & 0xFFFFFFFF, step >> 32], np.uint32), itertools.count())
+    return map(
+        lambda step: np.array([*nonce, step & 0xFFFFFFFF, step >> 32], np.uint32), itertools.count()
+    )
 
 
-def _find_visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
+def _find_visible(
+    cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]
+) -> list[tuple[str, str]]:
     """Returns the names and addresses of the tasks for a client. An evaluator serves no client."""
     return [
         (str(task), address)
         for task, address in cluster.tasks().items()
-        if (task.job, task.index) == target or (task.job != EVALUATOR and _matches_filter(str(task), filters))
+        if (task.job, task.index) == target
+        or (task.job != EVALUATOR and _matches_filter(str(task), filters))
     ]
 
 
-def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker, home: HomeProcess) -> None:
+def _end_session(
+    session: int, tasks: Mapping[str, Task], worker: Worker, home: HomeProcess
+) -> None:
     # In a forked child the connections belong to the parent.
     if home.was_left:
         return
@@ -562,7 +613,9 @@ def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker, home: 
 def _matches_filter(task: str, filters: Sequence[str]) -> bool:
     if not filters:
         return True
-    return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
+    return any(
+        task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters
+    )
 
 
 def _states_to_leave(worker: Worker) -> dict[str, bytes]:
@@ -571,7 +624,8 @@ def _states_to_leave(worker: Worker) -> dict[str, bytes]:
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states
     logging.warning(
-        "the states of this task are %d bytes: the last checkpoint has those of the one before (harness.checkpointable "
+        "the states of this task are %d bytes: the last checkpoint has those of the one before "
+        "(harness.checkpointable "
         "is for at most %d bytes)",
         size,
         MOST_STATE_BYTES,

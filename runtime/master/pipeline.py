@@ -1,13 +1,14 @@
 """Pipelined steps: the push of one step and the pull of the next travel while the worker computes.
 
-    during computation k:  receive the reply of push k-1, request and receive the parameters of step k+1
-    after computation k:   send push k, and do not wait for its reply
+    during computation k:  receive the reply of push k-1, request and receive the parameters of step
+    k+1 after computation k:   send push k, and do not wait for its reply
 
-So the parameters of a step hold this worker's gradients up to the step before the last: one step more of staleness
-than in the strict loop. The reply of a push (the global step) is fetched one step late. Pipelining is off by default.
+So the parameters of a step hold this worker's gradients up to the step before the last: one step
+more of staleness than in the strict loop. The reply of a push (the global step) is fetched one step
+late. Pipelining is off by default.
 
-A push without a reply may be sent again, after its step has ended for the caller. So a push holds copies of all arrays
-that the caller or a later pull may change.
+A push without a reply may be sent again, after its step has ended for the caller. So a push holds
+copies of all arrays that the caller or a later pull may change.
 """
 
 from __future__ import annotations
@@ -38,16 +39,25 @@ def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
     if len(phases) != 3 or any(call.stage.host for call in plan.stages):
         return False
     pull, compute, push = phases
-    if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
+    if (
+        pull.local
+        or compute.remote
+        or push.local
+        or not (pull.remote and compute.local and push.remote)
+    ):
         return False
     # A pull that is sent a step early must not change a task, and must not depend on this step.
-    reads_only = all(not call.inline and not call.writes_state and not call.dynamic for call in pull.remote)
+    reads_only = all(
+        not call.inline and not call.writes_state and not call.dynamic for call in pull.remote
+    )
     pulled = {slot for call in pull.remote for slot in call.reply_slots}
     return reads_only and not pulled.intersection(plan.fetches)
 
 
 class Pipeline:
-    """The overlapped steps of one plan. A second thread waits until the step of the first has returned.
+    """The overlapped steps of one plan.
+
+    A second thread waits until the step of the first has returned.
 
     Args:
         phases: pull, compute, push.
@@ -85,7 +95,9 @@ class Pipeline:
         self._changing.update(range(plan.feeds))
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
-    def run(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
+    def run(
+        self, feeds: Sequence[Array], step: int, deadline: float | None
+    ) -> list[AnyArray | None]:
         """Runs one step; see ``MasterSession.run``."""
         with self._lock:
             try:
@@ -99,26 +111,35 @@ class Pipeline:
         """Waits for the reply to the last push, and drops parameters pulled ahead."""
         with self._lock:
             self._take_replies()
-            # Another plan runs before the next step of this plan, so these replies would be too old.
+            # Another plan runs before the next step of this plan, so these replies would be too
+            # old.
             self._replies = None
             self._drop_pulled()
 
     def finish(self) -> None:
         """Waits at the end of the session for the reply to the last push, but not for a silent task.
 
-        A healthy ps answers at once. The wait for a frozen ps, or behind a step of another thread, ends when a task
-        would count as silent.
+        A healthy ps answers at once. The wait for a frozen ps, or behind a step of another thread,
+        ends when a task would count as silent.
         """
-        # A step of another thread may hang on a dead task, and the end of a session waits for no dead task.
+        # A step of another thread may hang on a dead task, and the end of a session waits for no
+        # dead task.
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return
         try:
             limit = concurrency.monotonic() + timeouts.RECONNECT_SECS
             for call, lane in self._pushed[0].lanes() if self._pushed else ():
                 peer = call.peer
-                while _is_awaited(lane) and peer.silent_since is None and concurrency.monotonic() < limit:
+                while (
+                    _is_awaited(lane)
+                    and peer.silent_since is None
+                    and concurrency.monotonic() < limit
+                ):
                     pass
-                lane.limit(concurrency.monotonic() + (timeouts.ATTEMPT_SECS if peer.silent_since is None else 0.0))
+                lane.limit(
+                    concurrency.monotonic()
+                    + (timeouts.ATTEMPT_SECS if peer.silent_since is None else 0.0)
+                )
             self._take_replies()
         except OpError as error:
             logging.warning("the last pipelined push of a session was not answered: %s", error)
@@ -130,7 +151,9 @@ class Pipeline:
             self._pulled[1].give_back()
             self._pulled = None
 
-    def _run_step(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
+    def _run_step(
+        self, feeds: Sequence[Array], step: int, deadline: float | None
+    ) -> list[AnyArray | None]:
         if self._pulled is None:
             self._pulled = self._pull_parameters(step, deadline)
         pulled, pull = self._pulled
@@ -160,7 +183,8 @@ class Pipeline:
         pulled: _Pulled = {}
         calls = self._pull_phase.remote
         try:
-            # All requests go out before the first reply is read, so that the tasks work at the same time.
+            # All requests go out before the first reply is read, so that the tasks work at the same
+            # time.
             for call in calls:
                 exchange.open((call,))
                 exchange.send(call, ())

@@ -1,6 +1,7 @@
 """Prepared plans: the stages of a plan, registered on their tasks and put into phases.
 
-``MasterSession.prepare`` calls ``register_plan`` once for each plan. A step reads the result and registers nothing.
+``MasterSession.prepare`` calls ``register_plan`` once for each plan. A step reads the result and
+registers nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class PreparedPlan:
     def __post_init__(self) -> None:
         plan = self.plan
         step_id = plan.step_id_slot
-        self._uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
+        self._uses_step_id = step_id in plan.fetches or any(
+            step_id in call.inputs for call in plan.stages
+        )
         # Each step copies this list, which is faster than to build the table slot by slot.
         self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
 
@@ -73,7 +76,8 @@ class PreparedPlan:
 
         Args:
             feeds: the values of the plan's feeds.
-            step_ids: the ids of the session's next steps. A plan without a use for the id takes none.
+            step_ids: the ids of the session's next steps. A plan without a use for the id takes
+                none.
         """
         plan = self.plan
         values: list[AnyArray] = [*feeds, *plan.constants, *self._empty]
@@ -82,7 +86,9 @@ class PreparedPlan:
         return values
 
 
-def register_plan(session: Registrar, plan: Plan, times: StepTimes, *, traced: bool) -> PreparedPlan:
+def register_plan(
+    session: Registrar, plan: Plan, times: StepTimes, *, traced: bool
+) -> PreparedPlan:
     """Registers the stages of a plan on their tasks.
 
     Args:
@@ -121,7 +127,11 @@ def _register_stages(
     session: Registrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
 ) -> list[RemoteCall | LocalCall]:
     """Registers each stage on its task, and adds the handles on other tasks to ``registered``."""
-    writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host)
+    writing = Counter(
+        call.stage.device.task_name
+        for call in plan.stages
+        if call.stage.writes and not call.stage.host
+    )
     # One writing stage alone is atomic anyway. Several need the write gate of each task.
     writes = dict(writing) if writing.total() > 1 else None
     calls: list[RemoteCall | LocalCall] = []
@@ -145,7 +155,9 @@ def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]
         task.unregister(session, handles)
 
 
-def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall], own_task: str) -> tuple[Phase, ...]:
+def _make_phases(
+    plan: Plan, calls: Sequence[RemoteCall | LocalCall], own_task: str
+) -> tuple[Phase, ...]:
     """Puts the registered calls of a plan into phases."""
     waves = sorted({call.wave for call in plan.stages})
     parts = dict(zip(waves, plan.parts(), strict=True))
@@ -167,12 +179,16 @@ def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall], own_task: 
 
 
 def _make_flow(
-    plan: Plan, calls: Sequence[RemoteCall | LocalCall], numbers: Sequence[int], parts: Mapping[int, int]
+    plan: Plan,
+    calls: Sequence[RemoteCall | LocalCall],
+    numbers: Sequence[int],
+    parts: Mapping[int, int],
 ) -> tuple[FlowCall, ...]:
     """Returns the flow of a phase; empty if no call may wait, or a call has the phase for itself."""
     if len(numbers) < 2 or not any(plan.stages[i].stage.may_wait for i in numbers):
         return ()
-    # A flow counts its calls from 0. Stages before the phase have finished, so their numbers drop out.
+    # A flow counts its calls from 0. Stages before the phase have finished, so their numbers drop
+    # out.
     place = {number: k for k, number in enumerate(numbers)}
     return tuple(
         FlowCall(

@@ -1,4 +1,7 @@
-"""Orders to the run records of a cluster. All tasks that hold variables receive an order at the same time."""
+"""Orders to the run records of a cluster.
+
+All tasks that hold variables receive an order at the same time.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,13 @@ def find_holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return ps or sorted(tasks)[:1]
 
 
-def choose_receivers(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+def choose_receivers(
+    order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]
+) -> Sequence[tuple[str, str]]:
     """Returns the receivers of an order: the tasks that hold run records, or for a wait of a worker one task.
 
-    Each sender has its own receiver, so that no task keeps a thread for every worker. The leader alone waits at all
-    tasks, since any task may have to leave.
+    Each sender has its own receiver, so that no task keeps a thread for every worker. The leader
+    alone waits at all tasks, since any task may have to leave.
 
     Args:
         order: the order with its sender.
@@ -63,7 +68,8 @@ def send_run_order(
         order: the order.
         tasks: (name, address) of each task.
         cluster: the sender's view of the cluster, compared with the view of each task.
-        answer_secs: seconds for a task beyond the order's own wait, and for the wait for an absent task.
+        answer_secs: seconds for a task beyond the order's own wait, and for the wait for an absent
+            task.
         cancelled: ends the order from another thread; set at the end of the order.
         security: certificates or token of the sender, for other tasks.
 
@@ -71,7 +77,8 @@ def send_run_order(
         The replies by task; for ``wait_stop`` the replies at the time of the first.
 
     Raises:
-        OpError: the failure of a task, after the last reply or failure. An order with a wait raises at once.
+        OpError: the failure of a task, after the last reply or failure. An order with a wait raises
+            at once.
         CancelledError: ``cancelled`` was set.
     """
     deadline = concurrency.monotonic() + wait_secs(order) + answer_secs
@@ -95,7 +102,8 @@ def send_run_order(
             return task.send_run_order(order, cancelled)
         met.append(task)
         try:
-            # An end of the order before this line has closed no task here. An end after this line closes the task.
+            # An end of the order before this line has closed no task here. An end after this line
+            # closes the task.
             cancelled.check(f"meeting {name}")
             return task.send_run_order(order, deadline)
         finally:
@@ -107,7 +115,9 @@ def send_run_order(
 
     try:
         for name, address in tasks:
-            replies[name] = concurrency.in_thread(functools.partial(send, name, address), f"run record of {name}")
+            replies[name] = concurrency.in_thread(
+                functools.partial(send, name, address), f"run record of {name}"
+            )
             replies[name].add_done_callback(note_end)
         with ended:
             cancelled.wait_for(ended, lambda: _is_over(order, replies), "an order to run records")
@@ -125,7 +135,8 @@ def send_run_order(
 
 
 def _is_over(order: run_record_pb2.RunOrder, replies: _Replies) -> bool:
-    # One reply to ``wait_stop`` is a reason to stop. A failure ends a wait, since the wait could last a minute.
+    # One reply to ``wait_stop`` is a reason to stop. A failure ends a wait, since the wait could
+    # last a minute.
     done = [reply.done() for reply in replies.values()]
     is_answered = order.WhichOneof("order") == "wait_stop" and any(done)
     return all(done) or is_answered or (wait_secs(order) > 0 and bool(_list_failed(replies)))

@@ -139,7 +139,11 @@ class LocalTask:
         self.devices: tuple[Device, ...] = tuple(server.worker.devices)
 
     def register(
-        self, call: StageCall, writes: Mapping[str, int] | None = None, traced: bool = False, foreign: bool = False
+        self,
+        call: StageCall,
+        writes: Mapping[str, int] | None = None,
+        traced: bool = False,
+        foreign: bool = False,
     ) -> RegisteredCall:
         """Prepares a stage call on the task.
 
@@ -149,16 +153,25 @@ class LocalTask:
             traced: True to time the runs.
             foreign: True if the client is another process.
         """
-        found = self.server.worker.register(call, self.generation, traced=traced, writes=writes, foreign=foreign)
+        found = self.server.worker.register(
+            call, self.generation, traced=traced, writes=writes, foreign=foreign
+        )
         assert found is not None
         return found
 
-    def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
+    def send_order(
+        self, order: services_pb2.CheckpointOrder, timeout: float | None
+    ) -> services_pb2.CheckpointReply:
         """Sends an order of a checkpoint coordinator to the task, and returns the reply."""
         return self.server.worker.checkpoint_participant.obey(order)
 
-    def send_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
-        """Sends an order to the task's run record, and returns the reply. ``cancelled`` ends the order."""
+    def send_run_order(
+        self, order: run_record_pb2.RunOrder, cancelled: Cancellation
+    ) -> run_record_pb2.RunReply:
+        """Sends an order to the task's run record, and returns the reply.
+
+        ``cancelled`` ends the order.
+        """
         return self.server.worker.obey_run_order(order, cancelled)
 
     def stream(self, client: int) -> Stream:
@@ -190,12 +203,17 @@ class RemoteTask:
         address: gRPC address of the task.
         client: random id of the caller, a session or a task.
         options: limits of the tensor channel.
-        security: certificates of the caller, or a token for a task that has left no token for this user; by default
-            from ``BELLWETHER_SECURITY``.
+        security: certificates of the caller, or a token for a task that has left no token for this
+            user; by default from ``BELLWETHER_SECURITY``.
     """
 
     def __init__(
-        self, name: str, address: str, client: int, options: ChannelOptions, security: Security | None = None
+        self,
+        name: str,
+        address: str,
+        client: int,
+        options: ChannelOptions,
+        security: Security | None = None,
     ) -> None:
         self.name = name
         self.address = address
@@ -204,7 +222,10 @@ class RemoteTask:
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self.has_backup = False
-        """True if the task has a backup. After its death another process takes over, and callers wait."""
+        """True if the task has a backup.
+
+        After its death another process takes over, and callers wait.
+        """
         self._takeovers = 0
         self._options = options
         self._closed = concurrency.Event()
@@ -222,11 +243,14 @@ class RemoteTask:
             certificates=given.tls() if given else None,
         )
 
-    def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
+    def status(
+        self, cluster: ClusterSpec | None, sender: str, timeout: float
+    ) -> services_pb2.StatusResponse:
         """Returns the status of the task. Compares cluster definitions if ``cluster`` is given.
 
         Raises:
-            InvalidArgumentError: the two tasks know different clusters, or another task answers at this address.
+            InvalidArgumentError: the two tasks know different clusters, or another task answers at
+                this address.
         """
         request = services_pb2.StatusRequest(sender=sender)
         if cluster is not None:
@@ -237,7 +261,9 @@ class RemoteTask:
         except UnimplementedError as error:
             raise UnimplementedError(f"at {self.address} {why_not(error)}", task=sender) from None
         if found.task != self.name:
-            raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
+            raise InvalidArgumentError(
+                f"at {self.address} answers {found.task}, not {self.name}", task=sender
+            )
         if cluster is not None:
             _check_cluster(self.name, ClusterSpec(found.cluster), sender, cluster)
         return found
@@ -256,20 +282,34 @@ class RemoteTask:
         except UnavailableError as error:
             if not self.has_backup:
                 raise
-            raise DeadlineExceededError(f"{why_not(error)}; waiting for it to go on from its backup") from None
+            raise DeadlineExceededError(
+                f"{why_not(error)}; waiting for it to go on from its backup"
+            ) from None
         # A restarted task has lost its variables, so no call of this session may reach it.
         if self.incarnation and found.incarnation != self.incarnation:
-            raise AbortedError("restarted since the session began, its state is gone", task=self.name)
+            raise AbortedError(
+                "restarted since the session began, its state is gone", task=self.name
+            )
         # A takeover keeps the incarnation, since the values live on in the backup.
         if self.has_backup and found.takeovers != self._takeovers:
             self._takeovers = found.takeovers
             logging.warning(
-                "%s was restarted and goes on from its backup: %s", self.name, describe_loss(found.backup_lag)
+                "%s was restarted and goes on from its backup: %s",
+                self.name,
+                describe_loss(found.backup_lag),
             )
         host, _ = split_address(self.address)
-        return Endpoint(settled(host), found.data_port, found.unix_path or None, found.host_id, found.incarnation)
+        return Endpoint(
+            settled(host),
+            found.data_port,
+            found.unix_path or None,
+            found.host_id,
+            found.incarnation,
+        )
 
-    def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
+    def send_order(
+        self, order: services_pb2.CheckpointOrder, timeout: float | None
+    ) -> services_pb2.CheckpointReply:
         """Sends an order of a checkpoint coordinator to the task, and returns the reply."""
         order.incarnation = self.incarnation
 
@@ -281,7 +321,9 @@ class RemoteTask:
 
         return self._retry_call(send_once)
 
-    def send_run_order(self, order: run_record_pb2.RunOrder, deadline: float) -> run_record_pb2.RunReply:
+    def send_run_order(
+        self, order: run_record_pb2.RunOrder, deadline: float
+    ) -> run_record_pb2.RunReply:
         """Sends an order to the task's run record, and returns the reply.
 
         The order is sent twice if the task recovers from its backup meanwhile.
@@ -311,7 +353,11 @@ class RemoteTask:
             try:
                 return call()
             except UnavailableError:
-                if not self.has_backup or concurrency.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
+                if (
+                    not self.has_backup
+                    or concurrency.monotonic() >= limit
+                    or self._closed.wait(_AGAIN_SECS)
+                ):
                     raise
 
     def register(
@@ -328,7 +374,8 @@ class RemoteTask:
             call: the stage call.
             fetched: slots whose values a user may keep. Their memory is not reused.
             timeout: seconds.
-            writes: by task, the number of writing stages of the plan; None if the plan has one at most.
+            writes: by task, the number of writing stages of the plan; None if the plan has one at
+                most.
             traced: True to time the runs.
         """
         request = services_pb2.RegisterRequest(
@@ -343,7 +390,9 @@ class RemoteTask:
         self._connect(timeout)
 
         def register_once() -> services_pb2.RegisterResponse:
-            return self._retry_call(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
+            return self._retry_call(
+                lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
+            )
 
         answer = register_once()
         # The task may know the program already, so the program is sent on request only.
@@ -351,7 +400,11 @@ class RemoteTask:
             request.call.CopyFrom(call_to_proto(call))
             answer = register_once()
         stage = call.stage
-        layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
+        layout = (
+            None
+            if stage.output_specs is None
+            else Layout([stage.output_specs[i] for i in call.replies])
+        )
         # Outputs that other tasks fetch directly are no replies to the master.
         slots = tuple(call.outputs[i] for i in call.replies)
         return RemoteCall(
@@ -385,7 +438,9 @@ class RemoteTask:
             return
         request = services_pb2.UnregisterRequest(session=session, handles=handles)
         try:
-            rpc.call(self._stub.Unregister, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
+            rpc.call(
+                self._stub.Unregister, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name
+            )
         except OpError as error:
             logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
 
@@ -394,8 +449,14 @@ class RemoteTask:
         # The clocks of two hosts differ: the answer is taken for the middle of the call.
         before = concurrency.wall_time_ns()
         request = services_pb2.TraceRequest(session=session)
-        answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
-        ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + concurrency.wall_time_ns()) // 2
+        answer = rpc.call(
+            self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name
+        )
+        ahead = (
+            0
+            if self.host_id == host_id()
+            else answer.now_unix_nanos - (before + concurrency.wall_time_ns()) // 2
+        )
         return shifted(answer.step_stats, ahead)
 
     def fetch(self, session: int, step: int, slot: int) -> Array:
@@ -440,7 +501,9 @@ def meet_tasks(
     waited_secs: float = 0.0,
     security: Security | None = None,
 ) -> dict[str, Task]:
-    """Meets every task. Waits for tasks that have not joined yet, and logs the names of these tasks every 10 s.
+    """Meets every task.
+
+    Waits for tasks that have not joined yet, and logs the names of these tasks every 10 s.
 
     Args:
         tasks: (name, address) of each task.
@@ -456,7 +519,8 @@ def meet_tasks(
     Raises:
         UnauthenticatedError: a task has another token, or this process has none.
         CancelledError: ``cancelled`` was set.
-        DeadlineExceededError: tasks did not answer. The message names the tasks and their addresses.
+        DeadlineExceededError: tasks did not answer. The message names the tasks and their
+            addresses.
         InvalidArgumentError: a task knows another cluster.
     """
     met: dict[str, Task] = {}
@@ -515,10 +579,14 @@ class _JoinWait:
             DeadlineExceededError: the time is up.
         """
         now = concurrency.monotonic()
-        peers = ", ".join(f"{task.name} at {task.address} ({self.reasons[task.name]})" for task in absent)
+        peers = ", ".join(
+            f"{task.name} at {task.address} ({self.reasons[task.name]})" for task in absent
+        )
         if self._deadline is not None and now >= self._deadline:
             waited = now - self._started + self._waited_secs
-            raise DeadlineExceededError(f"after {waited:.0f} s still waiting for {peers}", task=self._sender)
+            raise DeadlineExceededError(
+                f"after {waited:.0f} s still waiting for {peers}", task=self._sender
+            )
         if now >= self._log_at:
             logging.warning("%s: still waiting for %s", self._sender, peers)
             self._log_at = now + timeouts.LOG_EVERY_SECS
@@ -527,7 +595,8 @@ class _JoinWait:
 def _check_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
     if there != here and not agree(here, there):
         raise InvalidArgumentError(
-            f"the cluster definition of {name} differs from that of {sender}: {difference(here, there)}; "
+            f"the cluster definition of {name} differs from that of {sender}: "
+            f"{difference(here, there)}; "
             "start all tasks with the same --ps_hosts and --worker_hosts",
             task=sender,
         )
@@ -535,7 +604,11 @@ def _check_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec
 
 def describe_loss(lag: int) -> str:
     """Returns the loss of updates by a takeover, in words for the log."""
-    return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
+    return (
+        f"at most {lag} of its last updates are lost"
+        if lag
+        else "no update that was answered is lost"
+    )
 
 
 def make_fetcher(find: Callable[[str], Task]) -> FetchFrom:

@@ -1,8 +1,8 @@
 """The audit log of a task: orders of clients and their outcome, in a JSON object per line.
 
-The lines go to the logger ``bellwether.audit`` of Python's logging, and to a file if the server has one. A program may
-add handlers to the logger. Text from clients stands in JSON strings of ASCII, so such text can neither move a cursor
-nor begin a line.
+The lines go to the logger ``bellwether.audit`` of Python's logging, and to a file if the server has
+one. A program may add handlers to the logger. Text from clients stands in JSON strings of ASCII, so
+such text can neither move a cursor nor begin a line.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class AuditLog:
 
     Args:
         task: Name of the task, for each line.
-        path: File for the lines, which are appended; None for no file. A new file has mode 0600. At 128 MiB the file
-            is renamed to ``path.1``, in place of the previous ``path.1``, and a new file begins.
+        path: File for the lines, which are appended; None for no file. A new file has mode 0600. At
+            128 MiB the file is renamed to ``path.1``, in place of the previous ``path.1``, and a
+            new file begins.
 
     Raises:
         InvalidArgumentError: The file cannot be opened.
@@ -49,7 +50,9 @@ class AuditLog:
             try:
                 self._file = _opened(self._path)
             except OSError as error:
-                raise InvalidArgumentError(f"cannot write the audit log {self._path}: {error.strerror}") from error
+                raise InvalidArgumentError(
+                    f"cannot write the audit log {self._path}: {error.strerror}"
+                ) from error
 
     def write(self, action: str, *, peer: str, outcome: str, who: str = "", what: str = "") -> None:
         """Writes one line.
@@ -59,7 +62,8 @@ class AuditLog:
             peer: Address of the client.
             outcome: "ok", or the name of the error.
             who: Names in the client's certificate; empty without a certificate.
-            what: Object of the order (a directory, a container, the hash of a program), or the reason of a refusal.
+            what: Object of the order (a directory, a container, the hash of a program), or the
+                reason of a refusal.
 
         Example:
             >>> AuditLog("/job:ps/task:0").write("connect", peer="10.0.0.7", outcome="refused")
@@ -86,7 +90,9 @@ class AuditLog:
                 # A full disk must not stop the task, so only the log ends.
                 except OSError as error:
                     logging.getLogger("absl").warning(
-                        "%s: the audit log cannot be written and ends here: %s", self._task, one_line(error)
+                        "%s: the audit log cannot be written and ends here: %s",
+                        self._task,
+                        one_line(error),
                     )
                     self._close()
 
@@ -98,7 +104,8 @@ class AuditLog:
         """
         if os.fstat(file).st_size < _MOST_BYTES:
             return
-        # The tasks with the same file take turns. Only the first finds the full file under the name, and renames it.
+        # The tasks with the same file take turns. Only the first finds the full file under the
+        # name, and renames it.
         fcntl.flock(file, fcntl.LOCK_EX)
         self._file = None
         try:

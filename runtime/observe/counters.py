@@ -9,7 +9,10 @@ from runtime import concurrency
 from runtime.plan.plan import COMPUTE, PULL, PUSH
 
 STALENESS_BUCKETS = 65
-"""Number of staleness counters: for updates that were 0, 1 ... 63, and 64 or more updates behind."""
+"""Number of staleness counters: for updates that were 0, 1 ...
+
+63, and 64 or more updates behind.
+"""
 
 
 class StepTimes:
@@ -75,7 +78,10 @@ class TaskCounters:
     # -- stages ------------------------------------------------------------------------------------------------
 
     def read(self, session: int) -> None:
-        """Notes that a session reads variables now. The session's next update comes from these values."""
+        """Notes that a session reads variables now.
+
+        The session's next update comes from these values.
+        """
         # A single assignment needs no lock, and this runs in every pull.
         self._seen[session] = self.updates
 
@@ -149,7 +155,8 @@ class TaskCounters:
                 for total, times in zip(sums, pair, strict=True):
                     _add(total, times)
             training, other = sums
-            # Each reader gets the maximum since the last reading, so a short burst shows up in a graph once.
+            # Each reader gets the maximum since the last reading, so a short burst shows up in a
+            # graph once.
             most_active, self.most_active = self.most_active, self.active
             return {
                 "steps_total": training.steps,

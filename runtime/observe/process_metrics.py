@@ -1,6 +1,7 @@
 """All metrics of a task, and the counters of rare events.
 
-The name of a metric ends in ``_total`` if the metric only grows. A reader takes differences of such metrics.
+The name of a metric ends in ``_total`` if the metric only grows. A reader takes differences of such
+metrics.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Metrics:
             {'checkpoint_seconds_total': 1.5}
         """
         with self._lock:
-            # A name without a meaning in the table is an error, so no metric lacks its line in the documentation.
+            # A name without a meaning in the table is an error, so no metric lacks its line in the
+            # documentation.
             self._values[_known(name)] = self._values.get(name, 0.0) + amount
 
     def read(self) -> dict[str, float]:
@@ -128,7 +130,10 @@ class Metrics:
 
 def _known(name: str) -> str:
     if name not in METRICS:
-        raise KeyError(f"{name} is not in METRICS of runtime.observe.process_metrics, where every figure is explained")
+        raise KeyError(
+            f"{name} is not in METRICS of runtime.observe.process_metrics, where every figure is "
+            "explained"
+        )
     return name
 
 

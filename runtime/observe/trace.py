@@ -1,7 +1,8 @@
 """Traced steps: the times of stages and transfers, with their operations, devices and bytes.
 
-A traced plan is registered a second time, under handles of its own. The recording is wrapped around these stages and
-around the exchange (``runtime/master/exchange.py``). So steps without a trace run no recording code at all.
+A traced plan is registered a second time, under handles of its own. The recording is wrapped around
+these stages and around the exchange (``runtime/master/exchange.py``). So steps without a trace run
+no recording code at all.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def nbytes(arrays: Iterable[AnyArray]) -> int:
     total = 0
     for array in arrays:
         if array.dtype.hasobject:
-            total += sum(len(item) for item in np.asarray(array).ravel().tolist() if isinstance(item, bytes))
+            total += sum(
+                len(item) for item in np.asarray(array).ravel().tolist() if isinstance(item, bytes)
+            )
         else:
             total += int(array.nbytes)
     return total
@@ -73,8 +76,8 @@ def nbytes(arrays: Iterable[AnyArray]) -> int:
 def step_stats(spans: Iterable[Span]) -> pb.StepStats:
     """Returns spans as a StepStats message.
 
-    A stage becomes a node, and so does each of its operations. The operations ran as one program, so all have the times
-    of the stage.
+    A stage becomes a node, and so does each of its operations. The operations ran as one program,
+    so all have the times of the stage.
     """
     devices: dict[str, pb.DeviceStepStats] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):

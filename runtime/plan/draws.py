@@ -1,9 +1,10 @@
 """Draws: one loop for the random numbers that a stage draws alike, so that XLA compiles one draw.
 
-A program may have hundreds of draws: one for each weight matrix, or for each share of a secret. XLA takes a quarter of
-a second to compile a random key and a draw, as long as for a thousand additions. So the first step of a program with
-a hundred draws takes 2.7 s of processor time instead of 24 s. The numbers are the same. A cache of compiled programs
-does not replace this module, because the cache is empty at the first launch.
+A program may have hundreds of draws: one for each weight matrix, or for each share of a secret. XLA
+takes a quarter of a second to compile a random key and a draw, as long as for a thousand additions.
+So the first step of a program with a hundred draws takes 2.7 s of processor time instead of 24 s.
+The numbers are the same. A cache of compiled programs does not replace this module, because the
+cache is empty at the first launch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from runtime.tensor_spec import AnyArray, TensorSpec
 FEWEST = 4
 """The least number of operations of a loop. A smaller group of draws stays as written."""
 LARGEST = 2**20
-"""Bytes of the largest draw in a loop. A larger draw stays as written, since a loop needs twice its memory."""
+"""Bytes of the largest draw in a loop.
+
+A larger draw stays as written, since a loop needs twice its memory.
+"""
 
 
 def draw_alike(
@@ -53,7 +57,11 @@ def draw_alike(
 
     def describe_draw(op: Operation) -> Hashable:
         # A draw takes a key, and its other inputs are known.
-        is_draw = isinstance(op.body, Pure) and made.intersection(op.inputs) and values.keys() >= {*op.inputs}
+        is_draw = (
+            isinstance(op.body, Pure)
+            and made.intersection(op.inputs)
+            and values.keys() >= {*op.inputs}
+        )
         if not is_draw or sum(specs[t].nbytes for t in op.outputs) > LARGEST:
             return None
         form = _describe_jaxpr(jaxprs[op])
@@ -63,8 +71,13 @@ def draw_alike(
         _draw_values(alike, jaxprs[alike[0]], made, values)
 
 
-def _group_alike(operations: Iterable[Operation], describe: Callable[[Operation], Hashable]) -> list[list[Operation]]:
-    """Groups operations of one description. Operations without a description, and small groups, are left out."""
+def _group_alike(
+    operations: Iterable[Operation], describe: Callable[[Operation], Hashable]
+) -> list[list[Operation]]:
+    """Groups operations of one description.
+
+    Operations without a description, and small groups, are left out.
+    """
     groups: dict[Hashable, list[Operation]] = {}
     for op in operations:
         if (key := describe(op)) is not None:
@@ -81,10 +94,14 @@ def _draw_keys(alike: Sequence[Operation], values: dict[Tensor, AnyArray]) -> No
 
 
 def _draw_values(
-    alike: Sequence[Operation], jaxpr: ClosedJaxpr, made: set[Tensor], values: dict[Tensor, AnyArray]
+    alike: Sequence[Operation],
+    jaxpr: ClosedJaxpr,
+    made: set[Tensor],
+    values: dict[Tensor, AnyArray],
 ) -> None:
     function = jax.extend.core.jaxpr_as_fun(jaxpr)
-    # Alike operations differ in their keys only, so the first operation has the other inputs of all.
+    # Alike operations differ in their keys only, so the first operation has the other inputs of
+    # all.
     inputs = alike[0].inputs
     places = [i for i, tensor in enumerate(inputs) if tensor in made]
     stacked = [jnp.stack([jnp.asarray(values[op.inputs[i]]) for op in alike]) for i in places]
@@ -98,7 +115,9 @@ def _draw_values(
     _store_results(alike, jax.lax.map(draw_one, stacked), values)
 
 
-def _store_results(alike: Sequence[Operation], drawn: Sequence[jax.Array], values: dict[Tensor, AnyArray]) -> None:
+def _store_results(
+    alike: Sequence[Operation], drawn: Sequence[jax.Array], values: dict[Tensor, AnyArray]
+) -> None:
     for place, op in enumerate(alike):
         for tensor, results in zip(op.outputs, drawn, strict=True):
             # A fed tensor keeps its fed value.
@@ -108,8 +127,8 @@ def _store_results(alike: Sequence[Operation], drawn: Sequence[jax.Array], value
 def _describe_jaxpr(jaxpr: ClosedJaxpr) -> Hashable:
     """Describes a jaxpr. Jaxprs that compute the same have equal descriptions.
 
-    Returns None if the jaxpr cannot be described. The jitted functions in a jaxpr are compared by identity: JAX traces
-    each once for arguments of one kind.
+    Returns None if the jaxpr cannot be described. The jitted functions in a jaxpr are compared by
+    identity: JAX traces each once for arguments of one kind.
     """
     # Arrays cannot be hashed.
     if jaxpr.consts:
@@ -129,7 +148,12 @@ def _describe_jaxpr(jaxpr: ClosedJaxpr) -> Hashable:
     form = (
         tuple((describe_atom(v), str(v.aval)) for v in inner.invars),
         tuple(
-            (e.primitive, describe_atoms(e.invars), tuple(sorted(e.params.items())), describe_atoms(e.outvars))
+            (
+                e.primitive,
+                describe_atoms(e.invars),
+                tuple(sorted(e.params.items())),
+                describe_atoms(e.outvars),
+            )
             for e in inner.eqns
         ),
         describe_atoms(inner.outvars),

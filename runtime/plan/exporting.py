@@ -1,6 +1,7 @@
 """Exporting: a JAX function becomes a program. Processes with equal graphs export equal bytes.
 
-For another process the program is an expression list. For a task of this process the program is a jaxpr of any kind.
+For another process the program is an expression list. For a task of this process the program is a
+jaxpr of any kind.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def own_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) ->
         module = traced.lower(lowering_platforms=(platform,)).as_text()
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
     if traced.jaxpr.effects or _CALLBACK.search(module):
-        raise InvalidArgumentError("it has a callback; a program of a step calls no Python: rt.Print prints in a step")
+        raise InvalidArgumentError(
+            "it has a callback; a program of a step calls no Python: rt.Print prints in a step"
+        )
     if "mhlo.num_partitions = 1 " not in module:
         raise InvalidArgumentError("a stage runs on one device, this program wants several")
     return Program(module.encode(), tuple(arguments), _describe_results(traced.jaxpr), traced.jaxpr)
@@ -53,12 +56,15 @@ def write_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) 
         platform: XLA's name of the platform of the task's device.
 
     Raises:
-        NotInTableError: an operation is missing in the table of operations. The message names the operation.
-        InvalidArgumentError: the program breaks a rule of ``runtime.expressions.reader``. The message says the rule.
+        NotInTableError: an operation is missing in the table of operations. The message names the
+            operation.
+        InvalidArgumentError: the program breaks a rule of ``runtime.expressions.reader``. The
+            message says the rule.
     """
     jaxpr = trace(run, [aval(s.shape, s.dtype) for s in arguments], True)
     data = write_expressions(jaxpr, platform)
-    # A program that is too large or too deep for any task fails here, with the name of its stage, and is not sent.
+    # A program that is too large or too deep for any task fails here, with the name of its stage,
+    # and is not sent.
     read_expressions(data)
     return Program(data, tuple(arguments), _describe_results(jaxpr))
 

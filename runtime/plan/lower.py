@@ -85,12 +85,15 @@ class _Accesses(NamedTuple):
 
 
 def trace_all(
-    operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]
+    operations: Sequence[Operation],
+    feeds: Mapping[Tensor, TensorSpec],
+    alias: Mapping[Tensor, Tensor],
 ) -> Traced:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
 
     Raises:
-        InvalidArgumentError: an operation does not fit these shapes. The message names the operation.
+        InvalidArgumentError: an operation does not fit these shapes. The message names the
+            operation.
     """
     specs: dict[Tensor, TensorSpec] = dict(feeds)
     jaxprs: dict[Operation, ClosedJaxpr] = {}
@@ -111,7 +114,11 @@ def trace_all(
             found = [(op.outputs[0], TensorSpec.of(body.variable))]
         # Nothing is known of the outputs of a host kernel but the declared shapes.
         else:
-            found = [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
+            found = [
+                (t, static_spec(t))
+                for t in op.outputs
+                if t.shape is not None and None not in t.shape
+            ]
         # A fed tensor keeps the shape of the fed value.
         for tensor, spec in found:
             specs.setdefault(tensor, spec)
@@ -130,7 +137,8 @@ def _find_arguments(
     for tensor in (alias.get(t, t) for t in op.inputs):
         if tensor not in specs:
             raise InvalidArgumentError(
-                f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before the step runs: "
+                f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before the "
+                "step runs: "
                 "fetch it and feed it to another step, or give it a shape"
             )
         out.append(specs[tensor])
@@ -142,10 +150,13 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*map(TensorSpec.of, body.variables), *arguments]
     outputs = () if isinstance(body, Deferred) else op.outputs
-    # Each operation has its own mode: a 64-bit array of one operation must not widen another operation.
+    # Each operation has its own mode: a 64-bit array of one operation must not widen another
+    # operation.
     wide = op.wide or needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
-        raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
+        raise InvalidArgumentError(
+            f"operation {op.name!r}: a string tensor cannot enter a numeric computation"
+        )
     try:
         return trace(body.fn, [aval(s.shape, s.dtype) for s in arguments], wide)
     except Exception as error:
@@ -158,14 +169,16 @@ def _check_new_values(op: Operation, body: Update, results: list[TensorSpec]) ->
     wanted = len(body.variables) + len(op.outputs)
     if len(results) != wanted:
         raise InvalidArgumentError(
-            f"operation {op.name!r} must give {len(body.variables)} new values and {len(op.outputs)} outputs, "
+            f"operation {op.name!r} must give {len(body.variables)} new values and "
+            f"{len(op.outputs)} outputs, "
             f"its function gave {len(results)} arrays"
         )
     # A task allocates a variable once, so a step cannot change its shape or dtype.
     for variable, new in zip(body.variables, results, strict=False):
         if new.shape != variable.shape or new.dtype != variable.dtype:
             raise InvalidArgumentError(
-                f"operation {op.name!r} would change variable {variable.name!r} from {variable.dtype.name}"
+                f"operation {op.name!r} would change variable {variable.name!r} from "
+                f"{variable.dtype.name}"
                 f"{list(variable.shape)} to {new.dtype.name}{list(new.shape)}"
             )
     return results[len(body.variables) :]
@@ -175,7 +188,8 @@ def lower_stage(source: StageSource) -> Stage:
     """Lowers the operations of one stage.
 
     Raises:
-        InvalidArgumentError: the operations cannot become a program for the device. The message names the operations.
+        InvalidArgumentError: the operations cannot become a program for the device. The message
+            names the operations.
     """
     first = source.operations[0]
     if isinstance(first.body, Deferred):
@@ -223,7 +237,9 @@ def _lower_deferred(source: StageSource, op: Operation, body: Deferred) -> Stage
     accesses, traced = _find_accesses([op]), source.traced
     place = {tensor: i for i, tensor in enumerate((*source.inputs, *op.outputs))}
     arguments = [traced.real(t) for t in op.inputs]
-    call = HostCall(body.kernel, dict(body.attrs), tuple(place[t] for t in arguments), len(op.outputs), op.name)
+    call = HostCall(
+        body.kernel, dict(body.attrs), tuple(place[t] for t in arguments), len(op.outputs), op.name
+    )
     return Stage(
         source.device,
         *accesses,
@@ -241,11 +257,15 @@ def _lower_xla(source: StageSource) -> Stage:
     operations, traced = source.operations, source.traced
     input_specs = tuple(traced.specs[t] for t in source.inputs)
     if any(s.dtype == object for s in input_specs):
-        raise InvalidArgumentError(f"a string tensor cannot enter the computation of {operations[0].name!r}")
+        raise InvalidArgumentError(
+            f"a string tensor cannot enter the computation of {operations[0].name!r}"
+        )
     accesses = variables, reads, writes = _find_accesses(operations)
     computed, refs = _find_outputs(source, variables)
     # A stage that only hands out variables has no program, and reads no variable into a program.
-    program = _make_program(source, accesses, source.inputs, computed) if writes or computed else None
+    program = (
+        _make_program(source, accesses, source.inputs, computed) if writes or computed else None
+    )
     specs = tuple(
         TensorSpec.of(variables[r.index]) if isinstance(r, VariableOutput) else traced.specs[t]
         for t, r in zip(source.outputs, refs, strict=True)
@@ -272,14 +292,16 @@ def _make_program(
     variables, reads, writes = accesses
 
     def run_operations(*arguments: jax.Array) -> tuple[AnyArray, ...]:
-        now: dict[VariableSpec, AnyArray] = dict(zip((variables[i] for i in reads), arguments, strict=False))
+        now: dict[VariableSpec, AnyArray] = dict(
+            zip((variables[i] for i in reads), arguments, strict=False)
+        )
         values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
         draw_alike(operations, traced.jaxprs, traced.specs, values)
         for op in operations:
             _evaluate_operation(op, traced, now, values)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
-        # Each program has a result that shows when the program is done. A written variable does not show the end: the
-        # next program may have taken over its memory.
+        # Each program has a result that shows when the program is done. A written variable does not
+        # show the end: the next program may have taken over its memory.
         return results if computed else (*results, np.zeros((), np.bool_))
 
     arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
@@ -289,7 +311,11 @@ def _make_program(
     # The writer names no operation of the graph, so each operation is tried alone.
     except NotInTableError as error:
         jaxprs = traced.jaxprs
-        bad = [op for op in operations if op in jaxprs and not _can_be_written(jaxprs[op], device.platform)]
+        bad = [
+            op
+            for op in operations
+            if op in jaxprs and not _can_be_written(jaxprs[op], device.platform)
+        ]
         raise InvalidArgumentError(
             f"operations [{_join_names(bad)}] cannot be sent to {device.name}: {one_line(error)}; "
             "place them on a device of this process"
@@ -297,7 +323,8 @@ def _make_program(
     # A callback in an operation, or an operation that this platform does not have.
     except Exception as error:
         raise InvalidArgumentError(
-            f"operations [{_join_names(operations)}] cannot become a program for {device.name}: {one_line(error)}"
+            f"operations [{_join_names(operations)}] cannot become a program for {device.name}: "
+            f"{one_line(error)}"
         ) from error
 
 
@@ -318,7 +345,9 @@ def _find_accesses(operations: Sequence[Operation]) -> _Accesses:
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}
     for op in operations:
-        touched = (op.body.variable,) if isinstance(op.body, Read) else getattr(op.body, "variables", ())
+        touched = (
+            (op.body.variable,) if isinstance(op.body, Read) else getattr(op.body, "variables", ())
+        )
         for variable in touched:
             i = index.setdefault(variable, len(index))
             overwrites = isinstance(op.body, Update) and op.body.overwrites
@@ -340,7 +369,8 @@ def _find_outputs(
     Returns:
         The computed tensors, and the source of each output.
     """
-    # The versions of a variable are counted in the order of the stage: an output with the last version is final.
+    # The versions of a variable are counted in the order of the stage: an output with the last
+    # version is final.
     versions = dict.fromkeys(variables, 0)
     same_as: dict[Tensor, tuple[VariableSpec, int]] = {}
     for op in source.operations:
@@ -383,7 +413,9 @@ def _evaluate_operation(
         assert isinstance(body, Update)
         old = [] if body.overwrites else [now[v] for v in body.variables]
         given = op.inputs[body.kernel_inputs :] if isinstance(body, Deferred) else op.inputs
-        everything = _apply_jaxpr(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)])
+        everything = _apply_jaxpr(
+            traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)]
+        )
         now.update(zip(body.variables, everything, strict=False))
         # The outputs of a deferred update are the kernel's.
         if isinstance(body, Deferred):

@@ -1,32 +1,40 @@
 """Partitioning: placed operations become stages, the units that run as one program on one device.
 
-Wanted: few stages, because each stage costs a message and a start of a program. No two stages may wait for each
-other. Every process that plans the same graph must find the same stages, because tasks know programs by their bytes.
+Wanted: few stages, because each stage costs a message and a start of a program. No two stages may
+    wait for each
+other. Every process that plans the same graph must find the same stages, because tasks know
+programs by their bytes.
 
 Three simpler ways fail:
 
-* One stage for each operation. A step would send a message for each addition, and XLA would fuse nothing.
-* One stage for each place. A step reads a variable on a parameter server, computes on a worker, and updates the
-  variable on the parameter server. The read and the update have one place, and the computation between them would
-  wait for its own result.
-* One stage for each wave of a place, and each operation in its earliest wave. The wave of an operation is the longest
-  path to the operation, counted in changes of place. Edges then lead to later waves only, so no circle arises. But an
-  operation that depends on nothing lands in wave 0, and makes a stage there although its reader runs in wave 2.
+* One stage for each operation. A step would send a message for each addition, and XLA would fuse
+    nothing.
+* One stage for each place. A step reads a variable on a parameter server, computes on a worker, and
+  updates the variable on the parameter server. The read and the update have one place, and the
+  computation between them would wait for its own result.
+* One stage for each wave of a place, and each operation in its earliest wave. The wave of an
+  operation is the longest path to the operation, counted in changes of place. Edges then lead to
+  later waves only, so no circle arises. But an operation that depends on nothing lands in wave 0,
+  and makes a stage there although its reader runs in wave 2.
 
 Solution: waves, and each operation moves to where the operation adds no stage.
 
-1. Forward, each operation receives its earliest wave. The stages of these waves are the stages to choose from.
-2. Backward, each read and each computation moves to the last of these stages that comes before its readers.
-3. Forward again, each write joins the first stage that is left and fits. So a variable is written early.
+1. Forward, each operation receives its earliest wave. The stages of these waves are the stages to
+    choose from.
+2. Backward, each read and each computation moves to the last of these stages that comes before its
+    readers.
+3. Forward again, each write joins the first stage that is left and fits. So a variable is written
+    early.
 
-An operation that may wait, such as a dequeue, is a stage of its own. A stage waits for such an operation only if all
-its operations do. Otherwise an operation that feeds an enqueue could share a stage with an operation that needs the
-dequeue of the same queue, and the stage would wait for itself. So a stage has a spot: its place, and the waiting
-operations behind which the stage runs.
+An operation that may wait, such as a dequeue, is a stage of its own. A stage waits for such an
+operation only if all its operations do. Otherwise an operation that feeds an enqueue could share a
+stage with an operation that needs the dequeue of the same queue, and the stage would wait for
+itself. So a stage has a spot: its place, and the waiting operations behind which the stage runs.
 
 Within a stage a read of a variable comes after the write, unless the write waits for the read.
 
-Limits: each operation chooses alone, so a step may have more stages than the least possible number. A path that
+Limits: each operation chooses alone, so a step may have more stages than the least possible number.
+    A path that
 changes the place n times has n + 1 waves, however the operations move.
 """
 
@@ -74,7 +82,10 @@ def partition_operations(
         members.setdefault((found.waves[op], found.spots[op]), []).append(op)
     # The sort is stable: within a wave the stages keep the order of their first operations.
     stages = sorted(members.items(), key=lambda item: item[0][0])
-    return [Partition(place, wave, tuple(_order_operations(ops, waits_for))) for (wave, place), ops in stages]
+    return [
+        Partition(place, wave, tuple(_order_operations(ops, waits_for)))
+        for (wave, place), ops in stages
+    ]
 
 
 def find_awaited_stages(
@@ -94,7 +105,10 @@ def is_write(op: Operation) -> bool:
 
 
 class _Spot(NamedTuple):
-    """The place of an operation, and the waiting operations behind which it runs. Equal spots share a stage."""
+    """The place of an operation, and the waiting operations behind which it runs.
+
+    Equal spots share a stage.
+    """
 
     place: Place
     behind: frozenset[Operation]
@@ -171,7 +185,8 @@ class _Waves:
         own = self.spots[op]
         found: list[tuple[int, bool, _Spot]] = []
         for spot, waves in stages.items():
-            # At a spot behind fewer waiting operations, the operation would hold up the other operations.
+            # At a spot behind fewer waiting operations, the operation would hold up the other
+            # operations.
             if own.behind <= spot.behind:
                 first, last = self._first_wave(op, spot, self._earliest), self._last_wave(op, spot)
                 found += [(wave, spot == own, spot) for wave in waves if first <= wave <= last]
@@ -190,7 +205,10 @@ class _Waves:
         followers = self._followers[op]
         if any(not spot.behind <= self.spots[after].behind for after in followers):
             return -1
-        return min((self.waves[after] - (self.spots[after] != spot) for after in followers), default=math.inf)
+        return min(
+            (self.waves[after] - (self.spots[after] != spot) for after in followers),
+            default=math.inf,
+        )
 
 
 def _order_operations(
@@ -198,8 +216,8 @@ def _order_operations(
 ) -> list[Operation]:
     """Orders the operations of one stage.
 
-    An operation comes after the operations that it waits for. A read sees the written value of a variable, unless the
-    write waits for the read.
+    An operation comes after the operations that it waits for. A read sees the written value of a
+    variable, unless the write waits for the read.
     """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
@@ -207,8 +225,9 @@ def _order_operations(
     moved = False
     for key, readers in reads.items():
         for writer in writes[key]:
-            # A read behind which the write comes stays there: the update of a counter computes with the old value.
-            # The set is the same for all readers, since no reader that goes behind the writer is in the set.
+            # A read behind which the write comes stays there: the update of a counter computes with
+            # the old value. The set is the same for all readers, since no reader that goes behind
+            # the writer is in the set.
             behind = reachable([writer], before.__getitem__)
             for reader in readers:
                 if reader not in behind:
@@ -242,7 +261,11 @@ def _sort_oldest_first(before: Mapping[Operation, Collection[Operation]]) -> lis
 
     Of two writes without an order between them, the later one stays the last.
     """
-    sorter, ready, ordered = graphlib.TopologicalSorter(before), list[tuple[int, Operation]](), list[Operation]()
+    sorter, ready, ordered = (
+        graphlib.TopologicalSorter(before),
+        list[tuple[int, Operation]](),
+        list[Operation](),
+    )
     sorter.prepare()
     while sorter.is_active():
         for op in sorter.get_ready():

@@ -8,9 +8,9 @@ from runtime.plan.plan import Plan
 def group_waves(plan: Plan) -> list[tuple[int, ...]]:
     """Groups the waves of a step into phases.
 
-    As a rule a phase is one wave. A stage that may wait may wait for a stage of a later wave, if the later stage does
-    not depend on the waiting stage. So the waves from the one stage to the other are one phase. In such a phase a stage
-    begins as soon as the stages before are finished.
+    As a rule a phase is one wave. A stage that may wait may wait for a stage of a later wave, if
+    the later stage does not depend on the waiting stage. So the waves from the one stage to the
+    other are one phase. In such a phase a stage begins as soon as the stages before are finished.
 
     Returns:
         The waves of each phase, in order.

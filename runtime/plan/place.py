@@ -21,8 +21,8 @@ class Device:
         type: "CPU", "GPU" ...
         index: number among the task's devices of the type.
         platform: XLA's name of the device's platform ("cpu", "cuda", "rocm", "tpu"), for lowering.
-        is_own: True for a device of the session's own process, which takes any JAX program. A device of another
-            process takes expression lists.
+        is_own: True for a device of the session's own process, which takes any JAX program. A
+            device of another process takes expression lists.
     """
 
     job: str
@@ -51,7 +51,8 @@ class Devices:
         all: the devices of every task of the session.
         target: (job, task) of the session's target, for operations without a device.
         home: (job, task) for variables without a device: one place for all sessions of a cluster.
-        soft: fall back to a device of another type on the same task where the requested device is missing.
+        soft: fall back to a device of another type on the same task where the requested device is
+            missing.
     """
 
     all: tuple[Device, ...]
@@ -60,16 +61,20 @@ class Devices:
     soft: bool = True
 
 
-def place_operations(operations: Iterable[Operation], devices: Devices) -> Mapping[Operation, Device]:
+def place_operations(
+    operations: Iterable[Operation], devices: Devices
+) -> Mapping[Operation, Device]:
     """Chooses a device for each operation from the requested and the existing devices.
 
-    Variables without a job go to ``devices.home``, local variables to the target. All other operations without a job
-    run on the target. A job without a task means the target's own task if the target is of the job, else the job's
-    first task; for variables always the first, so that all sessions agree. Without a type, a computation takes the
-    task's accelerator if the task has an accelerator.
+    Variables without a job go to ``devices.home``, local variables to the target. All other
+    operations without a job run on the target. A job without a task means the target's own task if
+    the target is of the job, else the job's first task; for variables always the first, so that all
+    sessions agree. Without a type, a computation takes the task's accelerator if the task has an
+    accelerator.
 
     Raises:
-        InvalidArgumentError: no device matches. The message names the operation, the request and the devices.
+        InvalidArgumentError: no device matches. The message names the operation, the request and
+            the devices.
     """
     # A graph has thousands of operations and few requests, and a request takes time to parse.
     cache: dict[tuple[str, bool, bool], Device] = {}
@@ -90,7 +95,11 @@ def _is_shared(op: Operation) -> bool:
         return not body.variable.local
     if isinstance(body, Update):
         return not any(v.local for v in body.variables)
-    return isinstance(body, Host) and bool(body.resource or "variables" in body.attrs) and not body.attrs.get("local")
+    return (
+        isinstance(body, Host)
+        and bool(body.resource or "variables" in body.attrs)
+        and not body.attrs.get("local")
+    )
 
 
 def _choose_device(op: Operation, devices: Devices, shared: bool, host: bool) -> Device:
@@ -103,7 +112,11 @@ def _choose_device(op: Operation, devices: Devices, shared: bool, host: bool) ->
     if host:
         return cpu
     # Of the devices that the request leaves open, an accelerator comes before the CPU.
-    wanted = [d for d in candidates if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)]
+    wanted = [
+        d
+        for d in candidates
+        if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)
+    ]
     if wanted:
         return min(wanted, key=lambda d: (d.type == "CPU", d.index))
     if devices.soft:
@@ -115,13 +128,14 @@ def _find_candidates(spec: DeviceSpec, devices: Devices, shared: bool) -> Sequen
     """Finds the devices of the task that the request means."""
     job, task = spec.job, spec.task
     if job is None:
-        # Shared variables have one home for all sessions. Local variables and computations stay on the target.
+        # Shared variables have one home for all sessions. Local variables and computations stay on
+        # the target.
         job, own_task = devices.home if shared else devices.target
         task = own_task if task is None else task
     there = [d for d in devices.all if d.job == job]
     if task is None and there:
-        # All sessions must agree on a shared variable. So the first task has the variable, even if the target is of
-        # the job.
+        # All sessions must agree on a shared variable. So the first task has the variable, even if
+        # the target is of the job.
         tasks = {d.task for d in there}
         is_target = not shared and devices.target[0] == job and devices.target[1] in tasks
         task = devices.target[1] if is_target else min(tasks)

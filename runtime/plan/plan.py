@@ -43,11 +43,13 @@ class Program:
     """One XLA program: ``(variables read, inputs) -> (variables written, outputs)``.
 
     Attributes:
-        blob: an expression list (``runtime.expressions``), or the text of JAX's module of the jaxpr.
+        blob: an expression list (``runtime.expressions``), or the text of JAX's module of the
+            jaxpr.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
         jaxpr: the computation of a program that stays in its process; None for an expression list.
-        sha256: SHA-256 of the blob, in hexadecimal digits; computed by default, given where the blob may be missing.
+        sha256: SHA-256 of the blob, in hexadecimal digits; computed by default, given where the
+            blob may be missing.
     """
 
     blob: bytes
@@ -73,7 +75,8 @@ class HostCall:
     Attributes:
         kernel: registered name.
         attrs: the kernel's attributes, JSON-compatible.
-        arguments: for each argument, an index into the stage's inputs followed by all results so far.
+        arguments: for each argument, an index into the stage's inputs followed by all results so
+            far.
         results: number of results.
         op: name of the operation, for errors.
     """
@@ -87,7 +90,10 @@ class HostCall:
 
 @dataclass(frozen=True)
 class VariableOutput:
-    """An output by reference: the value of a variable after the stage. The program does not compute the output."""
+    """An output by reference: the value of a variable after the stage.
+
+    The program does not compute the output.
+    """
 
     index: int
 
@@ -96,8 +102,8 @@ class VariableOutput:
 class ProgramOutput:
     """An output that the program computes.
 
-    ``index`` counts the program's results behind the written variables. For a host stage ``index`` counts the inputs,
-    and then all results.
+    ``index`` counts the program's results behind the written variables. For a host stage ``index``
+    counts the inputs, and then all results.
     """
 
     index: int
@@ -118,10 +124,11 @@ class Stage:
         outputs: the source of each output.
         output_specs: shape and dtype of each output; None when the layout is not fixed.
         program: the XLA program, or None when nothing is computed.
-        host: the kernels of a host stage, in order. A deferred update has one kernel and a program: the kernel decides
-            when to run the program, and with which inputs.
+        host: the kernels of a host stage, in order. A deferred update has one kernel and a program:
+            the kernel decides when to run the program, and with which inputs.
         writes_state: True if running the stage twice differs from running the stage once.
-        operations: names of the operations, for traces and errors; not part of the stage's identity.
+        operations: names of the operations, for traces and errors; not part of the stage's
+            identity.
     """
 
     device: Device
@@ -187,9 +194,12 @@ class StageCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """All stages for one (fetches, feed shapes). The edges between the stages are slots of a table of values.
+    """All stages for one (fetches, feed shapes).
 
-    Slots come in this order: the feeds, the constants, the step's own id, then the outputs of the stages.
+    The edges between the stages are slots of a table of values.
+
+    Slots come in this order: the feeds, the constants, the step's own id, then the outputs of the
+    stages.
 
     Attributes:
         feeds: number of feeds.
@@ -221,8 +231,8 @@ class Plan:
     def is_training(self) -> bool:
         """Returns True if the step trains.
 
-        A training step computes new values of variables from the old values, or acts on resources (an accumulator, a
-        queue).
+        A training step computes new values of variables from the old values, or acts on resources
+        (an accumulator, a queue).
         """
         stages = [call.stage for call in self.stages]
         # A variable that is only written is initialised, not trained.
@@ -234,18 +244,24 @@ class Plan:
         for call in self.stages:
             waves.setdefault(call.wave, []).append(call.stage)
         ordered = [waves[wave] for wave in sorted(waves)]
-        computing = [i for i, stages in enumerate(ordered) if any(s.program and not s.variables for s in stages)]
+        computing = [
+            i
+            for i, stages in enumerate(ordered)
+            if any(s.program and not s.variables for s in stages)
+        ]
         if not computing:
             return [PUSH if any(s.writes_state for s in stages) else PULL for stages in ordered]
-        # Between the first and the last computation all waves count as computing, such as a pull in the middle.
+        # Between the first and the last computation all waves count as computing, such as a pull in
+        # the middle.
         first, last = computing[0], computing[-1]
         return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
 
     def awaited_slots(self, own_task: str) -> list[int]:
         """Returns for each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
 
-        A program on the master's task computes on after its start, and a send of its results would wait for the end.
-        The master waits for a result first, so that the time of computing and the time of sending are counted apart.
+        A program on the master's task computes on after its start, and a send of its results would
+        wait for the end. The master waits for a result first, so that the time of computing and the
+        time of sending are counted apart.
 
         Args:
             own_task: the master's task.
@@ -262,7 +278,9 @@ class Plan:
                 if i not in call.remote
             )
             awaited.append(next((slot for slot in sent if slot in made), -1))
-            made.update(s for call in calls if call.stage.device.task_name == own_task for s in call.outputs)
+            made.update(
+                s for call in calls if call.stage.device.task_name == own_task for s in call.outputs
+            )
         return awaited
 
     def wire_bytes(self, own_task: str) -> int:
@@ -271,7 +289,8 @@ class Plan:
         Args:
             own_task: the master's task.
         """
-        # Inputs from other tasks do not pass the master. A host stage declares no inputs, so its bytes are not counted.
+        # Inputs from other tasks do not pass the master. A host stage declares no inputs, so its
+        # bytes are not counted.
         total = 0
         for call in self.stages:
             stage = call.stage

@@ -1,7 +1,8 @@
 """The planner: a graph becomes a plan.
 
-A session calls ``make_plan`` once for each structure of fetches and each set of feed shapes. The phases are: prune,
-place, trace, partition, lower, and lay the edges between the stages. Equal graphs have equal plans in every process.
+A session calls ``make_plan`` once for each structure of fetches and each set of feed shapes. The
+phases are: prune, place, trace, partition, lower, and lay the edges between the stages. Equal
+graphs have equal plans in every process.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ def make_plan(
 
     Args:
         fetches: the tensors and operations of the client's request.
-        feeds: the fed tensors with this step's shapes, in the order in which a step feeds the values.
+        feeds: the fed tensors with this step's shapes, in the order in which a step feeds the
+            values.
         devices: the devices of the session.
         done: operations of an earlier substep (``runtime/plan/substeps.py``).
 
     Raises:
-        InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit. The message names
-            the operation.
+        InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit.
+            The message names the operation.
     """
     needed = prune_graph(fetches, feeds, done)
     # Another fetch may need other operations, so the step is pruned anew.
     if any(isinstance(op.body, Deferred) for op in needed.operations):
         fetches = _fetch_updated_counters(fetches, needed.operations)
         needed = prune_graph(fetches, feeds, done)
-    # Identities are dropped after placement, because an identity may carry a value to another device.
+    # Identities are dropped after placement, because an identity may carry a value to another
+    # device.
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     traced = _trace_needed(needed, feeds)
 
     def find_place(op: Operation) -> Hashable:
-        # Another session may run a deferred update. So a deferred update shares its stage with no operation.
+        # Another session may run a deferred update. So a deferred update shares its stage with no
+        # operation.
         return placed[op], op if isinstance(op.body, Deferred) else runs_on_host(op.body)
 
     partitions = partition_operations(needed.operations, needed.waits_for, find_place)
@@ -87,10 +91,14 @@ def _fetch_updated_counters(
 
 
 def _trace_needed(needed: Needed, feeds: Mapping[Tensor, TensorSpec]) -> Traced:
-    return trace_all(needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias)
+    return trace_all(
+        needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias
+    )
 
 
-def _number_given(feeds: Collection[Tensor], given: Sequence[Tensor]) -> tuple[dict[Tensor, int], tuple[Array, ...]]:
+def _number_given(
+    feeds: Collection[Tensor], given: Sequence[Tensor]
+) -> tuple[dict[Tensor, int], tuple[Array, ...]]:
     """Returns the slots of the values that come with a step, and the values of the constants among them."""
     bodies = [(t, t.op.body) for t in given]
     constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
@@ -125,17 +133,24 @@ class _Assembly:
         self._tasks = [placed[c.operations[0]].task_name for c in partitions]
         self._master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
         self._slots, self._constants = _number_given(feeds, given)
-        made_in = [[t for op in c.operations for t in op.outputs if t not in self._slots] for c in partitions]
+        made_in = [
+            [t for op in c.operations for t in op.outputs if t not in self._slots]
+            for c in partitions
+        ]
         self._makers = {t: index for index, made in enumerate(made_in) for t in made}
-        # A tensor is an output of a stage if another stage reads the tensor, so the inputs of all stages come first.
+        # A tensor is an output of a stage if another stage reads the tensor, so the inputs of all
+        # stages come first.
         self._inputs = [self._find_inputs(index) for index in range(len(partitions))]
         self._readers: dict[Tensor, list[int]] = {}
         for index, tensors in enumerate(self._inputs):
             for tensor in tensors:
                 self._readers.setdefault(tensor, []).append(index)
         self._fetched = set(self._fetches)
-        self._outputs = [[t for t in made if t in self._readers or t in self._fetched] for made in made_in]
-        # The slot before the first output is the slot of the step's own id, whether the step uses the id or not.
+        self._outputs = [
+            [t for t in made if t in self._readers or t in self._fetched] for made in made_in
+        ]
+        # The slot before the first output is the slot of the step's own id, whether the step uses
+        # the id or not.
         first = self._fed + len(self._constants) + 1
         outputs = [t for made in self._outputs for t in made]
         self._slots |= {t: slot for slot, t in enumerate(outputs, first)}
@@ -156,9 +171,15 @@ class _Assembly:
         inputs, outputs = self._inputs[index], self._outputs[index]
         operations = self._partitions[index].operations
         # All operations of a partition have one device.
-        stage = lower_stage(StageSource(self._placed[operations[0]], operations, inputs, outputs, self._traced))
+        stage = lower_stage(
+            StageSource(self._placed[operations[0]], operations, inputs, outputs, self._traced)
+        )
         makers = [(i, t, self._makers[t]) for i, t in enumerate(inputs) if t in self._makers]
-        remote = {i: Remote(self._tasks[m], self._slots[t]) for i, t, m in makers if self._goes_direct(m, index)}
+        remote = {
+            i: Remote(self._tasks[m], self._slots[t])
+            for i, t, m in makers
+            if self._goes_direct(m, index)
+        }
         readers = [self._readers.get(t, []) for t in outputs]
         # A task holds an output until each of these readers has fetched the output.
         direct = [[self._tasks[r] for r in by if self._goes_direct(index, r)] for by in readers]
@@ -169,19 +190,26 @@ class _Assembly:
             tuple(self._slots[t] for t in outputs),
             remote,
             holds={i: Hold(len(by), frozenset(by)) for i, by in enumerate(direct) if by},
-            # The master needs fetched outputs, and outputs for readers to which no direct edge leads.
-            replies=tuple(i for i, t in enumerate(outputs) if t in self._fetched or len(direct[i]) < len(readers[i])),
+            # The master needs fetched outputs, and outputs for readers to which no direct edge
+            # leads.
+            replies=tuple(
+                i
+                for i, t in enumerate(outputs)
+                if t in self._fetched or len(direct[i]) < len(readers[i])
+            ),
         )
 
     def _find_inputs(self, index: int) -> list[Tensor]:
         """Finds the tensors of a stage that come from outside."""
-        taken = (self._traced.real(t) for op in self._partitions[index].operations for t in op.inputs)
+        taken = (
+            self._traced.real(t) for op in self._partitions[index].operations for t in op.inputs
+        )
         return list(dict.fromkeys(t for t in taken if self._makers.get(t) != index))
 
     def _goes_direct(self, maker: int, consumer: int) -> bool:
         """Returns True if a tensor does not pass the master.
 
-        The tensor goes directly if neither its maker nor its consumer runs on the master's task. Both may run on the
-        same task.
+        The tensor goes directly if neither its maker nor its consumer runs on the master's task.
+        Both may run on the same task.
         """
         return self._master_task not in (self._tasks[maker], self._tasks[consumer])

@@ -15,11 +15,13 @@ class Needed:
     """The operations that a step has to run.
 
     Attributes:
-        operations: the operations to run, each after the operations before. Placeholders and the step's own id are
-            values of the step and not among the operations. Points of control are dissolved.
-        waits_for: for each operation, the operations that must have run before, data and control alike.
-        given: the tensors that come with the step besides the feeds: its id, strings, and constants too large to be
-            literals of a program.
+        operations: the operations to run, each after the operations before. Placeholders and the
+            step's own id are values of the step and not among the operations. Points of control are
+            dissolved.
+        waits_for: for each operation, the operations that must have run before, data and control
+            alike.
+        given: the tensors that come with the step besides the feeds: its id, strings, and constants
+            too large to be literals of a program.
         alias: second names: a tensor, and the tensor behind its name (``drop_identities``).
     """
 
@@ -30,34 +32,43 @@ class Needed:
 
 
 def prune_graph(
-    fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor], done: Collection[Operation] = frozenset()
+    fetches: Iterable[Tensor | Operation],
+    feeds: Collection[Tensor],
+    done: Collection[Operation] = frozenset(),
 ) -> Needed:
     """Finds the operations that ``fetches`` need when the tensors ``feeds`` are given.
 
     Args:
         fetches: the tensors and operations of the client's request.
         feeds: the given tensors.
-        done: operations that have run already. Results of theirs that the step needs are among ``feeds``.
+        done: operations that have run already. Results of theirs that the step needs are among
+            ``feeds``.
 
     Raises:
         MissingFeedError: a placeholder is needed and not fed.
     """
     fed = frozenset(feeds)
     seen = _find_reachable(fetches, fed, done)
-    missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
+    missing = sorted(
+        op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed
+    )
     if missing:
         raise MissingFeedError(
-            f"You must feed a value for placeholder tensor {', '.join(repr(name + ':0') for name in missing)}"
+            "You must feed a value for placeholder tensor "
+            f"{', '.join(repr(name + ':0') for name in missing)}"
         )
     waits_for: dict[Operation, tuple[Operation, ...]] = {}
     given: list[Tensor] = []
-    # Placeholders and points of control are no operations of the step. ``behind`` has the operations to wait for in
-    # their place.
+    # Placeholders and points of control are no operations of the step. ``behind`` has the
+    # operations to wait for in their place.
     behind: dict[Operation, tuple[Operation, ...]] = {}
-    # An operation can only refer to operations made before it, so the order of making is a topological order.
+    # An operation can only refer to operations made before it, so the order of making is a
+    # topological order.
     for op in sorted(seen, key=lambda op: op.id):
         inputs = (t.op for t in op.inputs if t not in fed)
-        before = _resolve_before((other for other in (*inputs, *op.control_inputs) if other in seen), behind)
+        before = _resolve_before(
+            (other for other in (*inputs, *op.control_inputs) if other in seen), behind
+        )
         if isinstance(op.body, Nothing):
             behind[op] = before
         elif isinstance(op.body, Feed):

@@ -1,4 +1,7 @@
-"""Substeps: the parts of a step with Python calls. Each part takes the results of the parts before."""
+"""Substeps: the parts of a step with Python calls.
+
+Each part takes the results of the parts before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ class Substep:
     """A part of a step: a computation of the tasks, and then the Python calls that waited for the computation.
 
     Attributes:
-        fetches: the tensors that the tasks compute for later substeps, for the calls or for the user; often none.
+        fetches: the tensors that the tasks compute for later substeps, for the calls or for the
+            user; often none.
         feeds: the tensors that must be given: feeds of the user, and results of earlier substeps.
         done: the operations of earlier substeps, which must not run again.
         calls: the Python calls, in the order in which the calls run.
@@ -27,11 +31,15 @@ class Substep:
     calls: tuple[Operation, ...]
 
 
-def split_step(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> tuple[Substep, ...]:
-    """Splits a step with Python calls into substeps, in their order. A step without Python calls is one substep.
+def split_step(
+    fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]
+) -> tuple[Substep, ...]:
+    """Splits a step with Python calls into substeps, in their order.
 
-    A Python call runs as soon as possible. All other operations run as late as possible. So most steps are calls, and
-    then one step as if the outputs of the calls were fed.
+    A step without Python calls is one substep.
+
+    A Python call runs as soon as possible. All other operations run as late as possible. So most
+    steps are calls, and then one step as if the outputs of the calls were fed.
 
     Raises:
         MissingFeedError: a placeholder is needed and not fed.
@@ -39,19 +47,25 @@ def split_step(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor])
     needed = prune_graph(fetches, feeds)
     if not any(map(_is_call, needed.operations)):
         return (Substep(tuple(fetches), tuple(feeds), frozenset(), ()),)
-    # The numbers of the operations decide the substeps. A constant costs nothing, and belongs to none.
+    # The numbers of the operations decide the substeps. A constant costs nothing, and belongs to
+    # none.
     numbers, last = _number_operations(needed)
     kept = _find_kept(needed, numbers) | set(map(_find_operation, fetches))
     fed = set(feeds)
     found = []
     done: set[Operation] = set()
     for number in range(last + 1):
-        now = [op for op in needed.operations if numbers[op] == number and not isinstance(op.body, Constant)]
+        now = [
+            op
+            for op in needed.operations
+            if numbers[op] == number and not isinstance(op.body, Constant)
+        ]
         computed = [op for op in now if not _is_call(op)]
         wanted: list[Tensor | Operation]
         if number < last:
             wanted = [f for op in computed if op in kept for f in op.outputs or (op,)]
-        # No call follows the last substep, so the last substep fetches the results that the user asked for.
+        # No call follows the last substep, so the last substep fetches the results that the user
+        # asked for.
         else:
             wanted = [f for f in fetches if f not in fed and _find_operation(f) not in done]
         given = dict.fromkeys(t for op in computed for t in op.inputs if t in fed or t.op in done)

@@ -1,7 +1,8 @@
 """gRPC as this runtime uses it: channels, proofs of the token, and errors.
 
-A client opens a channel with `open_channel` and calls its methods with `call`. A server checks its clients with
-`ClientCheck` and ends a call by `abort`. An error keeps its name and its task across the wire.
+A client opens a channel with `open_channel` and calls its methods with `call`. A server checks its
+clients with `ClientCheck` and ends a call by `abort`. An error keeps its name and its task across
+the wire.
 """
 
 from __future__ import annotations
@@ -61,10 +62,17 @@ _MOST_PROOFS = 3
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 """The methods that need no proof: those of the health service."""
 _MAX_MESSAGE = 2**31 - 1
-_NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_NO_CONTACT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 """The codes of a call that may not have reached the task."""
 _CLOSED_HERE = "Channel closed!"
-"""gRPC's text for a call under way whose channel this process has closed. Only the text marks such a call."""
+"""gRPC's text for a call under way whose channel this process has closed.
+
+Only the text marks such a call.
+"""
 
 
 def _to_millis(secs: float) -> int:
@@ -111,8 +119,9 @@ _Proceed: TypeAlias = Callable[[grpc.ClientCallDetails, Message], _Answer]
 def server_options(limits: Limits) -> list[tuple[str, str | int]]:
     """Returns the channel options of a server with these limits.
 
-    Tensors go over the tensor channel. The long messages here are the feeds of clients in other processes, and the
-    constants of their graphs. Compression is off, because a compressed message may grow to any length.
+    Tensors go over the tensor channel. The long messages here are the feeds of clients in other
+    processes, and the constants of their graphs. Compression is off, because a compressed message
+    may grow to any length.
     """
     return [
         ("grpc.max_send_message_length", limits.request_bytes),
@@ -127,7 +136,8 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),
         # A second server on one port must fail, not share the port.
         ("grpc.so_reuseport", 0),
-        # Otherwise a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of minutes.
+        # Otherwise a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of
+        # minutes.
         ("grpc.http2.min_ping_interval_without_data_ms", _to_millis(timeouts.GRPC_LEAST_IDLE_SECS)),
     ]
 
@@ -135,14 +145,14 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
 def open_channel(address: str, given: Security | None = None, task: str = "") -> grpc.Channel:
     """Returns a channel to ``host:port``, connected at the first call.
 
-    With certificates, a call raises PermissionDeniedError if the server has the certificate of another task, or of
-    another run.
+    With certificates, a call raises PermissionDeniedError if the server has the certificate of
+    another task, or of another run.
 
     Args:
-        address: Address of the control plane. For a task without a token, another name known to gRPC will do
-            (``dns://...``).
-        given: Certificates, or the token of a task without a token file for this user. The settings in force in this
-            process by default.
+        address: Address of the control plane. For a task without a token, another name known to
+            gRPC will do (``dns://...``).
+        given: Certificates, or the token of a task without a token file for this user. The settings
+            in force in this process by default.
         task: Task expected at the address, such as "/job:ps/task:0"; empty for any task.
 
     Raises:
@@ -160,16 +170,20 @@ def open_channel(address: str, given: Security | None = None, task: str = "") ->
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Returns the credentials of a server with certificates of its clients.
 
-    A client needs a certificate of the server's CA. Each handshake uses the current content of the files.
+    A client needs a certificate of the server's CA. Each handshake uses the current content of the
+    files.
     """
     used = certificates.current
 
     def configuration() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(used.key, used.certificate)], used.authorities)
+        return grpc.ssl_server_certificate_configuration(
+            [(used.key, used.certificate)], used.authorities
+        )
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        # gRPC asks before each handshake. A new configuration replaces that of the handshakes under way: some of them
-        # fail by this, or the process ends with SIGABRT. So None is returned until the files change.
+        # gRPC asks before each handshake. A new configuration replaces that of the handshakes under
+        # way: some of them fail by this, or the process ends with SIGABRT. So None is returned
+        # until the files change.
         nonlocal used
         if certificates.current is used:
             return None
@@ -178,20 +192,23 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
     # None is documented, and missing in the stub.
     fetcher = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetcher, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), fetcher, require_client_authentication=True
+    )
 
 
 class _LazyChannel:
     """A channel that connects when used, and may be closed meanwhile.
 
-    The interceptors ask for the method of each call anew, because gRPC itself ends the process when a closed channel
-    is asked. After a change of our certificate files, calls go by another gRPC channel. Calls under way end on the old
-    channel.
+    The interceptors ask for the method of each call anew, because gRPC itself ends the process when
+    a closed channel is asked. After a change of our certificate files, calls go by another gRPC
+    channel. Calls under way end on the old channel.
 
     Args:
         target: ``host:port``, or a name known to gRPC.
         certificates: Certificates of this process; None for a channel without TLS.
-        task: Task as in `open_channel`. gRPC compares its name with the names in the server's certificate.
+        task: Task as in `open_channel`. gRPC compares its name with the names in the server's
+            certificate.
 
     Attributes:
         closed: Event set by `close`.
@@ -203,7 +220,8 @@ class _LazyChannel:
         self._target = target
         self._task = task
         self._lock = concurrency.Lock()
-        # The credential of `_channel`. `_lock` guards both, so that a call uses a channel that is not closed.
+        # The credential of `_channel`. `_lock` guards both, so that a call uses a channel that is
+        # not closed.
         self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
 
@@ -248,7 +266,8 @@ class _LazyChannel:
 class _ReachDiagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     """An interceptor that finds the reason why a task cannot be reached.
 
-    gRPC reports the same error for a task gone and for a task with other TLS settings or certificates.
+    gRPC reports the same error for a task gone and for a task with other TLS settings or
+    certificates.
     """
 
     def __init__(self, channel: _LazyChannel) -> None:
@@ -270,13 +289,16 @@ class _ReachDiagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-ar
             return answer
         code = answer.code()
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
-        # Without TLS the only possible finding is a task that speaks TLS. A task that was reached does not begin to.
+        # Without TLS the only possible finding is a task that speaks TLS. A task that was reached
+        # does not begin to.
         unknown = self._channel.certificates is not None or not self._reached
         self._reached = code not in _NO_CONTACT
         if unknown and (waited_in_vain or _has_no_contact(answer)):
             problem = self._channel.look(diagnosis.LOOK_SECS).problem
             # A call that waits for room ends by its deadline, and may be made again.
-            if problem is not None and not (waited_in_vain and isinstance(problem, UnavailableError)):
+            if problem is not None and not (
+                waited_in_vain and isinstance(problem, UnavailableError)
+            ):
                 raise problem
         return answer
 
@@ -289,7 +311,9 @@ class _ReachDiagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-ar
         while True:
             now = concurrency.monotonic()
             found = self._channel.look(
-                times.LONGEST_LOOK_SECS if deadline == math.inf else max(times.LEAST_SECS, deadline - now)
+                times.LONGEST_LOOK_SECS
+                if deadline == math.inf
+                else max(times.LEAST_SECS, deadline - now)
             )
             if found.problem is not None and not isinstance(found.problem, UnavailableError):
                 raise found.problem
@@ -305,7 +329,9 @@ def _deadline_of(details: grpc.ClientCallDetails) -> float:
     return math.inf if details.timeout is None else concurrency.monotonic() + float(details.timeout)
 
 
-def _with_deadline(details: grpc.ClientCallDetails, deadline: float, **changed: object) -> grpc.ClientCallDetails:
+def _with_deadline(
+    details: grpc.ClientCallDetails, deadline: float, **changed: object
+) -> grpc.ClientCallDetails:
     """Returns the details of a call that ends at a deadline.
 
     Args:
@@ -313,7 +339,9 @@ def _with_deadline(details: grpc.ClientCallDetails, deadline: float, **changed: 
         deadline: ``time.monotonic()`` at which to end; infinity for a call without a deadline.
         **changed: Other details to change.
     """
-    left = None if deadline == math.inf else max(times.LEAST_SECS, deadline - concurrency.monotonic())
+    left = (
+        None if deadline == math.inf else max(times.LEAST_SECS, deadline - concurrency.monotonic())
+    )
     # gRPC's details are a named tuple, and its stubs do not say so.
     return details._replace(timeout=left, **changed)  # type: ignore[attr-defined,no-any-return]
 
@@ -327,7 +355,9 @@ def _has_no_contact(answer: grpc.Call) -> bool:
 
     Returns False for an error sent by the task itself.
     """
-    return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _read_texts(answer.trailing_metadata())
+    return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _read_texts(
+        answer.trailing_metadata()
+    )
 
 
 class _TokenChallenge(NamedTuple):
@@ -335,8 +365,8 @@ class _TokenChallenge(NamedTuple):
 
     Attributes:
         nonce: Random text of the server's process, needed in the client's proof.
-        proofs: Proofs of the server, with the token and with the observer's token. Empty if the client means another
-            task.
+        proofs: Proofs of the server, with the token and with the observer's token. Empty if the
+            client means another task.
         address: Address of the server in the cluster.
         task: Name of the server's task.
     """
@@ -350,9 +380,9 @@ class _TokenChallenge(NamedTuple):
 class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     """An interceptor that proves the token of this process with each call.
 
-    A process with a token makes an empty call first. By the answer the server proves to have the token too, and to be
-    the task at the dialled address. Only then the process sends a request and its own proof. Each call also carries
-    the version of this process.
+    A process with a token makes an empty call first. By the answer the server proves to have the
+    token too, and to be the task at the dialled address. Only then the process sends a request and
+    its own proof. Each call also carries the version of this process.
 
     Args:
         channel: Channel of the calls.
@@ -361,15 +391,17 @@ class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         task: Task as in `open_channel`.
     """
 
-    def __init__(self, channel: grpc.Channel, address: str, given: Security | None, task: str) -> None:
+    def __init__(
+        self, channel: grpc.Channel, address: str, given: Security | None, task: str
+    ) -> None:
         self._channel = channel
         self._address = address
         self._given = given
         self._task = task
         self._about = security.about(security.dialled(address), task)
         self._speaks = (_WIRE, versions.spoken())
-        # The proof of the last call; None until the first call, and after a server has asked again or was out of
-        # reach.
+        # The proof of the last call; None until the first call, and after a server has asked again
+        # or was out of reach.
         self._shown: str | None = None
 
     def intercept_unary_unary(
@@ -381,7 +413,9 @@ class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         """
         details, deadline, asked = client_call_details, _deadline_of(client_call_details), False
         for _ in range(_MOST_PROOFS):
-            shown = self._shown = self._shown or self._find_proof(_with_deadline(details, deadline), asked)
+            shown = self._shown = self._shown or self._find_proof(
+                _with_deadline(details, deadline), asked
+            )
             metadata = (*(details.metadata or ()), self._speaks, (_PROOF, shown))
             answer = continuation(_with_deadline(details, deadline, metadata=metadata), request)
             if not answer.done():
@@ -402,7 +436,8 @@ class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             asked: True if the server has asked for a token.
 
         Raises:
-            UnauthenticatedError: The server has not shown that it has our token, or asks while this process has none.
+            UnauthenticatedError: The server has not shown that it has our token, or asks while this
+                process has none.
             InvalidArgumentError: Another task answers at the address.
         """
         # Looked up only now: a server that answers has left its token before.
@@ -423,9 +458,13 @@ class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         self._ask_server(f"{challenge.nonce}{unproven}", details)
         if not challenge.proofs:
             if security.dialled(challenge.address) == security.dialled(self._address):
-                raise InvalidArgumentError(f"at {self._address} answers {challenge.task}, not {self._task}")
+                raise InvalidArgumentError(
+                    f"at {self._address} answers {challenge.task}, not {self._task}"
+                )
             raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
-        raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+        raise UnauthenticatedError(
+            security.none_found() if token is None else security.wrong(token)
+        )
 
     def _ask_server(self, shown: str, details: grpc.ClientCallDetails) -> _TokenChallenge | None:
         """Makes an empty call, and returns the challenge of the server.
@@ -453,7 +492,9 @@ def _challenge_of(answer: grpc.Call | grpc.RpcError) -> _TokenChallenge | None:
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
     nonce, *proofs = told[_CHALLENGE].split(".")
-    return _TokenChallenge(nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, "")))
+    return _TokenChallenge(
+        nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, ""))
+    )
 
 
 @functools.cache
@@ -468,8 +509,8 @@ def _threads_for_strangers(process: int) -> CallThreads:
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
     """Returns a method for gRPC to run on the few threads for strangers.
 
-    Strangers are clients without a proof. Their calls are answered at once. Every other call has its own thread
-    (``runtime.rpc.threads``), and a flood of strangers would make thousands.
+    Strangers are clients without a proof. Their calls are answered at once. Every other call has
+    its own thread (``runtime.rpc.threads``), and a flood of strangers would make thousands.
 
     Args:
         answer: Method to run.
@@ -483,18 +524,20 @@ def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
 class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """An interceptor that refuses clients before their requests are read.
 
-    Refuses clients of another wire version, and clients without the token. Calls of the health service pass: they
-    report if the task serves, and nothing else.
+    Refuses clients of another wire version, and clients without the token. Calls of the health
+    service pass: they report if the task serves, and nothing else.
 
     Args:
         task: Task of the server.
         key: Token for clients to have; None lets every client in.
         refusals: Log of the refused clients.
-        dialled: Function that returns ``host:port`` of the control plane, by each name a client may dial. Called only
-            after the start of the server.
+        dialled: Function that returns ``host:port`` of the control plane, by each name a client may
+            dial. Called only after the start of the server.
     """
 
-    def __init__(self, task: str, key: bytes | None, refusals: Refusals, dialled: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, task: str, key: bytes | None, refusals: Refusals, dialled: Callable[[], Sequence[str]]
+    ) -> None:
         self._dialled = dialled
         self._task = task
         # The full token first, the observer's second; empty without a token.
@@ -509,7 +552,9 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         Each is the hash of an address of the task, with the name of the task or without.
         """
         dialled = map(security.dialled, self._dialled())
-        return frozenset(security.about(address, task) for address in dialled for task in ("", self._task))
+        return frozenset(
+            security.about(address, task) for address in dialled for task in ("", self._task)
+        )
 
     def is_observer(self, handler_call_details: grpc.HandlerCallDetails) -> bool:
         """Returns True if a call comes from a client with the observer's token."""
@@ -540,14 +585,18 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         nonce, theirs, about, proof = _split_proof(shown)
         if nonce != self._nonce or about not in self._own_names:
             return False
-        return hmac.compare_digest(proof.encode(), call_proof(key, b"client", nonce, theirs, about).encode())
+        return hmac.compare_digest(
+            proof.encode(), call_proof(key, b"client", nonce, theirs, about).encode()
+        )
 
     def _refuse_call(self, shown: str, context: grpc.ServicerContext) -> None:
         # A method that takes a stream reads no message unless it asks for one.
         nonce, theirs, about, _ = _split_proof(shown)
         # A client that asks for a challenge, or has the nonce of an earlier process, comes again.
         if not shown or nonce == self._nonce:
-            self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
+            self._refusals.tell(
+                host_of(context.peer()), "it has not shown that it has the token (calls)"
+            )
         proofs = []
         if about in self._own_names:
             proofs = [call_proof(key, b"server", self._nonce, theirs, about) for key in self._keys]
@@ -603,7 +652,12 @@ def host_of(peer: str) -> str:
 
 
 def call(
-    method: Callable[..., _T], request: object, *, timeout: float | None, task: str, wait_for_ready: bool = False
+    method: Callable[..., _T],
+    request: object,
+    *,
+    timeout: float | None,
+    task: str,
+    wait_for_ready: bool = False,
 ) -> _T:
     """Calls a stub method, and raises gRPC's errors as ours.
 
@@ -615,7 +669,8 @@ def call(
         wait_for_ready: True to wait for a task to come up.
 
     Raises:
-        OpError: The error of the class of the code. Names ``task``, unless the server has named another task.
+        OpError: The error of the class of the code. Names ``task``, unless the server has named
+            another task.
         PermissionDeniedError: Also if the server's certificate is not for the task.
         CancelledError: This side has closed the channel, or the task has sent the error.
         UnavailableError: No contact, also if the task's server stops meanwhile.
@@ -628,7 +683,8 @@ def call(
         error.task = error.task or task
         raise
     except ValueError as error:
-        # gRPC raises ValueError after another thread has closed the channel. Only the text marks it.
+        # gRPC raises ValueError after another thread has closed the channel. Only the text marks
+        # it.
         if "closed" not in str(error):
             raise
         raise CancelledError(f"the connection was closed: {error}", task=task) from None
@@ -638,7 +694,8 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     told = _read_texts(error.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
     code, number = error.code().value[0], told.get(_TYPE, "")
     if number.isdecimal() and int(number) & 0xFF == code:
-        # The low byte of an error type's number is its gRPC code. A number with another code is not ours.
+        # The low byte of an error type's number is its gRPC code. A number with another code is not
+        # ours.
         code = int(number)
     text = error.details() or error.code().name
     if error.code() is grpc.StatusCode.CANCELLED and not number and text != _CLOSED_HERE:

@@ -23,16 +23,18 @@ _T = TypeVar("_T")
 class CallThreads(futures.ThreadPoolExecutor):
     """An executor for gRPC's server, without a bound unless one is given.
 
-    A step of a client in another process may wait for another step (at a full queue), and a session for a task to come
-    up. With a bound, such waits could keep out the very call that ends them. Instead ``runtime.server.pools`` counts
-    waiting calls, and refuses those beyond a limit.
+    A step of a client in another process may wait for another step (at a full queue), and a session
+    for a task to come up. With a bound, such waits could keep out the very call that ends them.
+    Instead ``runtime.server.pools`` counts waiting calls, and refuses those beyond a limit.
 
-    Idle threads are used again and end after ``times.IDLE_SECS``. gRPC requires a ``ThreadPoolExecutor``. Unlike the
-    threads of the base class, these do not keep the process alive, and serve until its end.
+    Idle threads are used again and end after ``times.IDLE_SECS``. gRPC requires a
+    ``ThreadPoolExecutor``. Unlike the threads of the base class, these do not keep the process
+    alive, and serve until its end.
 
     Args:
         name: Name of the threads.
-        most: Most threads at once. Further calls wait for a thread, so a bound is right only for calls without waits.
+        most: Most threads at once. Further calls wait for a thread, so a bound is right only for
+            calls without waits.
     """
 
     def __init__(self, name: str, most: float = math.inf) -> None:
@@ -42,13 +44,15 @@ class CallThreads(futures.ThreadPoolExecutor):
         self._threads_of_calls = concurrency.ThreadGroup("calls of the control plane")
         self._most = most
         self._count = 0
-        # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those that wait for a
-        # call.
+        # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those
+        # that wait for a call.
         self._changed = concurrency.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._idle = 0
 
-    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> futures.Future[_T]:
+    def submit(
+        self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> futures.Future[_T]:
         """Runs a call on an idle thread or a new thread.
 
         Never waits and never raises.
@@ -77,7 +81,9 @@ class CallThreads(futures.ThreadPoolExecutor):
             # The system has no thread left. The next thread that is free takes the call.
             with self._changed:
                 self._count -= 1
-            logging.error("No thread for a call of the control plane, which waits for one: %s", error)
+            logging.error(
+                "No thread for a call of the control plane, which waits for one: %s", error
+            )
         return future
 
     def _make_calls(self) -> None:

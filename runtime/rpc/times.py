@@ -1,6 +1,7 @@
 """Times of the control plane, in seconds, in one table; those that users may know are in ``runtime/timeouts.py``.
 
-A period is the time between two turns of a loop. A limit is the shortest or longest time of one call or thread.
+A period is the time between two turns of a loop. A limit is the shortest or longest time of one
+call or thread.
 """
 
 from typing import Final
@@ -13,7 +14,10 @@ LOOK_AGAIN_SECS: Final = 0.1
 # -- limits --------------------------------------------------------------------------------------------------------
 
 LEAST_SECS: Final = 0.05
-"""Shortest time limit of a call or a look. A call whose deadline is near must still be able to fail by itself."""
+"""Shortest time limit of a call or a look.
+
+A call whose deadline is near must still be able to fail by itself.
+"""
 LONGEST_LOOK_SECS: Final = 5.0
 """Longest look before a call without a deadline."""
 IDLE_SECS: Final = 10.0

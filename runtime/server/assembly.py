@@ -1,7 +1,7 @@
 """The parts of a task, made from the options of its server.
 
-`assemble` opens no port and starts no thread. It reads the credential of the task, opens the audit log and finds the
-devices of the process. `Server` then opens the ports in their order.
+`assemble` opens no port and starts no thread. It reads the credential of the task, opens the audit
+log and finds the devices of the process. `Server` then opens the ports in their order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class TaskCredential:
 
     Attributes:
         hosts: Addresses of this machine on which the task listens.
-        security: Security settings of the cluster; None if the task has drawn a token for the processes of its user.
+        security: Security settings of the cluster; None if the task has drawn a token for the
+            processes of its user.
         key: Token that clients must have; None lets every client in, or certificates decide.
         certificates: Certificates of the task; None without.
         own: Identity in the task's own certificate; ANYBODY without one.
@@ -81,7 +82,8 @@ class TaskParts:
 
     Attributes:
         task: The task.
-        limits: Limits on the use of the task. With few open files, the connections are fewer than were given.
+        limits: Limits on the use of the task. With few open files, the connections are fewer than
+            were given.
         credential: Credential of the task.
         life: Ids and state of this process of the task.
         backup_holder: Name of the task that holds this task's backup; empty without a backup.
@@ -134,8 +136,14 @@ def assemble(options: ServerOptions) -> TaskParts:
         ('/job:local/task:0', 0)
     """
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        raise InvalidArgumentError("JAX_DISABLE_JIT is set, and a server compiles what it runs: unset it")
-    task, name, limits = options.task, str(options.task), _limits_of_process(options.limits or Limits())
+        raise InvalidArgumentError(
+            "JAX_DISABLE_JIT is set, and a server compiles what it runs: unset it"
+        )
+    task, name, limits = (
+        options.task,
+        str(options.task),
+        _limits_of_process(options.limits or Limits()),
+    )
     credential, life = read_credential(options), TaskLife(name)
     audit = AuditLog(name, options.audit_log)
     refusals, pools = Refusals(name, audit), CallPools(limits)
@@ -157,7 +165,9 @@ def assemble(options: ServerOptions) -> TaskParts:
         lanes=lanes,
     )
     check = ClientCheck(name, credential.key, refusals, lambda: peers.dialled)
-    control = CallControl(name, credential.own, credential.certificates is not None, check, pools, audit, refusals)
+    control = CallControl(
+        name, credential.own, credential.certificates is not None, check, pools, audit, refusals
+    )
     return TaskParts(
         task=task,
         limits=limits,
@@ -169,17 +179,23 @@ def assemble(options: ServerOptions) -> TaskParts:
         audit=audit,
         refusals=refusals,
         worker=worker,
-        tensors=TensorServer(context, hosts=credential.hosts, port=options.data_port, unix=options.unix_socket),
+        tensors=TensorServer(
+            context, hosts=credential.hosts, port=options.data_port, unix=options.unix_socket
+        ),
         master=Master(lambda: peers.cluster, (task.job, task.index), worker, credential.security),
         remote_sessions=RemoteSessions(limits),
         pools=pools,
-        control=ControlPlane(task, credential.hosts, [check, control], limits, credential.certificates),
+        control=ControlPlane(
+            task, credential.hosts, [check, control], limits, credential.certificates
+        ),
         end=TrainingEnd(name, worker.store, over, signs.is_connected),
     )
 
 
 def _backup_holder(options: ServerOptions) -> str:
-    return takeover.holder(options.cluster, options.task, options.ps_backups, options.ps_backups_lag)
+    return takeover.holder(
+        options.cluster, options.task, options.ps_backups, options.ps_backups_lag
+    )
 
 
 def _assemble_worker(
@@ -231,7 +247,8 @@ def read_credential(options: ServerOptions) -> TaskCredential:
         options: Options of the server.
 
     Raises:
-        InvalidArgumentError: The address is unusable, or other machines reach the task and no security is given.
+        InvalidArgumentError: The address is unusable, or other machines reach the task and no
+            security is given.
         UnauthenticatedError: The token or the certificates cannot be used.
         PermissionDeniedError: The certificate is that of another task, or of no task.
     """
@@ -241,17 +258,21 @@ def read_credential(options: ServerOptions) -> TaskCredential:
     if options.security is None:
         if not binding.is_loopback(hosts):
             raise InvalidArgumentError(
-                f"it listens at {', '.join(hosts)}, which others reach, and nothing says whom it lets in: {WAYS_OUT}",
+                f"it listens at {', '.join(hosts)}, which others reach, and nothing says whom it "
+                f"lets in: {WAYS_OUT}",
                 task=str(task),
             )
         # Only this machine reaches the task, so a token of this process keeps other users out.
         return TaskCredential(hosts, None, concurrency.random_bytes(KEY_BYTES), None, ANYBODY)
     security = options.security.of_host(host)
     token, certificates = security.token(), security.tls()
-    # The certificates may come from an earlier server of this process, and may have expired meanwhile.
+    # The certificates may come from an earlier server of this process, and may have expired
+    # meanwhile.
     if certificates is not None:
         certificates.check()
-    return TaskCredential(hosts, security, token and token.key, certificates, _own_identity(certificates, task))
+    return TaskCredential(
+        hosts, security, token and token.key, certificates, _own_identity(certificates, task)
+    )
 
 
 def _own_identity(certificates: Certificates | None, task: TaskId) -> Identity:

@@ -9,7 +9,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, ResourceExhaustedError
+from runtime.errors import (
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+)
 from runtime.observe.audit import AuditLog
 from runtime.rpc import rpc
 from runtime.rpc.rpc import ClientCheck, Handler
@@ -27,9 +32,11 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     1. A request that is too long for its method, or is no message, is refused.
     2. A call for which the client's role has no right is refused, logged and audited.
     3. The call takes a place in its pool, waits for a place, or is refused.
-    4. A call that changes or leads the task is audited before its begin, and again with its outcome.
+    4. A call that changes or leads the task is audited before its begin, and again with its
+        outcome.
 
-    Streams are not served. The only stream, a method of the health service, would hold a thread for each call.
+    Streams are not served. The only stream, a method of the health service, would hold a thread for
+    each call.
 
     Args:
         task: Name of the task.
@@ -62,12 +69,15 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         method = METHODS.get(handler_call_details.method)
         observer = self.clients.is_observer(handler_call_details)
 
-        # For an exception here gRPC writes a traceback into the log and never ends the stream. After some hundreds of
-        # such calls the connection takes no more. So an error is returned in the place of the request.
+        # For an exception here gRPC writes a traceback into the log and never ends the stream.
+        # After some hundreds of such calls the connection takes no more. So an error is returned in
+        # the place of the request.
         def read(data: bytes) -> Any:
             most = None if method is None else method.most_bytes
             if most is not None and len(data) > most:
-                return ResourceExhaustedError(f"the request has {len(data):,} bytes, this method takes {most:,}")
+                return ResourceExhaustedError(
+                    f"the request has {len(data):,} bytes, this method takes {most:,}"
+                )
             try:
                 return parse(data)
             except DecodeError:
@@ -96,11 +106,14 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             response_serializer=handler.response_serializer,
         )
 
-    def _check_rights(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
+    def _check_rights(
+        self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool
+    ) -> None:
         """Checks that the client may make a call. A refusal is logged and audited.
 
         Raises:
-            PermissionDeniedError: The run, the role or the task in the client's certificate does not fit.
+            PermissionDeniedError: The run, the role or the task in the client's certificate does
+                not fit.
         """
         order = method.order(request)
         try:
@@ -110,11 +123,14 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             sender = method.sender(request)
             if who.task and sender is not None:
                 roles.check_is_task(who, sender or self.task, "")
-            # A worker takes stages from itself and the chief, so that no other worker runs programs in it.
+            # A worker takes stages from itself and the chief, so that no other worker runs programs
+            # in it.
             if order in ("register", "quorum"):
                 roles.check_registers(self.own, who)
         except PermissionDeniedError as error:
-            self.refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
+            self.refusals.tell(
+                rpc.host_of(context.peer()), error.message, order, rpc.names(context)
+            )
             raise
 
     def _record_call(

@@ -11,7 +11,10 @@ from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
 
 CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
-"""Kernels by which a chief decides on a step. The registration of a stage with such a kernel is the order "quorum"."""
+"""Kernels by which a chief decides on a step.
+
+The registration of a stage with such a kernel is the order "quorum".
+"""
 THIS_TASK: Final = ""
 """Sender of a forwarded order. A master forwards orders in the name of its own task."""
 OF_THE_SENDER: Final = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
@@ -23,7 +26,13 @@ AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
     "receive": "",
     "commit": "",
 }
-AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open": "logdir", "finish": "", "done": ""}
+AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {
+    "claim": "",
+    "load": "",
+    "open": "logdir",
+    "finish": "",
+    "done": "",
+}
 """Audited orders, with the field of the order's object; empty for an order without an object."""
 _SHORT_ORDERS: Final = frozenset(("confirm", "receive", "drop", "states", "changed"))
 
@@ -38,7 +47,8 @@ class Method(NamedTuple):
         order: Name of the call in ``roles.MAY``.
         pool: Pool in which the call takes a place.
         entry: Entry of the call in the audit log.
-        sender: Task for which the call speaks, THIS_TASK for the task's own master; None for a call of no task.
+        sender: Task for which the call speaks, THIS_TASK for the task's own master; None for a call
+            of no task.
         most_bytes: Most bytes of a request; None for the limit ``request_bytes``.
     """
 
@@ -53,8 +63,9 @@ def _always_name(what: str) -> Callable[[Any], str]:
     return lambda request: what
 
 
-# A call to a master asks other tasks, and these may be asking this task. With a wait for a place in a pool, tasks could
-# wait for each other forever. So a call of this pool gets a place at once or is refused.
+# A call to a master asks other tasks, and these may be asking this task. With a wait for a place in
+# a pool, tasks could wait for each other forever. So a call of this pool gets a place at once or is
+# refused.
 _waits: Final = _always_name(WAITING)
 _session: Final = _always_name("session")
 
@@ -76,7 +87,8 @@ def _run_order(order: run_record_pb2.RunOrder) -> str:
 
 
 def _run_pool(order: run_record_pb2.RunOrder) -> str:
-    # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind them.
+    # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind
+    # them.
     return WAITING if wait_secs(order) else ORDERS
 
 
@@ -89,7 +101,8 @@ def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
 
 
 def _known_order(order: str) -> str:
-    # A newer client may know more orders. The task refuses these itself, with an error that the client understands.
+    # A newer client may know more orders. The task refuses these itself, with an error that the
+    # client understands.
     return order if order in roles.MAY else "unknown"
 
 
@@ -108,7 +121,8 @@ def _stage_order(*calls: stage_pb2.StageCallDef) -> str:
 
 
 def _program_entry(request: services_pb2.RegisterRequest) -> Entry:
-    # A client sends a program without its bytes first. Only the bytes bring something new into this process.
+    # A client sends a program without its bytes first. Only the bytes bring something new into this
+    # process.
     program = request.call.stage.program
     return ("program", program.sha256.hex()) if program.blob else None
 
@@ -149,19 +163,30 @@ METHODS: Final[Mapping[str, Method]] = {
     "/bellwether.WorkerService/Unregister": Method(_always_name("unregister")),
     "/bellwether.WorkerService/Trace": Method(_always_name("trace"), most_bytes=_SHORT_BYTES),
     "/bellwether.WorkerService/Clear": Method(
-        _always_name("clear"), _always_name(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
+        _always_name("clear"),
+        _always_name(ORDERS),
+        lambda r: ("clear", " ".join(r.containers) or "all"),
     ),
     "/bellwether.WorkerService/Checkpoint": _CHECKPOINT,
     "/bellwether.WorkerService/Run": _RUN,
-    "/bellwether.MasterService/CreateSession": Method(_session, _waits, lambda r: ("session.open", "")),
+    "/bellwether.MasterService/CreateSession": Method(
+        _session, _waits, lambda r: ("session.open", "")
+    ),
     "/bellwether.MasterService/RenewSession": Method(_session),
     "/bellwether.MasterService/CloseSession": Method(_session),
-    "/bellwether.MasterService/RegisterPlan": Method(lambda r: _stage_order(*r.plan.stages), _waits),
+    "/bellwether.MasterService/RegisterPlan": Method(
+        lambda r: _stage_order(*r.plan.stages), _waits
+    ),
     "/bellwether.MasterService/RunStep": Method(_always_name("step"), _waits),
     "/bellwether.MasterService/ForwardCheckpoint": _forwarded_rules(_CHECKPOINT),
     "/bellwether.MasterService/ForwardBytes": Method(_always_name("checkpoint.bytes"), _waits),
     "/bellwether.MasterService/ForwardRunOrder": _forwarded_rules(_RUN),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
-    "/bellwether.MasterService/Reset": Method(_always_name("clear"), _waits, lambda r: ("reset", "")),
+    "/bellwether.MasterService/Reset": Method(
+        _always_name("clear"), _waits, lambda r: ("reset", "")
+    ),
 }
-"""All methods of both services, by name. Calls that answer at once take a place in the pool CALLS."""
+"""All methods of both services, by name.
+
+Calls that answer at once take a place in the pool CALLS.
+"""

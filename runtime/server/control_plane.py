@@ -38,7 +38,9 @@ class ControlPlane:
         limits: Limits,
         certificates: Certificates | None,
     ) -> None:
-        self.grpc = grpc.server(CallThreads("grpc"), interceptors=interceptors, options=rpc.server_options(limits))
+        self.grpc = grpc.server(
+            CallThreads("grpc"), interceptors=interceptors, options=rpc.server_options(limits)
+        )
         self._task = task
         self._hosts = hosts
         self._certificates = certificates
@@ -70,7 +72,8 @@ class ControlPlane:
                 bound = 0
             if not bound:
                 raise UnknownError(
-                    f"cannot listen on port {port} of {host}: gRPC could not bind it; give {self._task.job} task "
+                    f"cannot listen on port {port} of {host}: gRPC could not bind it; give "
+                    f"{self._task.job} task "
                     f"{self._task.index} another port",
                     task=str(self._task),
                 )

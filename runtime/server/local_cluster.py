@@ -18,7 +18,9 @@ _TRIES = 5
 
 @dataclass
 class InProcessCluster:
-    """A cluster with all tasks in this process. Runs until ``stop``, or until the end of its ``with`` block.
+    """A cluster with all tasks in this process.
+
+    Runs until ``stop``, or until the end of its ``with`` block.
 
     Attributes:
         cluster: Tasks of the cluster, with their addresses.
@@ -89,7 +91,9 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
     # Each try takes new ports, so the port of another process does not come twice.
     for left in reversed(range(_TRIES)):
         hosts = _free_addresses(ps + workers)
-        cluster = ClusterSpec({job: own for job, own in (("ps", hosts[:ps]), ("worker", hosts[ps:])) if own})
+        cluster = ClusterSpec(
+            {job: own for job, own in (("ps", hosts[:ps]), ("worker", hosts[ps:])) if own}
+        )
         with contextlib.ExitStack() as started:
             try:
                 servers = {
@@ -98,7 +102,8 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
                     )
                     for task in cluster.tasks()
                 }
-            # Another process may take a port between the choice of the port and the start of the server.
+            # Another process may take a port between the choice of the port and the start of the
+            # server.
             except UnknownError:
                 if not left:
                     raise

@@ -43,7 +43,12 @@ class OptionRow(NamedTuple):
 
 
 def _option(
-    help: str, *types: type, value: Any = None, default: str = "", variable: str = "", parse: Callable[[str], Any] = str
+    help: str,
+    *types: type,
+    value: Any = None,
+    default: str = "",
+    variable: str = "",
+    parse: Callable[[str], Any] = str,
 ) -> Any:
     """Returns a field for an option.
 
@@ -55,19 +60,27 @@ def _option(
         variable: Environment variable for servers without the argument.
         parse: Function that turns the variable's text into the value.
     """
-    metadata = {"help": help, "types": types, "default": default or f"{value}", "variable": variable, "parse": parse}
+    metadata = {
+        "help": help,
+        "types": types,
+        "default": default or f"{value}",
+        "variable": variable,
+        "parse": parse,
+    }
     return field(default=value, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of one server. Equal options make equal servers, but for random ids and free ports.
+    """The options of one server.
+
+    Equal options make equal servers, but for random ids and free ports.
 
     Each field but ``cluster`` is a row of the table, and an argument of `Server`.
 
     Raises:
-        InvalidArgumentError: A value is not of its kind, or the cluster lacks the task. The message names the argument
-            and the environment variable.
+        InvalidArgumentError: A value is not of its kind, or the cluster lacks the task. The message
+            names the argument and the environment variable.
 
     Example:
         >>> options = ServerOptions(ClusterSpec({"ps": ["localhost:0"]}), unix_socket=False)
@@ -77,31 +90,41 @@ class ServerOptions:
 
     cluster: ClusterSpec
     job_name: str | None = _option("Job of the task.", str, default="the only job of the cluster")
-    task_index: int | None = _option("Index of the task.", Integral, default="the index of the job's only task")
-    config: Any = _option("Default options of sessions on this server (``runtime.SessionConfig``).", object)
+    task_index: int | None = _option(
+        "Index of the task.", Integral, default="the index of the job's only task"
+    )
+    config: Any = _option(
+        "Default options of sessions on this server (``runtime.SessionConfig``).", object
+    )
     data_port: int = _option(
-        "TCP port of the tensor channel; 0 takes a free port, which clients learn over gRPC.", Integral, value=0
+        "TCP port of the tensor channel; 0 takes a free port, which clients learn over gRPC.",
+        Integral,
+        value=0,
     )
     unix_socket: bool = _option(
-        "True offers tasks of this host a Unix socket for tensors, which is faster than TCP. No task uses the socket "
+        "True offers tasks of this host a Unix socket for tensors, which is faster than TCP. No "
+        "task uses the socket "
         "where ``BELLWETHER_FAST_PATH`` is 0.",
         bool,
         value=True,
     )
     ps_backups: int = _option(
-        "1 backs this task's variables up on the next task of its job. After a restart the task continues from the "
+        "1 backs this task's variables up on the next task of its job. After a restart the task "
+        "continues from the "
         "backup and reads no checkpoint. All tasks of the job need the same value.",
         Integral,
         value=0,
     )
     ps_backups_lag: int = _option(
-        "Steps whose updates may be lost in a restart. With 0 no answered update is lost, and each update waits for "
+        "Steps whose updates may be lost in a restart. With 0 no answered update is lost, and each "
+        "update waits for "
         "its backup.",
         Integral,
         value=DEFAULT_LAG,
     )
     checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = _option(
-        "Directory or URL (``gs://bucket/run``), or several, below which all checkpoints must lie; the variable has "
+        "Directory or URL (``gs://bucket/run``), or several, below which all checkpoints must lie; "
+        "the variable has "
         "commas between several. An empty list refuses all orders about checkpoints.",
         *(str, os.PathLike, Iterable),
         default="a client may have any directory of this user written and read",
@@ -109,7 +132,8 @@ class ServerOptions:
         parse=lambda text: text.split(","),
     )
     bind: str | None = _option(
-        "Host name or address to listen on, if the cluster has another one (behind a NAT, in a container with a port "
+        "Host name or address to listen on, if the cluster has another one (behind a NAT, in a "
+        "container with a port "
         'of its host); "0.0.0.0" for all interfaces.',
         str,
         default="the task's address",
@@ -124,7 +148,8 @@ class ServerOptions:
         parse=Security.from_text,
     )
     limits: Limits | None = _option(
-        "Limits on the use of this task (``runtime.Limits``); ``connections=100,hello_secs=5`` in the variable.",
+        "Limits on the use of this task (``runtime.Limits``); ``connections=100,hello_secs=5`` in "
+        "the variable.",
         Limits,
         default="those of the class",
         variable=LIMITS_VARIABLE,
@@ -145,7 +170,8 @@ class ServerOptions:
             if value is not None and not isinstance(value, row.types):
                 kinds = " or ".join(kind.__name__ for kind in row.types)
                 raise InvalidArgumentError(
-                    f"the option {row.name} is {value!r}, not {kinds} (Server({row.name}=) {row.variable})"
+                    f"the option {row.name} is {value!r}, not {kinds} (Server({row.name}=) "
+                    f"{row.variable})"
                 )
         # Raises for a job or index that the cluster lacks.
         self.cluster.task_address(self.task.job, self.task.index)
@@ -153,13 +179,18 @@ class ServerOptions:
     @classmethod
     def rows(cls) -> list[OptionRow]:
         """Returns the table: the descriptions of all options."""
-        return [OptionRow(found.name, **found.metadata) for found in dataclasses.fields(cls) if found.metadata]
+        return [
+            OptionRow(found.name, **found.metadata)
+            for found in dataclasses.fields(cls)
+            if found.metadata
+        ]
 
     @classmethod
     def described(cls) -> str:
         """Returns the table as the arguments of a docstring."""
         return "\n".join(
-            f"    {row.name}: {row.help} By default {f'``{row.variable}``, else ' * bool(row.variable)}{row.default}."
+            f"    {row.name}: {row.help} By default "
+            f"{f'``{row.variable}``, else ' * bool(row.variable)}{row.default}."
             for row in cls.rows()
         )
 
@@ -176,7 +207,9 @@ class ServerOptions:
         if index is None:
             indices = self.cluster.task_indices(job)
             if len(indices) != 1:
-                raise InvalidArgumentError(f"Must specify an explicit `task_index`: job {job!r} has tasks {indices}")
+                raise InvalidArgumentError(
+                    f"Must specify an explicit `task_index`: job {job!r} has tasks {indices}"
+                )
             index = indices[0]
         return TaskId(job, index)
 
@@ -186,10 +219,13 @@ class ServerOptions:
         Raises:
             InvalidArgumentError: A variable has an invalid value.
         """
-        # An empty variable counts as unset: manifests write empty texts for values that are not given.
+        # An empty variable counts as unset: manifests write empty texts for values that are not
+        # given.
         told = {
             row.name: row.parse(text)
             for row in self.rows()
-            if row.variable and getattr(self, row.name) is None and (text := environ.get(row.variable))
+            if row.variable
+            and getattr(self, row.name) is None
+            and (text := environ.get(row.variable))
         }
         return dataclasses.replace(self, **told)

@@ -27,10 +27,13 @@ class TaskPeers:
     Attributes:
         cluster: The cluster from the task's own view, with the port in place of a port 0.
         address: ``host:port`` of the task's control plane.
-        dialled: ``host:port`` of the control plane by each name that a client may dial; empty before `settle`.
+        dialled: ``host:port`` of the control plane by each name that a client may dial; empty
+            before `settle`.
     """
 
-    def __init__(self, cluster: ClusterSpec, own: TaskId, hosts: Sequence[str], security: Security | None) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, own: TaskId, hosts: Sequence[str], security: Security | None
+    ) -> None:
         self.cluster = cluster
         self.address = cluster.task_address(own.job, own.index)
         self.dialled: Sequence[str] = ()
@@ -38,8 +41,9 @@ class TaskPeers:
         self._hosts = hosts
         self._security = security
         self._known = _addresses_of(cluster)
-        # Other tasks know this process as a client by its own id. The incarnation will not do: a task that continues
-        # from its backup takes over the incarnation of a process whose lanes the other tasks remember.
+        # Other tasks know this process as a client by its own id. The incarnation will not do: a
+        # task that continues from its backup takes over the incarnation of a process whose lanes
+        # the other tasks remember.
         self._client_id = concurrency.random_id(63) | 1
         self._lock = concurrency.Lock()
         self._tasks: dict[str, Task] = {}
@@ -58,7 +62,9 @@ class TaskPeers:
             self.address = self.dialled[0]
             jobs: dict[str, dict[int, str]] = {}
             for task, address in self.cluster.tasks().items():
-                jobs.setdefault(task.job, {})[task.index] = self.address if task == self._own else address
+                jobs.setdefault(task.job, {})[task.index] = (
+                    self.address if task == self._own else address
+                )
             self.cluster = ClusterSpec(jobs)
             self._known = _addresses_of(self.cluster)
 
@@ -68,10 +74,16 @@ class TaskPeers:
         Args:
             cluster: Cluster of the worker.
         """
-        # Only a ps that was started with a cluster of its own task alone needs to learn, and only from a cluster that
-        # contains the task.
+        # Only a ps that was started with a cluster of its own task alone needs to learn, and only
+        # from a cluster that contains the task.
         if len(self.cluster.tasks()) == 1 and agree(self.cluster, cluster):
-            self._known.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
+            self._known.update(
+                {
+                    str(task): address
+                    for task, address in cluster.tasks().items()
+                    if task.job == "ps"
+                }
+            )
 
     def find(self, name: str) -> Task:
         """Returns another task of the cluster, for a direct transfer of tensors.
@@ -84,19 +96,28 @@ class TaskPeers:
         """
         with self._lock:
             found = self._tasks.get(name)
-            # The task was restarted without its state. A channel belongs to one process, so a new channel is needed.
-            if isinstance(found, RemoteTask) and found.peer.incarnation is not None and found.peer.lost:
+            # The task was restarted without its state. A channel belongs to one process, so a new
+            # channel is needed.
+            if (
+                isinstance(found, RemoteTask)
+                and found.peer.incarnation is not None
+                and found.peer.lost
+            ):
                 found.close(0)
                 found = None
             if found is None:
                 address = self._known.get(name)
                 if address is None:
-                    raise InvalidArgumentError(f"nobody has told it where {name} is", task=str(self._own))
+                    raise InvalidArgumentError(
+                        f"nobody has told it where {name} is", task=str(self._own)
+                    )
                 # A server of this process may have been started since, and needs no connection.
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)
-                found = self._tasks[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self._security)
+                found = self._tasks[name] = RemoteTask(
+                    name, address, self._client_id, ChannelOptions(), self._security
+                )
             return found
 
     def check_is_task(self, task: str) -> None:
@@ -108,9 +129,11 @@ class TaskPeers:
             task: Name of the task.
 
         Raises:
-            PermissionDeniedError: The certificate belongs to another task or host, or the cluster has no such task.
+            PermissionDeniedError: The certificate belongs to another task or host, or the cluster
+                has no such task.
         """
-        # Only the own cluster counts. The addresses that were learned come from clients, which may lie.
+        # Only the own cluster counts. The addresses that were learned come from clients, which may
+        # lie.
         address = _addresses_of(self.cluster).get(task)
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self._own))
@@ -130,12 +153,16 @@ class TaskPeers:
         who = current_identity()
         if not names or not who.names or who.task in names:
             return
-        # A task at an unknown address may be on any host, so a certificate without a task passes for such a task.
+        # A task at an unknown address may be on any host, so a certificate without a task passes
+        # for such a task.
         addresses = [self._known.get(name) for name in names]
-        if not who.task and any(a is None or who.names_host(split_address(a)[0]) for a in addresses):
+        if not who.task and any(
+            a is None or who.names_host(split_address(a)[0]) for a in addresses
+        ):
             return
         raise PermissionDeniedError(
-            f"the tensor is held for {', '.join(sorted(names))}, and the certificate is that of {who}",
+            f"the tensor is held for {', '.join(sorted(names))}, and the certificate is that of "
+            f"{who}",
             task=str(self._own),
         )
 

@@ -1,4 +1,7 @@
-"""Pools of the calls of the control plane. Waiting calls leave room for status, orders and registrations."""
+"""Pools of the calls of the control plane.
+
+Waiting calls leave room for status, orders and registrations.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ CHECKPOINT_ORDERS: Final = "checkpoint_orders"
 REGISTRATIONS: Final = "registrations"
 WAITING: Final = "waiting_calls"
 CLIENT_WAITING: Final = "client_waiting_calls"
-"""Names of the pools, which are the names of their limits. A connection gets at most half of the first four."""
+"""Names of the pools, which are the names of their limits.
+
+A connection gets at most half of the first four.
+"""
 
 _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
 
@@ -27,9 +33,10 @@ _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
 class CallPools:
     """The pools of calls. Each pool limits the calls of one kind that run at once. Thread safe.
 
-    Every call has a thread of its own. A call over the limit of the pool ``WAITING`` is refused, because other calls
-    may wait for its effect and it must not wait as well. A call over the limit of another pool waits for its turn, or
-    until its client hangs up. Calls of these pools are short, so the turn comes soon.
+    Every call has a thread of its own. A call over the limit of the pool ``WAITING`` is refused,
+    because other calls may wait for its effect and it must not wait as well. A call over the limit
+    of another pool waits for its turn, or until its client hangs up. Calls of these pools are
+    short, so the turn comes soon.
 
     Args:
         limits: Limits on the calls of each kind.
@@ -68,7 +75,9 @@ class CallPools:
                 # A single connection must not keep all others from their turn.
                 half = max(1, most // 2)
                 free.wait_for(
-                    self._changed, lambda: running.total() < most and running[peer] < half, "waiting for its turn"
+                    self._changed,
+                    lambda: running.total() < most and running[peer] < half,
+                    "waiting for its turn",
                 )
             # One client must not take all places from the others.
             elif running[peer] >= limits.client_waiting_calls:
@@ -83,7 +92,8 @@ class CallPools:
             with self._changed:
                 assert running[peer] > 0
                 running[peer] -= 1
-                # Connections come and go for as long as the task lives, so the counters of idle ones are removed.
+                # Connections come and go for as long as the task lives, so the counters of idle
+                # ones are removed.
                 if not running[peer]:
                     del running[peer]
                 if pool != WAITING:

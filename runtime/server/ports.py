@@ -1,7 +1,7 @@
 """The wait for a port that another process holds.
 
-A server waits for a while, because a process at its end may still hold the port. Then the server fails, with an error
-that names the process.
+A server waits for a while, because a process at its end may still hold the port. Then the server
+fails, with an error that names the process.
 """
 
 from __future__ import annotations
@@ -44,48 +44,64 @@ def wait_for_port(
         task: Task of the server.
         cluster: Cluster of the task.
         security: Security settings of the cluster.
-        tensors: True for the port of the tensor channel, which does not answer with the name of its task.
+        tensors: True for the port of the tensor channel, which does not answer with the name of its
+            task.
 
     Raises:
-        InvalidArgumentError: A live task of the same cluster, with the same job and index, has the port.
-        UnknownError: Another process keeps the port, or this process has no right to the port. The message names the
-            port and its holder.
+        InvalidArgumentError: A live task of the same cluster, with the same job and index, has the
+            port.
+        UnknownError: Another process keeps the port, or this process has no right to the port. The
+            message names the port and its holder.
     """
     if not port:
         return
     kind = "data port" if tensors else "port"
     deadline = concurrency.monotonic() + timeouts.PORT_SECS
     told = False
-    while problem := next((found for host in hosts if (found := _find_problem(host, port)) is not None), None):
-        # A wait helps only if another process uses the port, not without the right or for a server of this process.
+    while problem := next(
+        (found for host in hosts if (found := _find_problem(host, port)) is not None), None
+    ):
+        # A wait helps only if another process uses the port, not without the right or for a server
+        # of this process.
         taken = problem.errno == errno.EADDRINUSE
-        who, pid, is_namesake = _find_holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
+        who, pid, is_namesake = (
+            _find_holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
+        )
         by = f" by {who}" if who else ""
         if not taken or pid == os.getpid() or concurrency.monotonic() >= deadline:
             where = f"{kind} {port} of {', '.join(hosts)}"
             if is_namesake:
                 raise InvalidArgumentError(
-                    f"two tasks say that they are {task}: {who} lives and serves at {where}, where this one was to "
+                    f"two tasks say that they are {task}: {who} lives and serves at {where}, where "
+                    "this one was to "
                     "serve: give each an index (--task_index) of its own"
                 )
             raise UnknownError(
-                f"cannot listen on {where}: {problem.strerror or problem}{by and ',' + by}; stop what holds it or give "
+                f"cannot listen on {where}: {problem.strerror or problem}{by and ',' + by}; stop "
+                "what holds it or give "
                 f"{task.job} task {task.index} another {kind.replace(' ', '_')}",
                 task=str(task),
             )
         if not told:
             told = True
-            logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
+            logging.warning(
+                "%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS
+            )
         # A process that ends releases its port without an event to wait for.
-        while concurrency.monotonic() < deadline and any(_find_problem(host, port) for host in hosts):
+        while concurrency.monotonic() < deadline and any(
+            _find_problem(host, port) for host in hosts
+        ):
             concurrency.sleep(times.PORT_LOOK_SECS)
 
 
 def _find_problem(host: str, port: int) -> OSError | None:
     """Returns the error of an attempt to bind the port; None if the attempt succeeds."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as tried:
-            # gRPC sets the option too, so connections of an earlier process in TIME_WAIT do not block the port.
+        with socket.socket(
+            socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET
+        ) as tried:
+            # gRPC sets the option too, so connections of an earlier process in TIME_WAIT do not
+            # block the port.
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if tried.family == socket.AF_INET6:
                 tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
@@ -95,19 +111,26 @@ def _find_problem(host: str, port: int) -> OSError | None:
     return None
 
 
-def _find_holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool) -> Holder:
+def _find_holder(
+    port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool
+) -> Holder:
     """Returns the holder of a port of this machine: the task that answers there, else the process, if known."""
     who, pid = "", 0
-    # The process may have ended, and some systems list the connections of other users only for administrators.
+    # The process may have ended, and some systems list the connections of other users only for
+    # administrators.
     with contextlib.suppress(psutil.Error, OSError):
-        found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
+        found = [
+            c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid
+        ]
         if found:
             pid = max(found, key=lambda c: c.status == psutil.CONN_LISTEN).pid or 0
             who = f"process {pid} ({psutil.Process(pid).name()})"
     if tensors:
         return who, pid, False
     try:
-        told = probe(cluster.task_address(task.job, task.index), timeouts.ATTEMPT_SECS, security=security)
+        told = probe(
+            cluster.task_address(task.job, task.index), timeouts.ATTEMPT_SECS, security=security
+        )
     # The holder is no task of this project, or does not answer.
     except OpError:
         return who, pid, False

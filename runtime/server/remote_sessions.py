@@ -1,9 +1,9 @@
 """The sessions of clients in other processes, each with a lease.
 
-A client owns its session. Every call of the client renews the lease. Between steps the client makes a call every few
-seconds for the renewal alone. A client without a call for ``LEASE_SECS`` counts as dead, and its session is closed. A
-call may end early, by its time limit, a closed channel or the client's death. Then only the step ends, and the session
-continues.
+A client owns its session. Every call of the client renews the lease. Between steps the client makes
+a call every few seconds for the renewal alone. A client without a call for ``LEASE_SECS`` counts as
+dead, and its session is closed. A call may end early, by its time limit, a closed channel or the
+client's death. Then only the step ends, and the session continues.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class RemoteSessions:
     """The sessions of a master's clients in other processes, by id. Thread safe.
 
     Args:
-        limits: Limits on the sessions, and on the plans of each session; the default limits by default.
+        limits: Limits on the sessions, and on the plans of each session; the default limits by
+            default.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -96,15 +97,20 @@ class RemoteSessions:
         """Checks that the client of the present call may open another session.
 
         Raises:
-            ResourceExhaustedError: Too many sessions of this connection or of all connections are open.
+            ResourceExhaustedError: Too many sessions of this connection or of all connections are
+                open.
         """
         limits, client = self._limits, peer()
         with self._lock:
             its = sum(s.client == client for s in self._sessions.values())
             if its >= limits.client_sessions:
-                raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
+                raise limits.exceeded(
+                    "client_sessions", f"{its} sessions are open here by this connection"
+                )
             if len(self) >= limits.sessions:
-                raise limits.exceeded("sessions", f"{len(self)} sessions of clients elsewhere are open here")
+                raise limits.exceeded(
+                    "sessions", f"{len(self)} sessions of clients elsewhere are open here"
+                )
 
     def add(self, session: MasterSession) -> None:
         """Keeps a newly opened session for the client of the present call.
@@ -113,7 +119,8 @@ class RemoteSessions:
             session: The session.
 
         Raises:
-            ResourceExhaustedError: Too many sessions are open, because other calls opened sessions meanwhile.
+            ResourceExhaustedError: Too many sessions are open, because other calls opened sessions
+                meanwhile.
         """
         with self._lock:
             self.check_room()
@@ -138,12 +145,16 @@ class RemoteSessions:
                 return found
         # Another client's session gets the same error, which does not show that the session exists.
         raise AbortedError(
-            f"session {number:x} is not found here: the server restarted or was reset, or did not hear of this client "
+            f"session {number:x} is not found here: the server restarted or was reset, or did not "
+            "hear of this client "
             f"for {timeouts.LEASE_SECS:g} s"
         )
 
     def end(self, number: int) -> None:
-        """Closes a session of the client of the present call. Does nothing without a session of this id."""
+        """Closes a session of the client of the present call.
+
+        Does nothing without a session of this id.
+        """
         with self._lock:
             found = self._sessions.get(number)
             if found is not None and not found.is_of_caller():
@@ -165,14 +176,17 @@ class RemoteSessions:
         """Closes the sessions with an expired lease; ends the watch when no session is left."""
         with self._lock:
             latest = concurrency.monotonic() - timeouts.LEASE_SECS
-            silent = [number for number, found in self._sessions.items() if found.heard_at <= latest]
+            silent = [
+                number for number, found in self._sessions.items() if found.heard_at <= latest
+            ]
             expired = [self._sessions.pop(number) for number in silent]
             if not self._sessions and self._watch is not None:
                 self._watch.stop()
                 self._watch = None
         for found in expired:
             logging.warning(
-                "A session is closed: its client was not heard of for %g s and did not close it", timeouts.LEASE_SECS
+                "A session is closed: its client was not heard of for %g s and did not close it",
+                timeouts.LEASE_SECS,
             )
             # To close a session may take as long as a step, and the timer must not wait.
             concurrency.in_thread(found.session.close, "close of an expired session")

@@ -42,8 +42,8 @@ class TaskReport:
         started_unix_secs: Start of serving, seconds since the epoch.
         host: Name of the task's host.
         pid: Id of the task's process.
-        values: Figures by name, in seconds and bytes. Figures ending in ``_total`` only grow. ``METRICS`` of
-            `runtime.observe.process_metrics` explains each.
+        values: Figures by name, in seconds and bytes. Figures ending in ``_total`` only grow.
+            ``METRICS`` of `runtime.observe.process_metrics` explains each.
         staleness: Numbers of updates that were 0, 1, 2 ... updates behind the changed variables.
         last_error: The last error that the task logged, ``""`` for none.
         last_error_unix_secs: Time of the last error, seconds since the epoch.
@@ -115,7 +115,9 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         last_error=error,
         last_error_unix_secs=when,
         variables=[_describe_variable(key, spec) for key, spec in known] if variables else (),
-        threads=[pb.ThreadDef(owner=t.owner, name=t.name) for t in list_threads()] if threads else (),
+        threads=[pb.ThreadDef(owner=t.owner, name=t.name) for t in list_threads()]
+        if threads
+        else (),
     )
 
 
@@ -127,7 +129,9 @@ def _describe_variable(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.Vari
 def _security_figures(credential: TaskCredential) -> dict[str, float]:
     if credential.certificates is not None:
         ends = {"certificate_left_seconds": credential.certificates.left_secs()}
-        return ends | ({"certificate_near_end": 1.0} if credential.certificates.is_near_end() else {})
+        return ends | (
+            {"certificate_near_end": 1.0} if credential.certificates.is_near_end() else {}
+        )
     return {"insecure": 1.0} if credential.lets_all_in else {}
 
 
@@ -151,7 +155,11 @@ def _device_figures(worker: Worker) -> dict[str, float]:
     for device, local in worker.devices.items():
         # CPU devices use the memory of the process, which _host_figures reports.
         stats = local.memory_stats() if device.type != "CPU" else None
-        for name, key in (("bytes_in_use", "memory"), ("peak_bytes_in_use", "peak_memory"), ("bytes_limit", "limit")):
+        for name, key in (
+            ("bytes_in_use", "memory"),
+            ("peak_bytes_in_use", "peak_memory"),
+            ("bytes_limit", "limit"),
+        ):
             if stats and name in stats:
                 found[f"device_{key}_bytes/{device.type}:{device.index}"] = float(stats[name])
     return found
@@ -193,12 +201,12 @@ def probe(
         timeout_secs: Most seconds to wait for the answer; 2 by default.
         variables: True lists the task's variables, too.
         threads: True lists the running threads of the task's process, too.
-        security: Certificates or token of the cluster; by default from ``BELLWETHER_SECURITY``, else the settings of a
-            server in this process.
+        security: Certificates or token of the cluster; by default from ``BELLWETHER_SECURITY``,
+            else the settings of a server in this process.
 
     Raises:
-        UnauthenticatedError: Task and client do not accept each other's token or certificate. The message names the
-            remedy.
+        UnauthenticatedError: Task and client do not accept each other's token or certificate. The
+            message names the remedy.
         UnavailableError: No process listens at the address.
         DeadlineExceededError: The task did not answer in time.
 
@@ -217,6 +225,8 @@ def probe(
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         request = pb.MetricsRequest(variables=variables, threads=threads)
-        return report_from_proto(rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address))
+        return report_from_proto(
+            rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address)
+        )
     finally:
         channel.close()

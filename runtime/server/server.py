@@ -1,8 +1,9 @@
 """The server of one task, with a gRPC port and a tensor port.
 
-A program makes one `Server` per process and calls ``join``, or opens sessions on its ``target``. A notebook may have
-several in one process. `ServerOptions` describes the arguments, and `assemble` makes the parts; the server opens the
-ports, starts and stops the parts in their order, and waits for the end of training.
+A program makes one `Server` per process and calls ``join``, or opens sessions on its ``target``. A
+notebook may have several in one process. `ServerOptions` describes the arguments, and `assemble`
+makes the parts; the server opens the ports, starts and stops the parts in their order, and waits
+for the end of training.
 """
 
 from __future__ import annotations
@@ -35,16 +36,21 @@ from runtime.server.training_end import read_drain_secs
 from runtime.state.forks import HomeProcess
 from runtime.trust.security import Security, leave_token, no_handshake, share
 
-_INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
+_INSECURE = (
+    "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
+)
 _NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
 _NO_ROOT = (
-    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
+    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read "
+    "that this user may; "
     f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
 )
 
 
 class Server:
-    """The server of one task of a cluster. Serves until ``stop``, or until the end of a ``with`` block or ``join``.
+    """The server of one task of a cluster.
+
+    Serves until ``stop``, or until the end of a ``with`` block or ``join``.
 
     Args:
         cluster: A ClusterSpec, or a dict or ClusterDef of one.
@@ -56,8 +62,10 @@ class Server:
         task: The task.
         listens_on: Addresses of this machine at which both ports are open.
         config: Default options of sessions.
-        limits: Limits on the use of the task. With few open files, the connections are fewer than were given.
-        security: Security settings; None if the task has drawn a token for the processes of its user.
+        limits: Limits on the use of the task. With few open files, the connections are fewer than
+            were given.
+        security: Security settings; None if the task has drawn a token for the processes of its
+            user.
         certificates: Certificates of the task; None without.
         worker: State and stages of the task.
         master: Runner of the steps of sessions on this task.
@@ -66,13 +74,13 @@ class Server:
         pools: Pools of the calls of the control plane.
 
     Raises:
-        InvalidArgumentError: The job or index is not in the cluster; the address is unusable or not this machine's;
-            no next task can hold a backup; other machines reach the task and no security is given; or
-            ``jax_disable_jit`` is set. The message says which.
-        UnauthenticatedError: The token's file cannot be read, or other users can read the file; or the host has no
-            certificate, or an expired one.
-        PermissionDeniedError: No directory for a token is private to this user; or the certificate is that of another
-            task, or of no task.
+        InvalidArgumentError: The job or index is not in the cluster; the address is unusable or not
+            this machine's; no next task can hold a backup; other machines reach the task and no
+            security is given; or ``jax_disable_jit`` is set. The message says which.
+        UnauthenticatedError: The token's file cannot be read, or other users can read the file; or
+            the host has no certificate, or an expired one.
+        PermissionDeniedError: No directory for a token is private to this user; or the certificate
+            is that of another task, or of no task.
         UnknownError: Another process has the port. The message names both.
 
     Example:
@@ -122,7 +130,8 @@ class Server:
         self.certificates = credential.certificates
         self._home = HomeProcess("the server")
         self._certificate_watch: concurrency.Periodic | None = None
-        # The port is taken now and not in start(), because sessions and other tasks need the address.
+        # The port is taken now and not in start(), because sessions and other tasks need the
+        # address.
         _, port = split_address(self.address)
         wait_for_port(self.listens_on, port, self.task, options.cluster, self.security)
         port = parts.control.bind(port)
@@ -164,7 +173,10 @@ class Server:
 
     @property
     def incarnation(self) -> int:
-        """The random id of this process of the task. A task that continues from its backup keeps its id."""
+        """The random id of this process of the task.
+
+        A task that continues from its backup keeps its id.
+        """
         return self._parts.life.incarnation
 
     @property
@@ -198,13 +210,16 @@ class Server:
             peer: Address of the client, without a port.
             why: Reason in words, or the error of the TLS handshake.
         """
-        self._parts.refusals.tell(peer, f"{no_handshake(why) if isinstance(why, Exception) else why} (metrics)")
+        self._parts.refusals.tell(
+            peer, f"{no_handshake(why) if isinstance(why, Exception) else why} (metrics)"
+        )
 
     def start(self) -> None:
         """Starts the server. Does nothing the second time.
 
         Raises:
-            UnknownError: Another process has the port of the tensor channel. The server is stopped then.
+            UnknownError: Another process has the port of the tensor channel. The server is stopped
+                then.
         """
         if not self._parts.life.begin():
             return
@@ -217,14 +232,18 @@ class Server:
         self._parts.control.announce()
         if self.certificates is not None:
             self._tell_near_end()
-            self._certificate_watch = concurrency.every(times.CERTIFICATE_LOOK_SECS, self._tell_near_end, blocks=True)
+            self._certificate_watch = concurrency.every(
+                times.CERTIFICATE_LOOK_SECS, self._tell_near_end, blocks=True
+            )
         self._warn_of_strangers()
-        logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port)
+        logging.info(
+            "%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port
+        )
 
     def _start_parts(self) -> None:
         if self._parts.backup_holder:
-            # gRPC starts first, because tasks that start together request each other's backups. The tensor channel
-            # starts last, because no client may call before the backup is read.
+            # gRPC starts first, because tasks that start together request each other's backups. The
+            # tensor channel starts last, because no client may call before the backup is read.
             self._parts.control.start()
             self._begin_backup(self._parts.backup_holder)
             self._start_tensors()
@@ -239,13 +258,17 @@ class Server:
             logging.warning(_INSECURE, self.task)
         elif self.certificates is None and not credential.is_local:
             logging.info(_NOT_ENCRYPTED, self.task)
-        # Without a credential and a root, any host of the network can have any directory of this user written.
+        # Without a credential and a root, any host of the network can have any directory of this
+        # user written.
         if credential.lets_all_in and not credential.is_local:
             if self.worker.checkpoint_participant.roots.paths is None:
                 logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
 
     def _tell_near_end(self) -> None:
-        """Warns if the certificate is near its end. The files may lie on a disk that does not answer."""
+        """Warns if the certificate is near its end.
+
+        The files may lie on a disk that does not answer.
+        """
         if self.certificates is not None:
             self.certificates.tell_near_end(str(self.task))
 
@@ -267,23 +290,30 @@ class Server:
         """
 
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
-            return read_message(self._parts.peers.find(holder).about_backup(packed_message(header, arrays)))
+            return read_message(
+                self._parts.peers.find(holder).about_backup(packed_message(header, arrays))
+            )
 
-        resumed = takeover.begin_backup(self.worker, holder, self._parts.backup_lag, self.incarnation, send)
+        resumed = takeover.begin_backup(
+            self.worker, holder, self._parts.backup_lag, self.incarnation, send
+        )
         # Clients repeat their calls to the same incarnation.
         if resumed.takeovers:
             self._parts.life.resume(resumed.incarnation, resumed.takeovers)
-            self.tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
+            self.tensors.inherit(
+                self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()}
+            )
 
     def stop(self, grace_secs: float = times.STOP_SECS, *, leaving: bool = False) -> None:
         """Stops the server, closes its sessions and connections, and releases its ports.
 
-        Does nothing the second time, and nothing in a forked child of the process that made the server.
+        Does nothing the second time, and nothing in a forked child of the process that made the
+        server.
 
         Args:
             grace_secs: Seconds for the calls under way; 2 by default.
-            leaving: True at the end of training: later calls of clients fail with a TaskLeftError. With False, clients
-                wait for the task to come back.
+            leaving: True at the end of training: later calls of clients fail with a TaskLeftError.
+                With False, clients wait for the task to come back.
         """
         parts = self._parts
         if self._home.was_left or parts.end.stopped.is_set():
@@ -295,9 +325,11 @@ class Server:
         self.master.stop()
         self.remote_sessions.end_all()
         if leaving:
-            self.worker.store.run.close(TaskLeftError("it has left: training is over", task=self.worker.task))
-        # The tensor channel reports the end first. A client that saw a closed gRPC port before would wait for the task
-        # to come back.
+            self.worker.store.run.close(
+                TaskLeftError("it has left: training is over", task=self.worker.task)
+            )
+        # The tensor channel reports the end first. A client that saw a closed gRPC port before
+        # would wait for the task to come back.
         if leaving:
             self.tensors.stop(grace_secs, leaving=True)
         # Sessions of this process hold the worker itself and see no closed port.
@@ -319,21 +351,23 @@ class Server:
 
         SIGTERM is handled only if the caller is the main thread.
 
-        Training is over for this task when every task of the other jobs has reported its end, as a Supervisor does, and
-        none of these tasks runs under a launcher that stops this task itself. Then the server stops. After the chief
-        has finished, the task waits for each worker without a report while the worker's connections show life. The
-        wait for a silent worker ends after the time set by the chief (``stop_grace_secs``).
+        Training is over for this task when every task of the other jobs has reported its end, as a
+        Supervisor does, and none of these tasks runs under a launcher that stops this task itself.
+        Then the server stops. After the chief has finished, the task waits for each worker without
+        a report while the worker's connections show life. The wait for a silent worker ends after
+        the time set by the chief (``stop_grace_secs``).
 
         Args:
-            late_secs: Seconds after the chief's end for which the task waits for workers that never came; 600 by
-                default.
-            drain_secs: Most seconds for which the task serves after SIGTERM while training tasks are connected. If all
-                tasks receive SIGTERM at once, the chief needs this time for its last checkpoint. By default
-                ``BELLWETHER_DRAIN_SECS``, else 0.
+            late_secs: Seconds after the chief's end for which the task waits for workers that never
+                came; 600 by default.
+            drain_secs: Most seconds for which the task serves after SIGTERM while training tasks
+                are connected. If all tasks receive SIGTERM at once, the chief needs this time for
+                its last checkpoint. By default ``BELLWETHER_DRAIN_SECS``, else 0.
 
         Returns:
-            False if SIGTERM has ended the task before the end of training, else True. After False the process should
-            exit with the code for "preempted" (docs/launch.md). With code 0 an engine would count the task as complete.
+            False if SIGTERM has ended the task before the end of training, else True. After False
+            the process should exit with the code for "preempted" (docs/launch.md). With code 0 an
+            engine would count the task as complete.
 
         Raises:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
@@ -341,12 +375,13 @@ class Server:
         drain = read_drain_secs(os.environ) if drain_secs is None else drain_secs
         if concurrency.current_thread() is concurrency.main_thread():
             before = signal.getsignal(signal.SIGTERM)
-            # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the handler
-            # only starts a thread.
+            # A signal handler interrupts the main thread at any instruction, maybe with a lock
+            # held. So the handler only starts a thread.
             stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(
                 self._drain_and_stop, drain, name="stop"
             )
-            # The signal may come twice: from an engine that signals all processes, and from a launcher.
+            # The signal may come twice: from an engine that signals all processes, and from a
+            # launcher.
             times = itertools.count()
             signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
             try:
@@ -381,5 +416,6 @@ class Server:
 
 # help(Server) shows the options too, by the words of their table.
 Server.__doc__ = inspect.cleandoc(Server.__doc__ or "").replace(
-    "\n\nAll other arguments are options, which `ServerOptions` describes.", f"\n{ServerOptions.described()}"
+    "\n\nAll other arguments are options, which `ServerOptions` describes.",
+    f"\n{ServerOptions.described()}",
 )

@@ -59,7 +59,9 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         parts = self._parts
         parts.life.check_open()
         if incarnation not in (0, parts.life.incarnation):
-            raise AbortedError("restarted since the session began, its state is gone", task=parts.worker.task)
+            raise AbortedError(
+                "restarted since the session began, its state is gone", task=parts.worker.task
+            )
         return parts.worker
 
     def _check_session(self, session: int) -> None:
@@ -108,10 +110,12 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             session=request.session,
             foreign=True,
         )
-        # Many sessions share a program, so the client sends the program only to a task that does not know it yet.
+        # Many sessions share a program, so the client sends the program only to a task that does
+        # not know it yet.
         if found is None:
             return pb.RegisterResponse(need_program=True)
-        # The client counts on the registration, so the stage must survive a restart from the backup.
+        # The client counts on the registration, so the stage must survive a restart from the
+        # backup.
         worker.replicate_now()
         return pb.RegisterResponse(handle=found.handle)
 
@@ -127,7 +131,9 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         """Returns and forgets the spans of a session's traced calls."""
         self._check_session(request.session)
         spans = self._parts.worker.tracer.take(request.session)
-        return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=concurrency.wall_time_ns())
+        return pb.TraceResponse(
+            step_stats=step_stats(spans), now_unix_nanos=concurrency.wall_time_ns()
+        )
 
     @servicer_method
     def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
@@ -136,7 +142,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         self._check_session(request.session)
         with _until_abandoned(concurrency.monotonic() + worker.limits.order_secs) as cancelled:
             reply = worker.checkpoint_participant.obey(request, cancelled)
-        # The client counts on the restored values, so the values must survive a restart from the backup.
+        # The client counts on the restored values, so the values must survive a restart from the
+        # backup.
         if request.WhichOneof("order") == "commit":
             worker.replicate_now()
         return reply
@@ -173,11 +180,15 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
         """Opens a session."""
         with _until_abandoned() as cancelled:
-            # The wait for other tasks may be long, so a client over the limit is refused before the wait.
+            # The wait for other tasks may be long, so a client over the limit is refused before the
+            # wait.
             options = options_from_proto(request.options)
             self._sessions.check_room()
-            session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
-        # A client that has hung up does not know the session's id, so nobody else would close the session.
+            session = self._master.create_session(
+                options, cancelled, request.waited_secs, foreign=True
+            )
+        # A client that has hung up does not know the session's id, so nobody else would close the
+        # session.
         try:
             cancelled.check("opening a session")
             self._sessions.add(session)
@@ -216,7 +227,8 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             for call in plan.stages
             for slot, spec in zip(call.outputs, call.stage.output_specs or (), strict=False)
         }
-        # As far as sizes are known, a plan with too large an answer fails here and not after its first step.
+        # As far as sizes are known, a plan with too large an answer fails here and not after its
+        # first step.
         self._check_answer(sum(sizes.get(slot, 0) for slot in plan.fetches))
         return pb.RegisterPlanResponse(plan=remote.add(remote.session.prepare(plan)))
 
@@ -250,7 +262,10 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def ForwardBytes(self, request: pb.ForwardBytesRequest) -> pb.ForwardBytesReply:
-        """Carries a byte range of a checkpoint to or from a task. The client has no tensor channel."""
+        """Carries a byte range of a checkpoint to or from a task.
+
+        The client has no tensor channel.
+        """
         session = self._sessions.renewed(request.session).session
         byte_range = ByteRange.from_array(np.array(request.byte_range, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
@@ -268,16 +283,24 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """
         # The comparison is negated because it must refuse NaN as well.
         if not request.answer_secs > 0:
-            raise InvalidArgumentError(f"an order to run records with {request.answer_secs} s for its answer")
+            raise InvalidArgumentError(
+                f"an order to run records with {request.answer_secs} s for its answer"
+            )
         if request.answer_secs > self._limits.run_order_secs:
             what = f"an order to run records with {request.answer_secs:g} s for its answer"
             raise self._limits.exceeded("run_order_secs", what)
         with _until_abandoned() as cancelled:
             if request.session:
                 session = self._sessions.renewed(request.session).session
-                reply = session.send_run_order(request.task, request.order, request.answer_secs, cancelled)
-                return pb.ForwardRunOrderReply(sender=request.order.sender, replies={request.task: reply})
-            replies = self._master.send_run_order(request.order, request.device_filters, request.answer_secs, cancelled)
+                reply = session.send_run_order(
+                    request.task, request.order, request.answer_secs, cancelled
+                )
+                return pb.ForwardRunOrderReply(
+                    sender=request.order.sender, replies={request.task: reply}
+                )
+            replies = self._master.send_run_order(
+                request.order, request.device_filters, request.answer_secs, cancelled
+            )
         return pb.ForwardRunOrderReply(sender=request.order.sender, replies=replies)
 
     @servicer_method
@@ -303,7 +326,9 @@ def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
 
 def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
     """Returns session options as a message."""
-    return pb.SessionOptions(**{name: getattr(options, name) for name in pb.SessionOptions.DESCRIPTOR.fields_by_name})
+    return pb.SessionOptions(
+        **{name: getattr(options, name) for name in pb.SessionOptions.DESCRIPTOR.fields_by_name}
+    )
 
 
 def add_services(parts: TaskParts) -> None:

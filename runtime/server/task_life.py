@@ -26,7 +26,8 @@ class TaskLife:
         task: Name of the task, for errors.
 
     Attributes:
-        incarnation: Random id of this process of the task. A task that continues from its backup keeps its id.
+        incarnation: Random id of this process of the task. A task that continues from its backup
+            keeps its id.
         takeovers: Number of times the task has continued from its backup.
         started_unix_secs: Start of this process of the task, seconds since the epoch.
         state: State of the process.
@@ -68,6 +69,7 @@ class TaskLife:
         Raises:
             UnavailableError: The server is starting.
         """
-        # Before the end of the start the task does not know if it will continue from a backup, under the old id.
+        # Before the end of the start the task does not know if it will continue from a backup,
+        # under the old id.
         if self.state is not LifeState.SERVING:
             raise UnavailableError("it is starting", task=self._task)

@@ -1,6 +1,7 @@
 """Times of a server, in seconds, in one table; those of the whole runtime are in ``runtime/timeouts.py``.
 
-A period is the time between two turns of a loop. A patience is the longest wait for another task, process or thread.
+A period is the time between two turns of a loop. A patience is the longest wait for another task,
+process or thread.
 """
 
 from typing import Final
@@ -10,7 +11,10 @@ from typing import Final
 PORT_LOOK_SECS: Final = 0.1
 """Time between two looks at a port that another process holds."""
 END_LOOK_SECS: Final = 1.0
-"""Time between two looks for the end of training. Lost workers make no event, so the task looks by itself."""
+"""Time between two looks for the end of training.
+
+Lost workers make no event, so the task looks by itself.
+"""
 DRAIN_LOOK_SECS: Final = 0.1
 """Time between two looks for connected training tasks, after SIGTERM."""
 CERTIFICATE_LOOK_SECS: Final = 60.0

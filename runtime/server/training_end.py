@@ -23,14 +23,17 @@ class TrainingEnd:
     Args:
         task: Name of the task.
         store: Variables and run record of the task.
-        over: Event set when the wait should end: the server has stopped, or no task needs this task any more.
+        over: Event set when the wait should end: the server has stopped, or no task needs this task
+            any more.
         is_connected: Function that returns True if a session has a connection to the task.
 
     Attributes:
         stopped: Event set when the server has stopped.
     """
 
-    def __init__(self, task: str, store: Store, over: concurrency.Event, is_connected: Callable[[int], bool]) -> None:
+    def __init__(
+        self, task: str, store: Store, over: concurrency.Event, is_connected: Callable[[int], bool]
+    ) -> None:
         self.stopped = concurrency.Event()
         self._task = task
         self._store = store
@@ -46,7 +49,8 @@ class TrainingEnd:
         """Waits for the end of training, or until the server has stopped.
 
         Args:
-            late_secs: Seconds after the chief's end for which the task waits for workers that never came.
+            late_secs: Seconds after the chief's end for which the task waits for workers that never
+                came.
 
         Returns:
             True at the end of training, False if the server has stopped before.
@@ -83,8 +87,14 @@ class TrainingEnd:
         deadline = concurrency.monotonic() + secs
         living = self._living_tasks()
         if living and secs:
-            logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self._task, secs, ", ".join(living))
-            # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
+            logging.warning(
+                "%s: SIGTERM: serving on for %g s at most, for %s",
+                self._task,
+                secs,
+                ", ".join(living),
+            )
+            # The chief learns the time and saves before. Steps after the last checkpoint end with
+            # this task.
             self._store.run.go_at(deadline)
         # A connected worker may be saving, and its last checkpoint needs this task.
         while (left := deadline - concurrency.monotonic()) > 0 and self._living_tasks():
@@ -105,7 +115,8 @@ class TrainingEnd:
         now = int(self._store.snapshot([saved[0]])[saved[0]])
         if now > saved[1]:
             logging.warning(
-                "%s: the last checkpoint is of step %d, and training has come to step %d: steps %d to %d are not saved",
+                "%s: the last checkpoint is of step %d, and training has come to step %d: steps %d "
+                "to %d are not saved",
                 *(self._task, saved[1], now, saved[1] + 1, now),
             )
 

@@ -1,4 +1,7 @@
-"""Engines: the client's side of a master, in this process or over gRPC. Both have the same methods for a Session."""
+"""Engines: the client's side of a master, in this process or over gRPC.
+
+Both have the same methods for a Session.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from runtime import concurrency, timeouts
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, agree, split_address
-from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OpError
+from runtime.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+)
 from runtime.master.config import SessionConfig
 from runtime.master.master import ANSWER_SECS, MasterSession
 from runtime.plan.plan import Plan
@@ -45,7 +54,8 @@ Engine: TypeAlias = "MasterSession | RemoteEngine"
 
 def sign_errors(engine: Engine) -> Engine:
     """Adds the session's id to each error of its tasks, so that ``Session.raised`` can recognise these errors."""
-    # A session that is dropped without close must not live on in a cycle, so the wrappers refer weakly.
+    # A session that is dropped without close must not live on in a cycle, so the wrappers refer
+    # weakly.
     number, kind, this = engine.id, type(engine), weakref.ref(engine)
 
     def signed(call: Callable[..., Any], of: Callable[[], Any]) -> Callable[..., Any]:
@@ -65,7 +75,14 @@ def sign_errors(engine: Engine) -> Engine:
         return cast(Stream, opened)
 
     open_stream = signed(kind.stream, this)
-    for name in ("run", "run_traced", "prepare", "send_order", "send_run_order", "adopt_generations"):
+    for name in (
+        "run",
+        "run_traced",
+        "prepare",
+        "send_order",
+        "send_run_order",
+        "adopt_generations",
+    ):
         setattr(engine, name, signed(getattr(kind, name), this))
     engine.stream = stream  # type: ignore[method-assign]
     return engine
@@ -86,7 +103,9 @@ class RelayedStream:
         whole, updates = aligned_buffer(byte_range.size), 0
         for at in range(0, byte_range.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, byte_range.size - at)
-            answer = self._request(byte_range._replace(offset=byte_range.offset + at, size=size), b"")
+            answer = self._request(
+                byte_range._replace(offset=byte_range.offset + at, size=size), b""
+            )
             whole[at : at + size] = np.frombuffer(answer.data, np.uint8)
             updates = answer.updates
         return whole, updates
@@ -108,11 +127,14 @@ class RemoteEngine:
         security: as of ``runtime.Session``.
 
     Raises:
-        UnauthenticatedError: the master refuses this client's credential, or this client refuses the master's.
+        UnauthenticatedError: the master refuses this client's credential, or this client refuses
+            the master's.
         DeadlineExceededError: no master answers at the target, or tasks did not join in time.
     """
 
-    def __init__(self, target: str, options: SessionConfig, security: Security | None = None) -> None:
+    def __init__(
+        self, target: str, options: SessionConfig, security: Security | None = None
+    ) -> None:
         self._target = target
         self._home = HomeProcess("the session")
         address = target.removeprefix("grpc://")
@@ -143,25 +165,38 @@ class RemoteEngine:
     def _create(self, options: SessionConfig) -> pb.CreateSessionResponse:
         """Waits for a master, and opens a session.
 
-        The client waits, not the master: each request has a limit of some seconds. So no master waits for tasks on
-        behalf of a client that has died.
+        The client waits, not the master: each request has a limit of some seconds. So no master
+        waits for tasks on behalf of a client that has died.
         """
         started = concurrency.monotonic()
         limit = options.start_timeout_secs
-        # Session 0 does not exist. The probe changes nothing, and its reply shows that a master listens.
+        # Session 0 does not exist. The probe changes nothing, and its reply shows that a master
+        # listens.
         probe = pb.CloseSessionRequest(session=0)
         listens = False
         while True:
             waited = concurrency.monotonic() - started
-            secs = timeouts.LOG_EVERY_SECS if limit is None else max(0.05, min(timeouts.LOG_EVERY_SECS, limit - waited))
+            secs = (
+                timeouts.LOG_EVERY_SECS
+                if limit is None
+                else max(0.05, min(timeouts.LOG_EVERY_SECS, limit - waited))
+            )
             part = dataclasses.replace(options, start_timeout_secs=secs)
             request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
             try:
                 if not listens:
-                    rpc.call(self._stub.CloseSession, probe, timeout=secs, task=self._target, wait_for_ready=True)
+                    rpc.call(
+                        self._stub.CloseSession,
+                        probe,
+                        timeout=secs,
+                        task=self._target,
+                        wait_for_ready=True,
+                    )
                     listens = True
                     continue
-                return rpc.call(self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target)
+                return rpc.call(
+                    self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target
+                )
             except DeadlineExceededError as error:
                 waited = concurrency.monotonic() - started
                 # The last attempt may end a little before the limit.
@@ -169,12 +204,15 @@ class RemoteEngine:
                     if listens:
                         raise
                     raise DeadlineExceededError(
-                        f"after {waited:.0f} s nobody listens at the session's target {self._target}"
+                        f"after {waited:.0f} s nobody listens at the session's target "
+                        f"{self._target}"
                     ) from None
                 if listens:
                     logging.warning("opening a session at %s: %s", self._target, error)
                 else:
-                    logging.warning("still waiting for a server at the session's target %s", self._target)
+                    logging.warning(
+                        "still waiting for a server at the session's target %s", self._target
+                    )
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -191,14 +229,21 @@ class RemoteEngine:
         before, self._looked_at = self._looked_at, concurrency.monotonic()
         for what, since in list(self._waits.values()):
             waited = self._looked_at - since
-            if waited // timeouts.LOG_EVERY_SECS > max(0.0, before - since) // timeouts.LOG_EVERY_SECS:
-                logging.warning("Waiting for the master at %s to %s, for %.0f s now", self._target, what, waited)
+            if (
+                waited // timeouts.LOG_EVERY_SECS
+                > max(0.0, before - since) // timeouts.LOG_EVERY_SECS
+            ):
+                logging.warning(
+                    "Waiting for the master at %s to %s, for %.0f s now", self._target, what, waited
+                )
 
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
         request = pb.RegisterPlanRequest(session=self.id, plan=plan_to_proto(plan))
         with self._waiting("register the stages of a step"):
-            return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
+            return rpc.call(
+                self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target
+            ).plan, plan
 
     def run(
         self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
@@ -213,14 +258,23 @@ class RemoteEngine:
         return self._run(prepared, feeds, timeout, True)
 
     def _run(
-        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None, traced: bool
+        self,
+        prepared: tuple[int, Plan],
+        feeds: Sequence[Array],
+        timeout: float | None,
+        traced: bool,
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         number, plan = prepared
         limit = self._timeout if timeout is None else timeout
         request = pb.RunStepRequest(
-            session=self.id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
+            session=self.id,
+            plan=number,
+            feeds=pack(feeds),
+            timeout_secs=limit or 0.0,
+            traced=traced,
         )
-        # The master itself keeps the limit, and its error names the task. The client waits a little longer.
+        # The master itself keeps the limit, and its error names the task. The client waits a little
+        # longer.
         allowed = None if limit is None else limit + 1.0
         with self._waiting("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
@@ -228,32 +282,49 @@ class RemoteEngine:
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 
-    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
+    def send_order(
+        self, task: str, order: pb.CheckpointOrder, timeout: float | None
+    ) -> pb.CheckpointReply:
         """Sends an order of a checkpoint coordinator to a task, and returns the reply."""
-        request = pb.ForwardCheckpointRequest(session=self.id, task=task, order=order, timeout_secs=timeout or 0.0)
+        request = pb.ForwardCheckpointRequest(
+            session=self.id, task=task, order=order, timeout_secs=timeout or 0.0
+        )
         limit = None if timeout is None else timeout + 1.0
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
         """Sends an order without a wait to the run record of a task, and returns the reply."""
-        request = pb.ForwardRunOrderRequest(session=self.id, task=task, order=order, answer_secs=ANSWER_SECS)
+        request = pb.ForwardRunOrderRequest(
+            session=self.id, task=task, order=order, answer_secs=ANSWER_SECS
+        )
         limit = ANSWER_SECS + LATE_SECS
-        return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
+        return rpc.call(
+            self._stub.ForwardRunOrder, request, timeout=limit, task=self._target
+        ).replies[task]
 
     def stream(self, task: str) -> Stream:
         """Opens a stream to a task for byte ranges of variables, by gRPC messages to the master."""
 
         def request(byte_range: ByteRange, data: bytes) -> pb.ForwardBytesReply:
-            request = pb.ForwardBytesRequest(session=self.id, task=task, byte_range=byte_range, data=data)
-            return rpc.call(self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target)
+            request = pb.ForwardBytesRequest(
+                session=self.id, task=task, byte_range=byte_range, data=data
+            )
+            return rpc.call(
+                self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target
+            )
 
         return RelayedStream(request)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Continues under generations that the client has begun. Returns True if a generation is new to the session."""
+        """Continues under generations that the client has begun.
+
+        Returns True if a generation is new to the session.
+        """
         request = pb.AdoptGenerationsRequest(session=self.id, generations=generations)
         before = self.value_ids
-        answer = rpc.call(self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target)
+        answer = rpc.call(
+            self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target
+        )
         self.value_ids = dict(answer.value_ids)
         return self.value_ids != before
 
@@ -290,7 +361,9 @@ class RemoteEngine:
         self.log_waits()
         try:
             request = pb.RenewSessionRequest(session=self.id)
-            rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
+            rpc.call(
+                self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target
+            )
         except AbortedError as error:
             # The next step of the client fails with the same error.
             logging.warning("the session at %s is gone: %s", self._target, error)
@@ -302,7 +375,8 @@ class RemoteEngine:
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:
     """Clears containers on all tasks of the target's cluster, and closes the sessions of the target's master.
 
-    This process sends the orders to the tasks itself, because the role of the master may not allow the orders.
+    This process sends the orders to the tasks itself, because the role of the master may not allow
+    the orders.
 
     Raises:
         NotFoundError: the target is not a gRPC target.
@@ -310,22 +384,33 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
         InvalidArgumentError: a task of another cluster answers at an address; nothing is cleared.
     """
     if not target.startswith("grpc://"):
-        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
-    clear, ask = pb.ClearRequest(containers=containers or (), all=containers is None), pb.MetricsRequest()
+        raise NotFoundError(
+            f"{target!r} is not a session target: it needs the form grpc://host:port"
+        )
+    clear, ask = (
+        pb.ClearRequest(containers=containers or (), all=containers is None),
+        pb.MetricsRequest(),
+    )
     with contextlib.ExitStack() as channels:
-        channel = channels.enter_context(contextlib.closing(rpc.open_channel(target.removeprefix("grpc://"))))
+        channel = channels.enter_context(
+            contextlib.closing(rpc.open_channel(target.removeprefix("grpc://")))
+        )
         worker = services_pb2_grpc.WorkerServiceStub(channel)
         cluster = ClusterSpec(rpc.call(worker.Metrics, ask, timeout=timeout, task=target).cluster)
         stubs: dict[str, services_pb2_grpc.WorkerServiceStub] = {}
         for task, address in cluster.tasks().items():
             if task.job != EVALUATOR:
                 name = str(task)
-                to_task = channels.enter_context(contextlib.closing(rpc.open_channel(address, task=name)))
+                to_task = channels.enter_context(
+                    contextlib.closing(rpc.open_channel(address, task=name))
+                )
                 stub = stubs[name] = services_pb2_grpc.WorkerServiceStub(to_task)
                 # All tasks are met before the first is cleared.
                 there = rpc.call(stub.Metrics, ask, timeout=timeout, task=name, wait_for_ready=True)
                 if there.task != name or not agree(cluster, ClusterSpec(there.cluster)):
-                    raise InvalidArgumentError(f"at {address} {there.task} of another cluster answers", task=name)
+                    raise InvalidArgumentError(
+                        f"at {address} {there.task} of another cluster answers", task=name
+                    )
         for name, stub in stubs.items():
             rpc.call(stub.Clear, clear, timeout=timeout, task=name)
         master = services_pb2_grpc.MasterServiceStub(channel)

@@ -34,11 +34,19 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
         InvalidArgumentError: a tensor is fed twice, or a shape does not fit.
     """
     if not isinstance(feed_dict, Mapping):
-        raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
+        raise TypeError(
+            f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}"
+        )
     fed: dict[Tensor, Array] = {}
     for given, values in feed_dict.items():
-        for key, value in _flatten_feed(given, values) if isinstance(given, tuple) else ((given, values),):
-            tensor = key if type(key) is Tensor and key.op.graph is graph else _find_fed_tensor(graph, key)
+        for key, value in (
+            _flatten_feed(given, values) if isinstance(given, tuple) else ((given, values),)
+        ):
+            tensor = (
+                key
+                if type(key) is Tensor and key.op.graph is graph
+                else _find_fed_tensor(graph, key)
+            )
             if tensor in fed:
                 raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
             fed[tensor] = feed_value(tensor, value)
@@ -66,12 +74,18 @@ def _find_fed_tensor(graph: Graph, key: object) -> Tensor:
     except (TypeError, ValueError) as error:
         raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
     if not isinstance(element, Tensor):
-        raise TypeError(f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs")
+        raise TypeError(
+            f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its "
+            "outputs"
+        )
     return element
 
 
 class ShapeWatch:
-    """The shapes that each tensor was fed with, counted to warn of shapes without end. Thread safe."""
+    """The shapes that each tensor was fed with, counted to warn of shapes without end.
+
+    Thread safe.
+    """
 
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
@@ -86,7 +100,8 @@ class ShapeWatch:
                 seen.add(spec.shape)
                 if before < len(seen) and len(seen) % WARN_SHAPES == 0:
                     logging.warning(
-                        "%r was fed with %d different shapes, and each one is compiled anew: pad to a few sizes",
+                        "%r was fed with %d different shapes, and each one is compiled anew: pad "
+                        "to a few sizes",
                         tensor.name,
                         len(seen),
                     )
@@ -95,8 +110,8 @@ class ShapeWatch:
 def feed_value(tensor: Tensor, value: object) -> Array:
     """Returns ``value`` as an array that fits ``tensor``.
 
-    An array of another dtype is converted if no value changes, apart from the rounding of reals. A placeholder with
-    "unsafe" casting cuts other values to fit, except for a Python int.
+    An array of another dtype is converted if no value changes, apart from the rounding of reals. A
+    placeholder with "unsafe" casting cuts other values to fit, except for a Python int.
 
     Args:
         tensor: the fed tensor, whose static shape and dtype the array must have.
@@ -110,7 +125,9 @@ def feed_value(tensor: Tensor, value: object) -> Array:
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
     elif is_tensor(value):
-        raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
+        raise TypeError(
+            f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string"
+        )
     elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
         array = np.asarray(value)
     else:
@@ -147,7 +164,9 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
         cast = _cast_array(array, tensor.dtype)
     # A word is no number, and None is no integer.
     except (TypeError, ValueError) as error:
-        raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(f"{what}: {error}") from None
+        raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(
+            f"{what}: {error}"
+        ) from None
     # A cast of numpy changes values without an error.
     changed = _find_change(array, cast)
     if changed is None:
@@ -155,7 +174,13 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
     if unsafe and not isinstance(value, int):
         if tensor.op not in _warned:
             _warned.add(tensor.op)
-            logging.warning("%s: %s does not fit %s: %s; told once", what, array.dtype.name, tensor.dtype.name, changed)
+            logging.warning(
+                "%s: %s does not fit %s: %s; told once",
+                what,
+                array.dtype.name,
+                tensor.dtype.name,
+                changed,
+            )
         return cast
     try:
         return as_array(array, tensor.dtype, what)

@@ -15,7 +15,10 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 CLAIM_TRIES = 10
 
 Ask = Callable[[Leadership], Mapping[str, Leadership]]
-"""A function that claims tasks for a leadership, and returns by task the obeyed leadership. ``NOBODY`` claims none."""
+"""A function that claims tasks for a leadership, and returns by task the obeyed leadership.
+
+``NOBODY`` claims none.
+"""
 
 
 class Lead:
@@ -38,8 +41,8 @@ class Lead:
 
         Args:
             ask: Function that reaches the tasks.
-            held: Tasks that are not taken back. If another chief leads a held task, nothing is claimed, and the tasks
-                refuse orders under the returned leadership.
+            held: Tasks that are not taken back. If another chief leads a held task, nothing is
+                claimed, and the tasks refuse orders under the returned leadership.
 
         Raises:
             AbortedError: another chief keeps claiming the same tasks.
@@ -52,12 +55,19 @@ class Lead:
                 if any(obeyed[task] and obeyed[task].owner != self.owner for task in held):
                     return self.leadership
                 claimed = Leadership(next_epoch(self.owner, obeyed.values()), self.owner)
-                # A task accepts only a limited jump of the epoch, so that no claim can exhaust the epochs.
-                while (lowest := min(leadership.epoch for leadership in obeyed.values())) < claimed.epoch:
-                    obeyed = ask(Leadership(min(claimed.epoch, lowest + EPOCHS_AT_ONCE - 1), self.owner))
+                # A task accepts only a limited jump of the epoch, so that no claim can exhaust the
+                # epochs.
+                while (
+                    lowest := min(leadership.epoch for leadership in obeyed.values())
+                ) < claimed.epoch:
+                    obeyed = ask(
+                        Leadership(min(claimed.epoch, lowest + EPOCHS_AT_ONCE - 1), self.owner)
+                    )
                 if all(leadership == claimed for leadership in obeyed.values()):
                     if claimed != self.leadership:
-                        logging.info("this task leads now, as chief number %d of the run", claimed.epoch)
+                        logging.info(
+                            "this task leads now, as chief number %d of the run", claimed.epoch
+                        )
                     self.leadership, self.tasks = claimed, frozenset(obeyed)
                     return claimed
                 wait.wait(concurrency.uniform(0.0, 0.05 * 2**attempt))
@@ -74,8 +84,9 @@ def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
 class Authority:
     """The leadership for the orders of one session. Thread safe.
 
-    Orders of a chief's session go under the chief's lead. Orders of any other session go under the leadership that each
-    task obeys, so that no chief is deposed. A task without a leader is claimed for the session.
+    Orders of a chief's session go under the chief's lead. Orders of any other session go under the
+    leadership that each task obeys, so that no chief is deposed. A task without a leader is claimed
+    for the session.
 
     Args:
         send: the function that sends an order to the run record of a task.
@@ -95,7 +106,10 @@ class Authority:
             self._lead, self._claimed = lead, NOBODY
 
     def over(self, tasks: Collection[str]) -> Mapping[str, Leadership]:
-        """Returns, by task, the leadership for orders. A chief claims tasks without an earlier order."""
+        """Returns, by task, the leadership for orders.
+
+        A chief claims tasks without an earlier order.
+        """
         with self._lock:
             lead = self._lead
             if lead is None:
@@ -106,13 +120,23 @@ class Authority:
             # The chief may have claimed a later epoch since the last order of this session.
             if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
                 wanted = lead.tasks.union(tasks)
-                self._claimed, self._tasks = lead.claim(functools.partial(self._ask, wanted), lead.tasks), wanted
+                self._claimed, self._tasks = (
+                    lead.claim(functools.partial(self._ask, wanted), lead.tasks),
+                    wanted,
+                )
             return dict.fromkeys(tasks, self._claimed)
 
     def _ask(self, tasks: Collection[str], leadership: Leadership) -> dict[str, Leadership]:
         def ask(task: str) -> Leadership:
-            order = RunOrder(claim=RunOrder.Claim()) if leadership else RunOrder(inspect=RunOrder.Inspect())
+            order = (
+                RunOrder(claim=RunOrder.Claim())
+                if leadership
+                else RunOrder(inspect=RunOrder.Inspect())
+            )
             order.leadership.CopyFrom(leadership.to_proto())
             return Leadership.from_proto(self._send(task, order).leadership)
 
-        return {task: reply.result() for task, reply in concurrency.call_all(ask, tasks, "run order to").items()}
+        return {
+            task: reply.result()
+            for task, reply in concurrency.call_all(ask, tasks, "run order to").items()
+        }

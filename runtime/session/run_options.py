@@ -41,8 +41,9 @@ class RunOptions:
     """Options of one step.
 
     Attributes:
-        trace_level: ``FULL_TRACE``, or any other level but ``NO_TRACE``, fills the step's ``RunMetadata``. A traced
-            step waits for every stage, and its first run registers the plan once more.
+        trace_level: ``FULL_TRACE``, or any other level but ``NO_TRACE``, fills the step's
+            ``RunMetadata``. A traced step waits for every stage, and its first run registers the
+            plan once more.
         timeout_in_ms: Time limit of the step in milliseconds; 0 for the session's own.
 
     Example:
@@ -67,7 +68,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Checks the values. Raises ValueError if a value is out of range."""
         if not self.NO_TRACE <= self.trace_level <= self.FULL_TRACE:
-            raise ValueError(f"trace_level is {self.trace_level}: use RunOptions.NO_TRACE or RunOptions.FULL_TRACE")
+            raise ValueError(
+                f"trace_level is {self.trace_level}: use RunOptions.NO_TRACE or "
+                "RunOptions.FULL_TRACE"
+            )
         if self.timeout_in_ms < 0:
             raise ValueError(f"timeout_in_ms is {self.timeout_in_ms}: use 0 for no limit")
 
@@ -95,4 +99,6 @@ def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, Ten
                 if not spec.is_string:
                     described.allocation_description.requested_bytes = spec.nbytes
                     described.allocation_description.allocated_bytes = spec.nbytes
-                    described.allocation_description.allocator_name = device.device.rpartition("device:")[2]
+                    described.allocation_description.allocator_name = device.device.rpartition(
+                        "device:"
+                    )[2]

@@ -1,9 +1,10 @@
 """Run records: messages of chief and workers by way of the tasks that hold the variables.
 
-Every task of a cluster keeps a small record of the training run. ``runtime/state/run_record.py`` describes its phases.
-``RunRecords`` is the client of all these records: the chief sends orders, and all tasks send reports. A call is one
-request to each task and needs no session. So a call works while the session of the training is broken or blocked. An
-interruption (Ctrl-C) ends a call, on the tasks too.
+Every task of a cluster keeps a small record of the training run. ``runtime/state/run_record.py``
+describes its phases. ``RunRecords`` is the client of all these records: the chief sends orders, and
+all tasks send reports. A call is one request to each task and needs no session. So a call works
+while the session of the training is broken or blocked. An interruption (Ctrl-C) ends a call, on the
+tasks too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ import grpc
 
 from runtime import concurrency
 from runtime.cluster.spec import split_address
-from runtime.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
+from runtime.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from runtime.master.config import SessionConfig
 from runtime.master.master import ANSWER_SECS
 from runtime.master.tasks import find_local
@@ -76,9 +82,9 @@ class RunRecordView:
 class RunRecords:
     """The run records of the tasks that hold variables (the ps tasks, where there are any).
 
-    Each order goes to all tasks at the same time. An absent task is waited for, and keeps an order from no other task.
-    Any order may raise UnavailableError (a task is absent), AbortedError (a task has restarted just now) and
-    TaskLeftError (a task is leaving at the end of training).
+    Each order goes to all tasks at the same time. An absent task is waited for, and keeps an order
+    from no other task. Any order may raise UnavailableError (a task is absent), AbortedError (a
+    task has restarted just now) and TaskLeftError (a task is leaving at the end of training).
 
     Args:
         target: Session target; orders come from the target's task.
@@ -104,7 +110,10 @@ class RunRecords:
         """The lead of this task; None if the task is not the chief."""
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
-        """All tasks of any record so far. The record of a restarted task has forgotten earlier tasks."""
+        """All tasks of any record so far.
+
+        The record of a restarted task has forgotten earlier tasks.
+        """
         self._lock = concurrency.Lock()
         self._waiting: Cancellation | None = None
         self._closed = False
@@ -134,13 +143,17 @@ class RunRecords:
         """Orders the tasks to let no worker train while this chief replaces values.
 
         Returns:
-            By task, its generation from now on. A task that had values gets a new generation: sessions that used the
-            values are cut off, and the caller's own session continues after ``Session.adopt_generations``.
+            By task, its generation from now on. A task that had values gets a new generation:
+            sessions that used the values are cut off, and the caller's own session continues after
+            ``Session.adopt_generations``.
 
         Raises:
             PermissionDeniedError: another chief has taken the lead. The message names the chief.
         """
-        return {task: record.generation for task, record in self._send(RunOrder(load=RunOrder.Load())).items()}
+        return {
+            task: record.generation
+            for task, record in self._send(RunOrder(load=RunOrder.Load())).items()
+        }
 
     def open(self, logdir: str = "") -> None:
         """Orders the tasks to let all workers train.
@@ -163,10 +176,12 @@ class RunRecords:
         """Reports to the tasks that training has finished.
 
         Args:
-            silence_secs: Seconds without a sign of life after which no task waits for an unfinished task.
+            silence_secs: Seconds without a sign of life after which no task waits for an unfinished
+                task.
             counter: The (container, name) of the global step.
             saved_step: The global step in the last checkpoint; None without a checkpoint.
-            elastic: True if workers come and go. The tasks then wait for no worker that has never come.
+            elastic: True if workers come and go. The tasks then wait for no worker that has never
+                come.
 
         Raises:
             PermissionDeniedError: another chief leads.
@@ -191,10 +206,12 @@ class RunRecords:
         """Reports to the tasks that this task takes part.
 
         Args:
-            session: The session in which the task trains. Signs of life of the session are those of the task.
+            session: The session in which the task trains. Signs of life of the session are those of
+                the task.
 
         Raises:
-            InvalidArgumentError: another task with this name takes part, at another address, and lives.
+            InvalidArgumentError: another task with this name takes part, at another address, and
+                lives.
         """
         with self._lock:
             self._closed = False
@@ -204,18 +221,26 @@ class RunRecords:
         """Reports that this task has stopped training in a session, and still needs the tasks."""
         self._send(RunOrder(rest=RunOrder.Rest(session=session)))
 
-    def done(self, leave: bool, session: int = 0, *, goodbye: bool = False) -> dict[str, RunRecordView]:
+    def done(
+        self, leave: bool, session: int = 0, *, goodbye: bool = False
+    ) -> dict[str, RunRecordView]:
         """Reports that this task no longer needs the tasks.
 
         Args:
-            leave: True if the tasks may stop when no task needs them; False if a launcher stops them.
+            leave: True if the tasks may stop when no task needs them; False if a launcher stops
+                them.
             session: The session in which this task has trained.
             goodbye: True if training continues without this task.
         """
-        return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye)))
+        return self._send(
+            RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye))
+        )
 
     def wait_loaded(self, timeout_secs: float) -> bool:
-        """Waits until no chief is loading, for a minute at most. Returns True if no chief is loading."""
+        """Waits until no chief is loading, for a minute at most.
+
+        Returns True if no chief is loading.
+        """
         records = self._send(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
         return all(record.phase != "loading" for record in records.values())
 
@@ -223,14 +248,20 @@ class RunRecords:
         """Waits until all other tasks that take part are done, for a minute at most.
 
         Returns:
-            The tasks that are not done, with their addresses, and the seconds without a sign of life to any task;
-            infinite without any sign so far.
+            The tasks that are not done, with their addresses, and the seconds without a sign of
+            life to any task; infinite without any sign so far.
         """
         records = self._send(RunOrder(wait_done=RunOrder.WaitDone(secs=timeout_secs)))
-        addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
+        addresses = {
+            name: address
+            for record in records.values()
+            for name, address in record.addresses.items()
+        }
         silences = [record.silent for record in records.values()]
         return {
-            at(name, addresses.get(name, "")): min((silent[name] for silent in silences if name in silent), default=inf)
+            at(name, addresses.get(name, "")): min(
+                (silent[name] for silent in silences if name in silent), default=inf
+            )
             for name in others(records, self.task)
         }
 
@@ -243,11 +274,13 @@ class RunRecords:
         return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
 
     def wait_stop(self, timeout_secs: float) -> tuple[str, float | None]:
-        """Waits until an order ends training, for a minute at most. The leader waits for tasks that leave, too.
+        """Waits until an order ends training, for a minute at most.
+
+        The leader waits for tasks that leave, too.
 
         Returns:
-            The reason to end, or an empty text; and for the leader the seconds until the first leaving task stops
-            serving, or None.
+            The reason to end, or an empty text; and for the leader the seconds until the first
+            leaving task stops serving, or None.
 
         Raises:
             CancelledError: ``close`` was called, by another thread or before.
@@ -259,12 +292,17 @@ class RunRecords:
             self._waiting = cancelled
         cancelled.check("waiting for an order to stop")
         records = self._send(RunOrder(wait_stop=RunOrder.WaitStop(secs=timeout_secs)), cancelled)
-        going = [record.goes_in_secs for record in records.values() if record.goes_in_secs is not None]
+        going = [
+            record.goes_in_secs for record in records.values() if record.goes_in_secs is not None
+        ]
         reason = next((record.stop for record in records.values() if record.stop), "")
         return reason, min(going, default=None) if self.lead else None
 
     def close(self) -> None:
-        """Ends ``wait_stop`` on other threads, and later calls until the next ``join``. All else keeps working."""
+        """Ends ``wait_stop`` on other threads, and later calls until the next ``join``.
+
+        All else keeps working.
+        """
         with self._lock:
             self._closed = True
             waiting = self._waiting
@@ -276,20 +314,28 @@ class RunRecords:
         """Name of this task, known after the first exchange."""
         return self._task
 
-    def _send(self, order: RunOrder, cancelled: Cancellation | None = None) -> dict[str, RunRecordView]:
+    def _send(
+        self, order: RunOrder, cancelled: Cancellation | None = None
+    ) -> dict[str, RunRecordView]:
         order.address = self._target.removeprefix("grpc://")
         # A claim carries the wanted leadership already.
         if self.lead is not None and not order.HasField("claim"):
             order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
             self._task, replies = _forward_order(
-                self._target, order, self._device_filters, self.answer_secs, cancelled, self._security
+                self._target,
+                order,
+                self._device_filters,
+                self.answer_secs,
+                cancelled,
+                self._security,
             )
         # Callers treat a task without an answer as absent, whatever limit ran out.
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, task=error.task) from None
         records = {name: _read_record(reply) for name, reply in replies.items()}
-        # The end of training needs the names of all tasks, even of those that a restarted record forgot.
+        # The end of training needs the names of all tasks, even of those that a restarted record
+        # forgot.
         self._took_part = self._took_part.union(*(record.joined for record in records.values()))
         return records
 
@@ -334,16 +380,25 @@ def _forward_order(
     cancelled: Cancellation | None,
     security: Security | None,
 ) -> tuple[str, dict[str, RunReply]]:
-    """Sends an order by way of a target. Returns the name of the target's task, and the replies by task."""
+    """Sends an order by way of a target.
+
+    Returns the name of the target's task, and the replies by task.
+    """
     address = target.removeprefix("grpc://")
     if address == target:
-        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
+        raise NotFoundError(
+            f"{target!r} is not a session target: it needs the form grpc://host:port"
+        )
     split_address(address)
     local = find_local(address)
     if local is not None:
-        replies = local.master.send_run_order(order, device_filters, answer_secs, cancelled or Cancellation())
+        replies = local.master.send_run_order(
+            order, device_filters, answer_secs, cancelled or Cancellation()
+        )
         return local.worker.task, replies
-    request = services_pb2.ForwardRunOrderRequest(order=order, device_filters=device_filters, answer_secs=answer_secs)
+    request = services_pb2.ForwardRunOrderRequest(
+        order=order, device_filters=device_filters, answer_secs=answer_secs
+    )
     with rpc.open_channel(address, security) as channel, _closing(channel, cancelled):
         answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,

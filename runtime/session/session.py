@@ -1,8 +1,8 @@
 """Sessions: a session plans the steps of a graph, and has a master run the steps.
 
-One step, in order: ``run`` finds the plan of its fetches and feed shapes, or makes and registers a plan. The master
-(``runtime/master/master.py``) sends the stages to their tasks. A task (``runtime/task/worker.py``) runs a stage on its
-store. The values return the same way.
+One step, in order: ``run`` finds the plan of its fetches and feed shapes, or makes and registers a
+plan. The master (``runtime/master/master.py``) sends the stages to their tasks. A task
+(``runtime/task/worker.py``) runs a stage on its store. The values return the same way.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _Recent(Generic[_Value]):
     def find(self, key: Hashable) -> _Value | None:
         """Returns a value, None if there is none."""
         found = self._items.get(key)
-        # Each step looks up its plan, so the lookup takes no lock. Another thread may drop the value meanwhile. The
-        # caller still has the value.
+        # Each step looks up its plan, so the lookup takes no lock. Another thread may drop the
+        # value meanwhile. The caller still has the value.
         try:
             if found is not None:
                 self._items.move_to_end(key)
@@ -128,7 +128,10 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Split:
-    """A fetch structure: its leaves, and the substeps of the step. Without Python calls there is one substep."""
+    """A fetch structure: its leaves, and the substeps of the step.
+
+    Without Python calls there is one substep.
+    """
 
     elements: tuple[Tensor | Operation, ...]
     substeps: tuple[Substep, ...]
@@ -144,21 +147,22 @@ class _TreeKey(NamedTuple):
 class Session:
     """A session that runs steps of a graph on a cluster. Any number of threads may use one session.
 
-    ``close``, or the end of the ``with`` block, ends the session. A session without references is closed some time
-    later.
+    ``close``, or the end of the ``with`` block, ends the session. A session without references is
+    closed some time later.
 
     Args:
-        target: ``""`` for a private engine in this process; ``server.target`` of a server in this process; or
-            ``grpc://host:port`` of any server, whose master then runs the steps.
+        target: ``""`` for a private engine in this process; ``server.target`` of a server in this
+            process; or ``grpc://host:port`` of any server, whose master then runs the steps.
         graph: Graph of the steps; the default graph by default.
         config: Options; those of the target's server by default.
-        security: Certificates or token of the cluster, for a target in another process; by default from
-            ``BELLWETHER_SECURITY``, else from a server of this process.
+        security: Certificates or token of the cluster, for a target in another process; by default
+            from ``BELLWETHER_SECURITY``, else from a server of this process.
 
     Raises:
-        UnauthenticatedError: A task refuses this client's credential, or this client refuses a task's. The message
-            says what to do.
-        DeadlineExceededError: Tasks did not join within ``config.start_timeout_secs``. The message names the tasks.
+        UnauthenticatedError: A task refuses this client's credential, or this client refuses a
+            task's. The message says what to do.
+        DeadlineExceededError: Tasks did not join within ``config.start_timeout_secs``. The message
+            names the tasks.
         InvalidArgumentError: The tasks know different clusters. The message names the difference.
 
     Example:
@@ -183,7 +187,9 @@ class Session:
         if isinstance(target, bytes):
             target = target.decode()
         if not isinstance(target, str):
-            raise TypeError(f"target must be a string, not {type(target).__name__}; pass options as config=")
+            raise TypeError(
+                f"target must be a string, not {type(target).__name__}; pass options as config="
+            )
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a Graph, not {type(graph).__name__}")
         if config is not None and not isinstance(config, SessionConfig):
@@ -193,7 +199,9 @@ class Session:
         engine, self.config = _open(target, config, security)
         self._engine = sign_errors(engine)
         # The finalizer refers to the engine only, or the session would never be dropped.
-        self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
+        self._when_dropped = when_dropped(
+            self, functools.partial(_close_dropped, self._engine, target)
+        )
         self.target = target
         self._devices = Devices(
             self._engine.devices,
@@ -226,22 +234,24 @@ class Session:
         """Runs one step and returns the values of ``fetches``.
 
         Args:
-            fetches: A tensor, variable, operation or name, or any pytree (list, tuple, dict, dataclass ...) of these.
-                The value of an operation is None.
-            feed_dict: Values for placeholders, or for any other tensor. Keys are tensors, variables or names.
+            fetches: A tensor, variable, operation or name, or any pytree (list, tuple, dict,
+                dataclass ...) of these. The value of an operation is None.
+            feed_dict: Values for placeholders, or for any other tensor. Keys are tensors, variables
+                or names.
             options: Options such as ``RunOptions(trace_level=RunOptions.FULL_TRACE)``.
-            run_metadata: Receives the statistics of a traced step. A step without a trace empties the message.
-            timeout_secs: Time limit of this step; the session's own by default. A step with Python calls has this limit
-                for each of its substeps.
+            run_metadata: Receives the statistics of a traced step. A step without a trace empties
+                the message.
+            timeout_secs: Time limit of this step; the session's own by default. A step with Python
+                calls has this limit for each of its substeps.
 
         Returns:
-            The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``, ``bytes`` for a string)
-            in each place. The caller may write into the arrays.
+            The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``,
+            ``bytes`` for a string) in each place. The caller may write into the arrays.
 
         Raises:
             FailedPreconditionError: The session was made before a fork, in the parent process.
-            OpError: A step failed. The class is the kind of failure, and the message names the task, variable or
-                placeholder.
+            OpError: A step failed. The class is the kind of failure, and the message names the
+                task, variable or placeholder.
 
         Example:
             >>> import runtime as rt
@@ -264,7 +274,8 @@ class Session:
         key = fetch_key, tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)])
         try:
             prepared = self._plans.find(key)
-        # A leaf that cannot be hashed is no element of a graph. The lookup of the elements names the leaf.
+        # A leaf that cannot be hashed is no element of a graph. The lookup of the elements names
+        # the leaf.
         except TypeError:
             self._find_elements(fetches)
             raise
@@ -273,7 +284,9 @@ class Session:
             first = split.substeps[0]
             if first is not split.substeps[-1] or first.calls:
                 fed = dict(zip(tensors, values, strict=True))
-                return _pack_values(fetch_key, self._run_split(split, fed, timeout_secs, run_metadata))
+                return _pack_values(
+                    fetch_key, self._run_split(split, fed, timeout_secs, run_metadata)
+                )
             prepared = self._prepare(key, first, values)
         results = self._run_prepared(prepared, values, timeout_secs, run_metadata)
         out = [None if r is None else _to_user(r) for r in results]
@@ -296,7 +309,10 @@ class Session:
         timeout_secs: float | None,
         run_metadata: RunMetadata | None,
     ) -> list[object]:
-        """Runs a step with Python calls, one substep after the other. A trace shows the last substep."""
+        """Runs a step with Python calls, one substep after the other.
+
+        A trace shows the last substep.
+        """
         known: dict[Tensor, Any] = dict(fed)
         for part in split.substeps:
             if part.fetches:
@@ -305,18 +321,35 @@ class Session:
                 prepared = self._plans.find(key) or self._prepare(key, part, values)
                 traced = run_metadata if part is split.substeps[-1] else None
                 results = self._run_prepared(prepared, values, timeout_secs, traced)
-                known |= {f: r for f, r in zip(part.fetches, results, strict=True) if isinstance(f, Tensor)}
+                known |= {
+                    f: r
+                    for f, r in zip(part.fetches, results, strict=True)
+                    if isinstance(f, Tensor)
+                }
             for op in part.calls:
-                arrays = [t.op.body.value if isinstance(t.op.body, Constant) else known[t] for t in op.inputs]
-                known |= zip(op.outputs, run_python_call(op, self, [np.asarray(a) for a in arrays]), strict=True)
+                arrays = [
+                    t.op.body.value if isinstance(t.op.body, Constant) else known[t]
+                    for t in op.inputs
+                ]
+                known |= zip(
+                    op.outputs,
+                    run_python_call(op, self, [np.asarray(a) for a in arrays]),
+                    strict=True,
+                )
         # The caller may change a fetched value, but not the array that was fed.
         return [
-            None if isinstance(e, Operation) else _to_user(np.array(known[e]) if e in fed else known[e])
+            None
+            if isinstance(e, Operation)
+            else _to_user(np.array(known[e]) if e in fed else known[e])
             for e in split.elements
         ]
 
     def _run_prepared(
-        self, prepared: _Prepared, values: list[Array], timeout_secs: float | None, run_metadata: RunMetadata | None
+        self,
+        prepared: _Prepared,
+        values: list[Array],
+        timeout_secs: float | None,
+        run_metadata: RunMetadata | None,
     ) -> list[AnyArray | None]:
         """Runs a registered plan, and with ``run_metadata`` traces the step."""
         if run_metadata is None:
@@ -324,7 +357,9 @@ class Session:
         else:
             results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
             part = prepared.part
-            describe_outputs(stats, find_specs(part.fetches, _describe_feeds(part, values), part.done))
+            describe_outputs(
+                stats, find_specs(part.fetches, _describe_feeds(part, values), part.done)
+            )
             run_metadata.step_stats.CopyFrom(stats)
         for i in prepared.given:
             results[i] = np.array(results[i])
@@ -335,7 +370,9 @@ class Session:
         # Each new shape compiles a program.
         specs = _describe_feeds(part, values)
         self._shapes.note(specs)
-        plan = self._taken.pop(key, None) or make_plan(part.fetches, specs, self._devices, part.done)
+        plan = self._taken.pop(key, None) or make_plan(
+            part.fetches, specs, self._devices, part.done
+        )
         if self.config.log_device_placement:
             needed = prune_graph(part.fetches, specs, part.done)
             for op, device in place_operations(needed.operations, self._devices).items():
@@ -348,21 +385,29 @@ class Session:
     def take_plans(self, other: Session) -> None:
         """Takes over the plans of another session of this graph, so that steps need no planning, only registration.
 
-        Planning traces and exports every computation of a step. After the loss of a task, planning would take most of
-        the time to the next step. Nothing is taken if the two sessions see different devices.
+        Planning traces and exports every computation of a step. After the loss of a task, planning
+        would take most of the time to the next step. Nothing is taken if the two sessions see
+        different devices.
 
         Args:
             other: a session of the same graph, which ends.
         """
         own, others = self._devices, other._devices
-        same = set(own.all) == set(others.all) and own.target == others.target and own.home == others.home
+        same = (
+            set(own.all) == set(others.all)
+            and own.target == others.target
+            and own.home == others.home
+        )
         if same and own.soft == others.soft and self.graph is other.graph:
             self._take_plans(other)
             # The substeps of a split are the keys of plans.
             self._splits = other._splits
 
     def _take_plans(self, other: Session) -> None:
-        plans = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.list_items().items()}}
+        plans = {
+            **other._taken,
+            **{key: prepared.plan for key, prepared in other._plans.list_items().items()},
+        }
         self._taken = dict(list(plans.items())[-MAX_PLANS:])
 
     def _find_elements(self, fetches: object) -> list[Tensor | Operation]:
@@ -370,7 +415,10 @@ class Session:
         found = []
         for leaf in _flatten(fetches)[0]:
             if leaf is None:
-                raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
+                raise TypeError(
+                    "Fetch argument None has invalid type: not a tensor, operation, variable or "
+                    "name"
+                )
             try:
                 found.append(self.graph.as_graph_element(leaf))
             except TypeError as error:
@@ -384,7 +432,8 @@ class Session:
 
         Args:
             fetches: As for ``run``.
-            feed_list: The fed tensors. The positional arguments of the function are the values of these tensors.
+            feed_list: The fed tensors. The positional arguments of the function are the values of
+                these tensors.
 
         Example:
             >>> import runtime as rt
@@ -400,7 +449,9 @@ class Session:
 
         def run(*values: object) -> Any:
             if len(values) != len(keys):
-                raise InvalidArgumentError(f"this callable takes {len(keys)} values, {len(values)} were given")
+                raise InvalidArgumentError(
+                    f"this callable takes {len(keys)} values, {len(values)} were given"
+                )
             return self.run(fetches, dict(zip(keys, values, strict=True)))
 
         return run
@@ -446,7 +497,8 @@ class Session:
     def silent_secs(self) -> float | None:
         """Seconds without a sign of life of the longest silent task.
 
-        0 if all tasks answer. None if the session's master is in another process, which does not report silence.
+        0 if all tasks answer. None if the session's master is in another process, which does not
+        report silence.
         """
         return self._engine.silent_secs()
 
@@ -473,7 +525,8 @@ class Session:
     def lost(self, error: BaseException) -> bool:
         """Returns True if an error says that this session has lost a task, or the values of its variables.
 
-        Only a new session helps then. No new session helps against other errors, such as an error of a hook itself.
+        Only a new session helps then. No new session helps against other errors, such as an error
+        of a hook itself.
 
         Args:
             error: The error of a block that used the session.
@@ -487,15 +540,22 @@ class Session:
             ...         session.lost(error)
             False
         """
-        loss = isinstance(error, UnavailableError | AbortedError) and not isinstance(error, DiskAwayError)
+        loss = isinstance(error, UnavailableError | AbortedError) and not isinstance(
+            error, DiskAwayError
+        )
         return loss and self.raised(error)
 
     def cancel_steps(self) -> None:
-        """Ends the steps under way with CancelledError. If the master is in another process, the session ends too."""
+        """Ends the steps under way with CancelledError.
+
+        If the master is in another process, the session ends too.
+        """
         self._engine.cancel_steps()
 
     @staticmethod
-    def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
+    def reset(
+        target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0
+    ) -> None:
         """Closes all sessions of the target's master, and clears containers on every task.
 
         Args:
@@ -507,17 +567,22 @@ class Session:
 
     def placement(self, variables: Sequence[_Placed]) -> dict[_Placed, Device]:
         """Returns the device of each variable."""
-        placed = place_operations(prune_graph([v.op for v in variables], {}).operations, self._devices)
+        placed = place_operations(
+            prune_graph([v.op for v in variables], {}).operations, self._devices
+        )
         return {v: placed[v.op] for v in variables}
 
     # -- life --------------------------------------------------------------------------------------------------
 
     @uninterrupted
     def close(self) -> None:
-        """Ends the session. Blocked operations end with CancelledError. Never waits for a dead task.
+        """Ends the session.
 
-        Ctrl-C and SIGTERM take effect after the end of the session, since a half closed session would keep its
-        connections. In a forked child the connections of the parent's session stay as they are.
+        Blocked operations end with CancelledError. Never waits for a dead task.
+
+        Ctrl-C and SIGTERM take effect after the end of the session, since a half closed session
+        would keep its connections. In a forked child the connections of the parent's session stay
+        as they are.
         """
         if not self._closed:
             self._closed = True
@@ -528,7 +593,10 @@ class Session:
             self._engine.close()
 
     def as_default(self: AnySession) -> AbstractContextManager[AnySession]:
-        """Makes this session the default of ``Tensor.eval`` and ``Operation.run`` for a block. Closes nothing."""
+        """Makes this session the default of ``Tensor.eval`` and ``Operation.run`` for a block.
+
+        Closes nothing.
+        """
         return default_session(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -539,14 +607,21 @@ class Session:
     def __enter__(self) -> Session:
         """Makes the session and its graph the defaults of this thread."""
         if self._entered is not None:
-            raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
+            raise RuntimeError(
+                "Session context managers are not re-entrant: use Session.as_default() for nesting"
+            )
         self._entered = self.graph.as_default()
         self._entered.__enter__()
         push_default_session(self)
         return self
 
     @uninterrupted
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         """Restores the defaults and closes the session."""
         pop_default_session(self)
         entered, self._entered = self._entered, None
@@ -584,7 +659,9 @@ class InteractiveSession(Session):
     ) -> None:
         super().__init__(target, graph, config, security=security)
         if any(isinstance(s, InteractiveSession) for s in default_session_stack()):
-            logging.error("an InteractiveSession is still open in this thread; close it to free its resources")
+            logging.error(
+                "an InteractiveSession is still open in this thread; close it to free its resources"
+            )
         self._graph_context = self.graph.as_default()
         self._graph_context.__enter__()
         push_default_session(self)
@@ -597,13 +674,16 @@ class InteractiveSession(Session):
         super().close()
 
 
-def _open(target: str, config: SessionConfig | None, security: Security | None) -> tuple[Engine, SessionConfig]:
+def _open(
+    target: str, config: SessionConfig | None, security: Security | None
+) -> tuple[Engine, SessionConfig]:
     chosen = config or SessionConfig()
     if not target:
         return PrivateServer().create_session(chosen), chosen
     if not target.startswith("grpc://"):
         raise NotFoundError(
-            f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
+            f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for "
+            "this process"
         )
     # A server of this process runs steps without a socket.
     local = find_local(target.removeprefix("grpc://"))
@@ -615,7 +695,9 @@ def _open(target: str, config: SessionConfig | None, security: Security | None) 
 
 
 def _close_dropped(engine: Engine, target: str) -> None:
-    logging.info("a session of %s was dropped without close(): it is closed now", target or "this process")
+    logging.info(
+        "a session of %s was dropped without close(): it is closed now", target or "this process"
+    )
     engine.close()
 
 
@@ -664,12 +746,15 @@ def _pack_values(fetch_key: Hashable, values: list[object]) -> object:
     """Returns the fetched values in the structure of the fetches."""
     if type(fetch_key) is tuple:
         return values
-    return jax.tree.unflatten(fetch_key.tree, values) if isinstance(fetch_key, _TreeKey) else values[0]
+    return (
+        jax.tree.unflatten(fetch_key.tree, values) if isinstance(fetch_key, _TreeKey) else values[0]
+    )
 
 
 def _to_user(value: AnyArray) -> object:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim == 0:
         return array[()]
-    # JAX and the store may share the memory of a read-only array, and the caller may write into the result.
+    # JAX and the store may share the memory of a read-only array, and the caller may write into the
+    # result.
     return array if array.flags.writeable else array.copy()

@@ -16,8 +16,10 @@ class Cancellation(concurrency.Event):
     """The end of one call: an Event that also wakes the conditions of waits.
 
     Args:
-        deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
-        hung_up: returns True if the caller has hung up. A kernel checks before the kernel hands over an element.
+        deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no
+            limit.
+        hung_up: returns True if the caller has hung up. A kernel checks before the kernel hands
+            over an element.
         memory: effects of an earlier run of the call, which was cut off, for the next run.
 
     Example:
@@ -42,7 +44,9 @@ class Cancellation(concurrency.Event):
         self._error = CancelledError
         self._conditions: list[concurrency.Condition] = []
 
-    def set(self, reason: str = "the session was closed", error: type[CancelledError] = CancelledError) -> None:
+    def set(
+        self, reason: str = "the session was closed", error: type[CancelledError] = CancelledError
+    ) -> None:
         """Ends the call: present and future waits raise ``error`` with the first reason."""
         with self._lock:
             if self._reason:
@@ -58,7 +62,9 @@ class Cancellation(concurrency.Event):
     @property
     def over(self) -> bool:
         """True if ``check`` would raise now."""
-        return bool(self._reason) or (self.deadline is not None and concurrency.monotonic() >= self.deadline)
+        return bool(self._reason) or (
+            self.deadline is not None and concurrency.monotonic() >= self.deadline
+        )
 
     def check(self, what: str) -> None:
         """Raises if the call must end; ``what`` names the wait in the error.
@@ -88,20 +94,22 @@ class Cancellation(concurrency.Event):
             ready: the condition of the wait.
             what: name of the wait, for errors.
             until: ``time.monotonic()`` at which the wait ends without an error.
-            acts: True if the call has an effect after the wait. A call without a wait then raises too if the caller has
-                gone.
+            acts: True if the call has an effect after the wait. A call without a wait then raises
+                too if the caller has gone.
 
         Returns:
             True if ``ready()`` was true; False only after ``until``.
 
         Raises:
-            CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when ``ready()`` is false.
+            CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when
+            ``ready()`` is false.
         """
         if ready():
             if acts:
                 self._check_wanted(what)
             return True
-        # The condition is listed before the first look at the reason, so that a later ``set`` finds the condition.
+        # The condition is listed before the first look at the reason, so that a later ``set`` finds
+        # the condition.
         with self._lock:
             self._conditions.append(condition)
         try:

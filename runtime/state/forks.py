@@ -1,8 +1,8 @@
 """Forks: an object with connections knows the process of its birth, and refuses to act in a forked child.
 
-A forked child has the sockets of the parent but no threads, and perhaps locks that no thread will release. A goodbye
-from the child would end connections of the parent. So in the child `close` and `stop` do nothing, and a method that
-needs a connection raises.
+A forked child has the sockets of the parent but no threads, and perhaps locks that no thread will
+release. A goodbye from the child would end connections of the parent. So in the child `close` and
+`stop` do nothing, and a method that needs a connection raises.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class HomeProcess:
         """Raises FailedPreconditionError in a forked child of the process."""
         if self._forks != _forks:
             raise FailedPreconditionError(
-                f"{self._what} was made before a fork, and its connections belong to the parent process: "
+                f"{self._what} was made before a fork, and its connections belong to the parent "
+                "process: "
                 "start processes by spawn, or make another one here"
             )

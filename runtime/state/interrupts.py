@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
-# What `signal` wraps: that looks each argument up in enums, which costs ten times as much as the call.
+# What `signal` wraps: that looks each argument up in enums, which costs ten times as much as the
+# call.
 from runtime import concurrency
 
 _P = ParamSpec("_P")
@@ -39,10 +40,11 @@ os.register_at_fork(after_in_child=_forked)
 def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Holds signals back during calls of a function, and runs the handlers at the end of the call.
 
-    Python runs a signal's handler between any two bytecodes of the main thread. A handler that raises
-    (``KeyboardInterrupt``, ``harness.preemptible``) may raise right after a lock was taken, or between an effect and
-    the note of the effect. Other threads run no handlers. A held signal ends no wait, so each wait within a call needs
-    a limit. The limit at the write gate is ``Limits.pause_secs``.
+    Python runs a signal's handler between any two bytecodes of the main thread. A handler that
+    raises (``KeyboardInterrupt``, ``harness.preemptible``) may raise right after a lock was taken,
+    or between an effect and the note of the effect. Other threads run no handlers. A held signal
+    ends no wait, so each wait within a call needs a limit. The limit at the write gate is
+    ``Limits.pause_secs``.
     """
 
     @functools.wraps(function)
@@ -87,7 +89,12 @@ class _HeldBack:
         else:
             self._came[number] = frame
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         global _held_back
         _held_back = None
         self._give_back()

@@ -1,7 +1,8 @@
 """Leadership: the claim under which a chief orders tasks.
 
-Every task obeys one leadership at a time, and the run record keeps the leadership. A chief claims the tasks under an
-epoch larger than the epoch of any chief before. After a claim the tasks refuse late orders under an earlier epoch.
+Every task obeys one leadership at a time, and the run record keeps the leadership. A chief claims
+the tasks under an epoch larger than the epoch of any chief before. After a claim the tasks refuse
+late orders under an earlier epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The ledger of a task: the bytes that the task keeps for each session.
 
-The store, the rendezvous, the queues, the accumulators and the registry share the ledger. An eighth of each limit is
-for stages alone, so that a full queue does not refuse the stage that would empty the queue.
+The store, the rendezvous, the queues, the accumulators and the registry share the ledger. An eighth
+of each limit is for stages alone, so that a full queue does not refuse the stage that would empty
+the queue.
 """
 
 from __future__ import annotations
@@ -66,11 +67,17 @@ class Ledger:
         of_session, of_all = self.of(session) + more, self._total + more
         # Variables belong to all sessions, so no session's limit holds for them.
         if session != NOBODY and of_session > share * limits.client_bytes:
-            raise limits.exceeded("client_bytes", f"{of_session} bytes are kept here for this session", self._task)
+            raise limits.exceeded(
+                "client_bytes", f"{of_session} bytes are kept here for this session", self._task
+            )
         if of_all > share * limits.task_bytes:
-            raise limits.exceeded("task_bytes", f"{of_all} bytes are kept here for all sessions", self._task)
+            raise limits.exceeded(
+                "task_bytes", f"{of_all} bytes are kept here for all sessions", self._task
+            )
 
-    def reserve(self, session: int, count: int, *, checked: bool = True, stages: bool = False) -> None:
+    def reserve(
+        self, session: int, count: int, *, checked: bool = True, stages: bool = False
+    ) -> None:
         """Counts bytes for a session from now on.
 
         Args:
@@ -83,7 +90,8 @@ class Ledger:
             ResourceExhaustedError: As ``check``; nothing is counted.
         """
         with self._lock:
-            # The check and the count share the lock, so that two callers do not both take the last bytes.
+            # The check and the count share the lock, so that two callers do not both take the last
+            # bytes.
             if checked:
                 self.check(session, count, stages=stages)
             self._total += count
@@ -104,7 +112,9 @@ class Ledger:
     def validate(self) -> None:
         """Asserts the invariants; for tests."""
         with self._lock:
-            assert self._total == sum(self._bytes.values()), "bytes were released that were never reserved"
+            assert self._total == sum(self._bytes.values()), (
+                "bytes were released that were never reserved"
+            )
             assert min(self._bytes.values(), default=0) >= 0
 
     def end(self, session: int) -> None:

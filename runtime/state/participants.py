@@ -12,15 +12,19 @@ from runtime.limits import Limits
 
 @dataclass(frozen=True)
 class Environment:
-    """The surroundings of a run record, as the server of the task describes them. Without a server the defaults hold.
+    """The surroundings of a run record, as the server of the task describes them.
+
+    Without a server the defaults hold.
 
     Attributes:
         address: returns the address of the task, which is known once the server's port is open.
         expected: tasks that must be done before ``when_all_done`` is called.
         limits: the limits of waits and of participants.
-        when_all_done: called without the lock when every expected task is done and a task has asked for the end.
+        when_all_done: called without the lock when every expected task is done and a task has asked
+            for the end.
         when_loading: called, under the lock, before the leader gives the variables new values.
-        silent: returns the seconds since the last sign of life of a session; None for an unknown session.
+        silent: returns the seconds since the last sign of life of a session; None for an unknown
+            session.
         lives: returns True if a session gives signs of life; a lost session may come back.
         connected: returns True if a session has a connection to this task now.
     """
@@ -42,7 +46,8 @@ class Participant:
     Attributes:
         address: address of the task; may be empty.
         session: number of the training session; 0 if unknown.
-        heard_at: ``time.monotonic()`` of the session's last sign of life here; None before the first.
+        heard_at: ``time.monotonic()`` of the session's last sign of life here; None before the
+            first.
     """
 
     address: str = ""
@@ -58,7 +63,8 @@ class Awaited:
         task: name of the task.
         address: address of the task; may be empty.
         silent_secs: seconds since the last sign of life here; None before the first.
-        limit_secs: seconds of silence after which the wait ends; None until the chief has set the limit.
+        limit_secs: seconds of silence after which the wait ends; None until the chief has set the
+            limit.
     """
 
     task: str
@@ -90,7 +96,8 @@ class Participants:
         left: tasks that have said goodbye: a part of ``done``.
         elastic: True where workers come and go, so that no worker is expected.
         leave: True once a task has ordered this task to leave at the end.
-        silence_secs: seconds of silence after which the wait for a task ends; None until a chief has set the limit.
+        silence_secs: seconds of silence after which the wait for a task ends; None until a chief
+            has set the limit.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -102,7 +109,8 @@ class Participants:
 
     def reset(self) -> None:
         """Begins the next run, without the tasks that were done."""
-        # A worker that was given up during the last run may still train, and takes part in the next run.
+        # A worker that was given up during the last run may still train, and takes part in the next
+        # run.
         self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
         self.done = {}
         self.states: dict[str, dict[str, bytes]] = {}
@@ -128,7 +136,10 @@ class Participants:
 
     @property
     def may_go(self) -> bool:
-        """True if the task leaves at the end. Without expected workers a task stays, unless workers come and go."""
+        """True if the task leaves at the end.
+
+        Without expected workers a task stays, unless workers come and go.
+        """
         return self.leave and (bool(self._environment.expected) or self.elastic)
 
     def awaited(self, finished: bool) -> list[Awaited]:
@@ -136,11 +147,14 @@ class Participants:
         silences = self.silences(concurrency.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
-        return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
+        return [
+            Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()
+        ]
 
     def missing(self) -> list[str]:
         """Returns the joined and expected tasks that are not done."""
-        # A task that has joined need not be in the cluster that this task knows: workers may be added.
+        # A task that has joined need not be in the cluster that this task knows: workers may be
+        # added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
         return [task for task in everybody if task not in self.done]
@@ -151,7 +165,8 @@ class Participants:
             # A connection gives the last sign of life of its session.
             silent = self._environment.silent(part.session) if part.session else None
             if silent is not None:
-                # The end of a session or a takeover may be later than the last sign of a connection.
+                # The end of a session or a takeover may be later than the last sign of a
+                # connection.
                 part.heard_at = max(now - silent, part.heard_at or 0.0)
         return {
             task: max(0.0, now - part.heard_at)
@@ -164,7 +179,10 @@ class Participants:
         return {
             "joined": {name: [part.address, part.session] for name, part in self.joined.items()},
             "done": list(self.done),
-            "states": {task: {n: state.hex() for n, state in states.items()} for task, states in self.states.items()},
+            "states": {
+                task: {n: state.hex() for n, state in states.items()}
+                for task, states in self.states.items()
+            },
             "left": sorted(self.left),
             "elastic": self.elastic,
             "leave": self.leave,
@@ -175,7 +193,9 @@ class Participants:
         """Continues from the ``state`` of an earlier process of the task."""
         # A task that was silent then gets its whole time from now on.
         joined = state["joined"].items()
-        self.joined = {name: Participant(address, session, now) for name, (address, session) in joined}
+        self.joined = {
+            name: Participant(address, session, now) for name, (address, session) in joined
+        }
         self.done = dict.fromkeys(state["done"])
         self.states = {
             task: {name: bytes.fromhex(told) for name, told in states.items()}

@@ -1,7 +1,8 @@
 """The run record: the knowledge of a task about the training run.
 
-Between-graph training has no central scheduler. Workers must agree on the chief, the phase, the tasks of the run and
-the tasks that are done. These facts lie beside the variables, on every task with variables.
+Between-graph training has no central scheduler. Workers must agree on the chief, the phase, the
+tasks of the run and the tasks that are done. These facts lie beside the variables, on every task
+with variables.
 
 The phases:
 
@@ -10,16 +11,17 @@ The phases:
     ready     training runs
     finished  the chief has ended training
 
-A worker that leaves during training says goodbye, and counts as done. During a run any task may order the end
-(``stop``) with a reason, and all tasks of the run wait for the order.
+A worker that leaves during training says goodbye, and counts as done. During a run any task may
+order the end (``stop``) with a reason, and all tasks of the run wait for the order.
 
-The end. A worker joins with a training session, and the connections of the session are the sign of life. A ps leaves
-when the run has finished and every worker is done. The chief limits the silence of a worker, and never the work: the
-wait for a silent worker ends after ``silence_secs``.
+The end. A worker joins with a training session, and the connections of the session are the sign of
+life. A ps leaves when the run has finished and every worker is done. The chief limits the silence
+of a worker, and never the work: the wait for a silent worker ends after ``silence_secs``.
 
-The fence. A chief that replaces the values of variables begins with ``load``. If there were values, ``load`` starts a
-new generation of the task, and stage calls that were registered in an earlier generation are refused with AbortedError.
-So a gradient of old values that arrives during a restore is never added to restored values.
+The fence. A chief that replaces the values of variables begins with ``load``. If there were values,
+``load`` starts a new generation of the task, and stage calls that were registered in an earlier
+generation are refused with AbortedError. So a gradient of old values that arrives during a restore
+is never added to restored values.
 """
 
 from __future__ import annotations
@@ -48,22 +50,29 @@ class RunRecord:
     """The record of one task.
 
     Args:
-        changed: condition of the store. The lock guards the record too, so that a fence and a stage cannot overlap.
+        changed: condition of the store. The lock guards the record too, so that a fence and a stage
+            cannot overlap.
         has_values: returns True if a variable of the store has a value; called under the lock.
         environment: the task around the record.
 
     Attributes:
         generation: number of times that a restore has replaced values in use.
         environment: surroundings of the record.
-        origin: reason for a start without values where values were expected; for the log of a chief.
+        origin: reason for a start without values where values were expected; for the log of a
+            chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
-        goes_at: ``time.monotonic()`` at which the task stops to serve; None before an order to stop.
+        goes_at: ``time.monotonic()`` at which the task stops to serve; None before an order to
+            stop.
         leadership: the leadership in force; ``NOBODY`` without a chief.
-        saved: (container, name) of the global step and the value in the last checkpoint; None without a report.
+        saved: (container, name) of the global step and the value in the last checkpoint; None
+            without a report.
     """
 
     def __init__(
-        self, changed: concurrency.Condition, has_values: Callable[[], bool], environment: Environment | None = None
+        self,
+        changed: concurrency.Condition,
+        has_values: Callable[[], bool],
+        environment: Environment | None = None,
     ) -> None:
         self.generation = 0
         self.environment = environment or Environment()
@@ -88,7 +97,8 @@ class RunRecord:
         Args:
             order: the order. protos/runtime/proto/run_record.proto tells the effect of each kind.
             task: this task's name, for errors.
-            cancelled: set when the caller has gone. The set ends an order that waits, and prevents a later order.
+            cancelled: set when the caller has gone. The set ends an order that waits, and prevents
+                a later order.
 
         Raises:
             InvalidArgumentError: The order is empty, or of an unknown kind.
@@ -99,10 +109,13 @@ class RunRecord:
         """
         handler = _HANDLERS.get(_checked_kind(order, task))
         if handler is None:
-            raise InvalidArgumentError("an order for the run record that orders nothing which is known here", task=task)
+            raise InvalidArgumentError(
+                "an order for the run record that orders nothing which is known here", task=task
+            )
         with self._changed:
             self._check_open(task)
-            # An order of a dead caller must not be carried out late, as its next life may have ordered the contrary.
+            # An order of a dead caller must not be carried out late, as its next life may have
+            # ordered the contrary.
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
@@ -122,7 +135,9 @@ class RunRecord:
             leader_address=self._leader_address,
             generation=self.generation,
             joined=self._tasks.joined,
-            addresses={name: part.address for name, part in self._tasks.joined.items() if part.address},
+            addresses={
+                name: part.address for name, part in self._tasks.joined.items() if part.address
+            },
             done=self._tasks.done,
             silent=self._tasks.silences(concurrency.monotonic()),
             saved_step=None if self.saved is None else self.saved[1],
@@ -130,7 +145,9 @@ class RunRecord:
             logdir=self._logdir,
             stop=self._stop,
             left=sorted(self._tasks.left),
-            goes_in_secs=None if self.goes_at is None else max(0.0, self.goes_at - concurrency.monotonic()),
+            goes_in_secs=None
+            if self.goes_at is None
+            else max(0.0, self.goes_at - concurrency.monotonic()),
         )
 
     def go_at(self, when: float) -> None:
@@ -164,27 +181,33 @@ class RunRecord:
     ) -> None:
         """Checks that an order comes under the leadership in force.
 
-        While a caller holds the store's lock, no chief can claim the task between the check and the work.
+        While a caller holds the store's lock, no chief can claim the task between the check and the
+        work.
 
         Args:
             leadership: the leadership of the order.
             what: name of the work, for the error.
             task: this task's name, for the error.
             deposed: the error if another chief leads.
-            outdated: the error if no chief leads, as the task was started again, or if the same chief has claimed the
-                task under another epoch.
+            outdated: the error if no chief leads, as the task was started again, or if the same
+                chief has claimed the task under another epoch.
         """
         obeyed = self.leadership
         if not obeyed:
             # A chief that takes the lead again learns what is lost.
-            raise outdated("restarted since a chief took the lead here, its state is gone", task=task)
+            raise outdated(
+                "restarted since a chief took the lead here, its state is gone", task=task
+            )
         if leadership.owner != obeyed.owner:
             raise deposed(
-                f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief at a time)", task=task
+                f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief "
+                "at a time)",
+                task=task,
             )
         if leadership != obeyed:
             raise outdated(
-                f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has claimed the task anew "
+                f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has "
+                "claimed the task anew "
                 f"under epoch {obeyed.epoch}",
                 task=task,
             )
@@ -200,7 +223,10 @@ class RunRecord:
         return self._phase
 
     def state(self) -> dict[str, Any]:
-        """Returns the record as JSON, for the next process of the task. The caller holds the lock."""
+        """Returns the record as JSON, for the next process of the task.
+
+        The caller holds the lock.
+        """
         return {
             "generation": self.generation,
             "leadership": [self.leadership.epoch, self.leadership.owner],
@@ -234,7 +260,9 @@ class RunRecord:
             assert self._phase in (NEW, LOADING, READY, FINISHED)
             assert self._phase == NEW or self.leadership, "a phase begins by an order of a chief"
             assert (self._phase == FINISHED) == (self.finished_at is not None)
-            assert self._phase == FINISHED or self.saved is None, "the last checkpoint is that of another run"
+            assert self._phase == FINISHED or self.saved is None, (
+                "the last checkpoint is that of another run"
+            )
             assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
             self._tasks.validate()
 
@@ -268,7 +296,8 @@ class RunRecord:
             if not self._tasks.may_go:
                 return False
             awaited = self._tasks.awaited(self._phase == FINISHED)
-            # A task that has never come has no silence. Such a task may come until ``late_secs`` after the end.
+            # A task that has never come has no silence. Such a task may come until ``late_secs``
+            # after the end.
             over = None if self.finished_at is None else concurrency.monotonic() - self.finished_at
         return all(
             over is not None and over >= late_secs
@@ -280,7 +309,11 @@ class RunRecord:
     def training(self) -> dict[str, int]:
         """Returns the sessions of the tasks in training, by task."""
         with self._changed:
-            return {task: part.session for task, part in self._tasks.joined.items() if task not in self._tasks.done}
+            return {
+                task: part.session
+                for task, part in self._tasks.joined.items()
+                if task not in self._tasks.done
+            }
 
     def unfinished(self) -> bool:
         """Returns True if tasks take part in a run that is not finished."""
@@ -292,9 +325,13 @@ class RunRecord:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
         self.check(Leadership.from_proto(order.leadership), what, task)
 
-    def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
+    def _wait(
+        self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation
+    ) -> None:
         until = concurrency.monotonic() + min(secs, self.environment.limits.run_order_secs)
-        cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
+        cancelled.wait_for(
+            self._changed, lambda: done() or self._closed is not None, "waiting for the run", until
+        )
         self._check_open(task)
 
     def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
@@ -314,7 +351,8 @@ class RunRecord:
         self._begin_another()
         self._phase = LOADING
         self._logdir = ""
-        # Without values there is no gradient of an old value, so the first load of a task starts no generation.
+        # Without values there is no gradient of an old value, so the first load of a task starts no
+        # generation.
         if self._has_values():
             self.generation += 1
 
@@ -335,7 +373,9 @@ class RunRecord:
     def _finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         given = order.finish
-        took_part = dict.fromkeys(name for name in given.took_part if name not in self._tasks.joined)
+        took_part = dict.fromkeys(
+            name for name in given.took_part if name not in self._tasks.joined
+        )
         self._tasks.check_room(took_part, task)
         self._tasks.done |= took_part
         self._phase = FINISHED
@@ -344,15 +384,19 @@ class RunRecord:
         self._tasks.silence_secs = given.silence_secs
         # A chief without checkpoints reports no step.
         told = given.counter_name and given.HasField("saved_step")
-        self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
+        self.saved = (
+            ((given.counter_container, given.counter_name), given.saved_step) if told else None
+        )
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._tasks.check_room((order.sender,), task)
-        # A worker that was started again elsewhere has another address, but its old session gives no sign of life.
+        # A worker that was started again elsewhere has another address, but its old session gives
+        # no sign of life.
         known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
         if known and known.address != order.address and self.environment.lives(known.session):
             raise InvalidArgumentError(
-                f"two tasks say that they are {order.sender}: one at {known.address}, which lives, and one at "
+                f"two tasks say that they are {order.sender}: one at {known.address}, which lives, "
+                "and one at "
                 f"{order.address}: give each an index (--task_index) of its own",
                 task=task,
             )
@@ -363,7 +407,9 @@ class RunRecord:
         # The states of a task that is done stay here for the checkpoints that follow.
         if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
             raise InvalidArgumentError(
-                f"refused: {order.sender} has states of {size} bytes, and {MOST_STATE_BYTES} are kept", task=task
+                f"refused: {order.sender} has states of {size} bytes, and {MOST_STATE_BYTES} are "
+                "kept",
+                task=task,
             )
         self._tasks.done[order.sender] = None
         if order.done.states:
@@ -413,10 +459,13 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
 
 def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
     if not wanted or not 0 < wanted.owner < MAX_OWNER:
-        raise InvalidArgumentError("who takes the lead needs an epoch and a number below 2^63", task=task)
+        raise InvalidArgumentError(
+            "who takes the lead needs an epoch and a number below 2^63", task=task
+        )
     if wanted.epoch >= min(MAX_EPOCH, obeyed.epoch + EPOCHS_AT_ONCE):
         raise InvalidArgumentError(
-            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {obeyed.epoch}: the "
+            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {obeyed.epoch}: "
+            "the "
             "next chief's is one more than the largest of its tasks",
             task=task,
         )
@@ -424,7 +473,10 @@ def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
 
 def wait_secs(order: pb.RunOrder) -> float:
     """Returns the longest wait of an order in seconds with the default limit; 0 without a wait."""
-    return min(Limits.run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
+    return min(
+        Limits.run_order_secs,
+        max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs),
+    )
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:
@@ -434,11 +486,13 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
         InvalidArgumentError: The order has unknown fields, or an invalid time.
     """
     kind = order.WhichOneof("order") or ""
-    # An unknown field may change the meaning of an order, so no order of a later version is half obeyed.
+    # An unknown field may change the meaning of an order, so no order of a later version is half
+    # obeyed.
     given: list[Message] = [order, order.leadership, *([getattr(order, kind)] if kind else [])]
     if any(len(UnknownFieldSet(message)) for message in given):
         raise InvalidArgumentError(
-            f"an order for the run record{f' to {kind}' if kind else ''} has fields that are not known here: run one "
+            f"an order for the run record{f' to {kind}' if kind else ''} has fields that are not "
+            "known here: run one "
             "version on all tasks",
             task=task,
         )
@@ -446,5 +500,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
     for secs in (order.finish.silence_secs, *waits):
         # Also NaN is refused.
         if not secs >= 0:
-            raise InvalidArgumentError(f"an order for the run record to {kind} gives {secs} s", task=task)
+            raise InvalidArgumentError(
+                f"an order for the run record to {kind} gives {secs} s", task=task
+            )
     return kind

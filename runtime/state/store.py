@@ -38,11 +38,12 @@ class Slot:
     Attributes:
         key: (container, name).
         lock: held while a stage computes with the value; see ``Claim``.
-        value: a ``jax.Array`` (an object array for strings); None until the variable is initialised.
+        value: a ``jax.Array`` (an object array for strings); None until the variable is
+            initialised.
         spec: shape and dtype of the value.
         lost: the reason of the loss if a failed program has taken the value along; else empty.
-        readers: number of references to the value that are not pinned yet. Above 0, an update must not donate the
-            array.
+        readers: number of references to the value that are not pinned yet. Above 0, an update must
+            not donate the array.
         counted: bytes of the value in the ledger.
     """
 
@@ -72,7 +73,8 @@ class Slot:
         if self.spec is not spec and self.spec != spec:
             assert self.spec is not None
             raise InvalidArgumentError(
-                f"variable {self.key[1]!r} was initialised as {self.spec.dtype}{list(self.spec.shape)}, "
+                f"variable {self.key[1]!r} was initialised as "
+                f"{self.spec.dtype}{list(self.spec.shape)}, "
                 f"but this graph has it as {spec.dtype}{list(spec.shape)}",
                 task=task,
             )
@@ -84,7 +86,9 @@ class Slot:
         A lost value is an AbortedError, which makes a session recover.
         """
         if self.lost:
-            return AbortedError(f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task)
+            return AbortedError(
+                f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task
+            )
         return _uninitialized([self], task)
 
 
@@ -100,7 +104,8 @@ class Resource:
     The methods report events. A kind of resource overrides the methods for events that end waits.
 
     Attributes:
-        described: the description that the resource was made from. Every session must describe the resource alike.
+        described: the description that the resource was made from. Every session must describe the
+            resource alike.
     """
 
     described: Mapping[str, object] = MappingProxyType({})
@@ -124,12 +129,14 @@ class Resource:
 
 
 class Claim:
-    """The right of a running stage to variables. In the ``with`` block no other stage reads or changes the variables.
+    """The right of a running stage to variables.
 
-    Stages with different variables do not wait. All claims take the locks in the order of the keys, so that no two
-    claims block each other. The store's lock may be taken within a claim, and no claim under the store's lock. A
-    function that claims is ``uninterrupted``: an exception between the last lock and the block would leave the slots
-    locked.
+    In the ``with`` block no other stage reads or changes the variables.
+
+    Stages with different variables do not wait. All claims take the locks in the order of the keys,
+    so that no two claims block each other. The store's lock may be taken within a claim, and no
+    claim under the store's lock. A function that claims is ``uninterrupted``: an exception between
+    the last lock and the block would leave the slots locked.
 
     Args:
         slots: slots of the variables. A slot may come twice.
@@ -151,7 +158,12 @@ class Claim:
             self._release(self._locks[:taken])
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._release(self._locks)
 
     @staticmethod
@@ -164,8 +176,8 @@ class Claim:
 class Store:
     """The state of a task.
 
-    ``lock`` guards the fields of the slots and the rest of the store: held for moments, never during computation or
-    I/O. A stage is atomic because the stage claims its variables.
+    ``lock`` guards the fields of the slots and the rest of the store: held for moments, never
+    during computation or I/O. A stage is atomic because the stage claims its variables.
 
     Args:
         ledger: count of the bytes of variables and of resources.
@@ -179,14 +191,18 @@ class Store:
         {('', 'w'): array([1., 1.], dtype=float32)}
     """
 
-    def __init__(self, ledger: Ledger | None = None, environment: Environment | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger | None = None, environment: Environment | None = None
+    ) -> None:
         self.lock = concurrency.Lock()
         self.changed = concurrency.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         # Slots are never removed: stages hold them, and look up no names.
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(
-            self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()), environment
+            self.changed,
+            lambda: any(s.value is not None or s.lost for s in self._slots.values()),
+            environment,
         )
         self._resources: dict[Key, Resource] = {}
         self.ledger = ledger or Ledger()
@@ -203,7 +219,8 @@ class Store:
     def count(self, slots: Iterable[tuple[Slot, int]], *, checked: bool = False) -> None:
         """Counts the bytes of variables in the ledger, in place of the last count.
 
-        The variables must be claimed. Variables belong to no session: one session initialises a model that all train.
+        The variables must be claimed. Variables belong to no session: one session initialises a
+        model that all train.
 
         Args:
             slots: The slots, and the bytes of the present or coming values.
@@ -224,7 +241,9 @@ class Store:
     def uninitialized(self, keys: Iterable[Key]) -> list[str]:
         """Returns the names of the variables without a value, in the order of ``keys``."""
         with self.lock:
-            return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
+            return [
+                key[1] for key in keys if key not in self._slots or self._slots[key].value is None
+            ]
 
     def check_initialized(self, keys: Iterable[Key], task: str) -> None:
         """Checks that variables have values.
@@ -242,7 +261,9 @@ class Store:
         if empty:
             raise _uninitialized(empty, task)
 
-    def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
+    def wait_initialized(
+        self, keys: Iterable[Key], timeout: float, cancelled: Cancellation
+    ) -> list[str]:
         """Waits until all ``keys`` have values; returns the names without a value after ``timeout`` seconds."""
         keys = list(keys)
 
@@ -251,14 +272,17 @@ class Store:
 
         with self.changed:
             until = concurrency.monotonic() + timeout
-            cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
+            cancelled.wait_for(
+                self.changed, lambda: not missing(), "waiting for initialised variables", until
+            )
             return missing()
 
     @uninterrupted
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
         """Returns the values of variables at one instant, by reference: in microseconds for any size.
 
-        The arrays are read-only views. While a view lives, the next update of the variable writes elsewhere.
+        The arrays are read-only views. While a view lives, the next update of the variable writes
+        elsewhere.
 
         Args:
             keys: keys of the variables; all initialised variables by default.
@@ -268,10 +292,16 @@ class Store:
             AbortedError: The value of a variable was lost.
         """
         with self.lock:
-            chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
+            chosen = (
+                [self._initialized(k) for k in keys]
+                if keys is not None
+                else list(self._slots.values())
+            )
         # A claim waits for updates under way, so that the values below are those of one instant.
         with Claim(chosen), self.lock:
-            taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
+            taken = self._referenced(
+                [self._initialized(k) for k in keys] if keys is not None else chosen
+            )
         try:
             return {slot.key: np.asarray(value) for slot, value in taken}
         except Exception as error:
@@ -322,13 +352,16 @@ class Store:
     def values(self, keys: Iterable[Key]) -> Values:
         """Returns the present values of ``keys``, also during an update; keys without a value are left out."""
         with self.lock:
-            # A weak reference keeps no memory. An update makes another array, and so shows a change.
+            # A weak reference keeps no memory. An update makes another array, and so shows a
+            # change.
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
     @uninterrupted
     def replace(
-        self, values: dict[Key, tuple[AnyArray, TensorSpec]], check: Callable[[], None] | None = None
+        self,
+        values: dict[Key, tuple[AnyArray, TensorSpec]],
+        check: Callable[[], None] | None = None,
     ) -> Values:
         """Replaces the values of several variables at once (a restore), and returns the new values.
 
@@ -386,19 +419,26 @@ class Store:
                 assert (slot.value is None) == (slot.spec is None)
                 if slot.value is not None and slot.spec is not None:
                     assert slot.value.shape == slot.spec.shape and not _is_gone(slot.value)
-                    # The length of strings changes with each update, and is counted at a restore only.
+                    # The length of strings changes with each update, and is counted at a restore
+                    # only.
                     assert slot.spec.is_string or slot.counted == nbytes([slot.value])
             counted = sum(slot.counted for slot in self._slots.values())
             names = sum(map(_name_bytes, [*self._slots, *self._resources]))
             # Elements of queues are counted for nobody, too.
-            assert self.ledger.of(NOBODY) >= counted + names, "bytes of a variable were released twice"
+            assert self.ledger.of(NOBODY) >= counted + names, (
+                "bytes of a variable were released twice"
+            )
         self.ledger.validate()
         self.run.validate()
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Returns the key and the spec of every initialised variable."""
         with self.lock:
-            return [(s.key, s.spec) for s in self._slots.values() if s.value is not None and s.spec is not None]
+            return [
+                (s.key, s.spec)
+                for s in self._slots.values()
+                if s.value is not None and s.spec is not None
+            ]
 
     def resource(self, container: str, name: str, make: Callable[[], Resource]) -> Resource:
         """Returns the named resource, which ``make`` makes at the first call."""
@@ -419,13 +459,17 @@ class Store:
         """Forgets the values of all variables and all resources, of ``containers`` only when given."""
         chosen = None if containers is None else set(containers)
         with self.lock:
-            slots = [slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen]
+            slots = [
+                slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen
+            ]
         with Claim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec, slot.lost = None, None, ""
             self.count((slot, 0) for slot in slots)
             # The slots stay, because stages of sessions hold them.
-            dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
+            dropped = [
+                (k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen
+            ]
             for key, _ in dropped:
                 del self._resources[key]
                 self.ledger.release(NOBODY, _name_bytes(key))

@@ -1,21 +1,25 @@
 """The write gate of a task: writing stages wait while all tasks take the references of a snapshot.
 
-Wanted: a snapshot of all tasks with each training step wholly in or wholly out, while training continues.
+Wanted: a snapshot of all tasks with each training step wholly in or wholly out, while training
+    continues.
 
-Two simpler ways do not work. If each task takes references at once, a step that writes on two tasks may be in on the
-first task and out on the second. If every task just pauses, the same step may have written on the first task before the
-pause, and wait at the gate of the second.
+Two simpler ways do not work. If each task takes references at once, a step that writes on two tasks
+may be in on the first task and out on the second. If every task just pauses, the same step may have
+written on the first task before the pause, and wait at the gate of the second.
 
-The solution has three phases. Every task pauses, and reports the writes of recent steps. The chief compares the
-reports: steps that have written on some tasks only are let through until each has all its writes. Then all tasks take
+The solution has three phases. Every task pauses, and reports the writes of recent steps. The chief
+compares the
+reports: steps that have written on some tasks only are let through until each has all its writes.
+    Then all tasks take
 their references, which takes microseconds, and open.
 
-A pause belongs to one snapshot, and has the number of the snapshot. The pause ends when the snapshot ends, when another
-snapshot begins, or when its time is up and a stage comes. If the pause of a snapshot still holds on every task, no
-task has written since. Otherwise the snapshot has failed, and another attempt may succeed.
+A pause belongs to one snapshot, and has the number of the snapshot. The pause ends when the
+snapshot ends, when another snapshot begins, or when its time is up and a stage comes. If the pause
+of a snapshot still holds on every task, no task has written since. Otherwise the snapshot has
+failed, and another attempt may succeed.
 
-The limit of the solution: a worker that dies half-way through a step leaves a step that never gets all its writes. Such
-a step counts as ended after ``RECENT_SECS``.
+The limit of the solution: a worker that dies half-way through a step leaves a step that never gets
+all its writes. Such a step counts as ended after ``RECENT_SECS``.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ class Gate:
     def enter(self, key: StepKey) -> None:
         """Waits while the gate is paused, and notes that a writing stage runs."""
         with self._changed:
-            # A coordinator that dies opens no gate, so each stage looks at the end of the pause itself.
+            # A coordinator that dies opens no gate, so each stage looks at the end of the pause
+            # itself.
             while self._snapshot and key not in self._allowed:
                 left = self._open_at - concurrency.monotonic()
                 if left <= 0:
@@ -98,7 +103,8 @@ class Gate:
 
         Args:
             key: session and step.
-            expected: by task, the writing stages of the whole step; None for a step with one stage, or a failed stage.
+            expected: by task, the writing stages of the whole step; None for a step with one stage,
+                or a failed stage.
         """
         with self._changed:
             self._running -= 1
@@ -121,8 +127,8 @@ class Gate:
         # A session sends its steps in order, so an older step has ended.
         if len(steps) > STEPS_PER_SESSION:
             steps.popitem(last=False)
-        # A session is forgotten by its age and not at its end: another task may still report its last steps, which
-        # would look half done then.
+        # A session is forgotten by its age and not at its end: another task may still report its
+        # last steps, which would look half done then.
         while len(self._sessions) > SESSIONS or writes.at - self._oldest_at() > REMEMBER_SECS:
             self._sessions.popitem(last=False)
 
@@ -140,20 +146,31 @@ class Gate:
             timeout: how long stages that are under way may take, seconds.
 
         Raises:
-            SnapshotError: The stages did not end in time, or another snapshot has begun. The pause has ended.
+            SnapshotError: The stages did not end in time, or another snapshot has begun. The pause
+                has ended.
         """
         with self._changed:
-            self._snapshot, self._open_at, self._allowed = snapshot, concurrency.monotonic() + secs, ()
+            self._snapshot, self._open_at, self._allowed = (
+                snapshot,
+                concurrency.monotonic() + secs,
+                (),
+            )
             # The snapshot before learns that its pause has ended.
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._snapshot != snapshot or not self._running, timeout):
+            if not self._changed.wait_for(
+                lambda: self._snapshot != snapshot or not self._running, timeout
+            ):
                 self._open()
                 raise SnapshotError(
-                    f"{NO_SNAPSHOT}: {self._running} writing stages still run after {timeout:.1f} s", task=self._task
+                    f"{NO_SNAPSHOT}: {self._running} writing stages still run after {timeout:.1f} "
+                    "s",
+                    task=self._task,
                 )
             self._check_holds(snapshot)
 
-    def let_through(self, snapshot: int, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
+    def let_through(
+        self, snapshot: int, steps: Mapping[StepKey, int], timeout: float
+    ) -> list[StepKey]:
         """Lets some steps continue during a pause until each has ``steps[key]`` writes here.
 
         Args:
@@ -176,7 +193,9 @@ class Gate:
             # These steps have written on other tasks, and wait at this gate.
             self._allowed = set(steps)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._snapshot != snapshot or (not missing() and not self._running), timeout)
+            self._changed.wait_for(
+                lambda: self._snapshot != snapshot or (not missing() and not self._running), timeout
+            )
             self._check_holds(snapshot)
             self._allowed = ()
             return missing()
@@ -195,13 +214,19 @@ class Gate:
         with self._changed:
             # Another task may report the last writes of the same step somewhat later.
             since = concurrency.monotonic() - REMEMBER_SECS
-            found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
+            found = [
+                ((s, n), w)
+                for s, steps in self._sessions.items()
+                for n, w in steps.items()
+                if w.at >= since
+            ]
         return iter(found)
 
     def state(self) -> list[tuple[int, int, int, dict[str, int], float]]:
         """Returns the steps that may be half done, for another process of the task.
 
-        Each has a session, a step, the writes so far, the expected writes by task and an age in seconds.
+        Each has a session, a step, the writes so far, the expected writes by task and an age in
+        seconds.
         """
         now = concurrency.monotonic()
         with self._changed:
@@ -231,7 +256,8 @@ class Gate:
         """Ends the pause of a snapshot, and no other.
 
         Returns:
-            True if the pause had held until now: only the steps that were let through have written meanwhile.
+            True if the pause had held until now: only the steps that were let through have written
+            meanwhile.
         """
         with self._changed:
             # A pause that has lapsed let writes through, and the snapshot is not of one instant.
@@ -253,7 +279,8 @@ class Gate:
 def lapsed(task: str) -> SnapshotError:
     """Returns the error of a snapshot whose pause has ended."""
     return SnapshotError(
-        f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief stood still for "
+        f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief "
+        "stood still for "
         "too long, or another checkpoint was begun)",
         task=task,
     )

@@ -1,6 +1,7 @@
 """The compiler of a process.
 
-A program is compiled once for each identity and device, for all sessions and all tasks of the process.
+A program is compiled once for each identity and device, for all sessions and all tasks of the
+process.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ from runtime.tensor_spec import TensorSpec
 Executable = Callable[..., list[jax.Array]]
 
 KEPT = 512
-"""Executables in the cache, those that were requested last. A registered stage keeps its own executable besides."""
+"""Executables in the cache, those that were requested last.
+
+A registered stage keeps its own executable besides.
+"""
 COMPILE_SECS = 600.0
-"""Seconds for all parts of a list, whose cost is limited one by one. A list that takes longer is refused."""
+"""Seconds for all parts of a list, whose cost is limited one by one.
+
+A list that takes longer is refused.
+"""
 
 
 class Compiler:
@@ -37,7 +44,9 @@ class Compiler:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._lock = concurrency.Lock()
-        self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = (
+            OrderedDict()
+        )
         self.compilations = 0
         """The number of programs that were compiled, for tests."""
 
@@ -79,7 +88,9 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
             # Only a device other than the default one is named: naming it costs on every call.
             is_default = device == jax.local_devices()[0]
             sharding = None if is_default else jax.sharding.SingleDeviceSharding(device)
-            avals = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in program.arguments]
+            avals = [
+                jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in program.arguments
+            ]
             if not is_default:
                 settings.enter_context(jax.default_device(device))
             if program.jaxpr is not None:
@@ -89,18 +100,26 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
                 return executable
             expressions = read_expressions(program.blob)
             if expressions.arguments != program.arguments:
-                raise InvalidArgumentError("the program's arguments are not those that its stage declares")
+                raise InvalidArgumentError(
+                    "the program's arguments are not those that its stage declares"
+                )
             settings.enter_context(jax_settings(expressions))
             return _compile_list(expressions, avals, donate, program)
     except OpError:
         raise
     except Exception as error:
-        kind = ResourceExhaustedError if meaning(error) is ResourceExhaustedError else InvalidArgumentError
+        kind = (
+            ResourceExhaustedError
+            if meaning(error) is ResourceExhaustedError
+            else InvalidArgumentError
+        )
         raise kind(f"the program could not be compiled for {device}: {one_line(error)}") from error
 
 
 def _compile_one(
-    compute: Callable[..., Sequence[jax.Array]], avals: Sequence[jax.ShapeDtypeStruct], donate: Collection[int]
+    compute: Callable[..., Sequence[jax.Array]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    donate: Collection[int],
 ) -> tuple[Executable, list[jax.ShapeDtypeStruct]]:
     def run(*arguments: jax.Array) -> Sequence[jax.Array]:
         return compute(*arguments)
@@ -136,7 +155,10 @@ class _Step(NamedTuple):
 
 
 def _compile_list(
-    expressions: Expressions, avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int], program: Program
+    expressions: Expressions,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    donate: Sequence[int],
+    program: Program,
 ) -> Executable:
     """Compiles the parts of a list; a part that is equal to an earlier one, once."""
     parts, numbers = split(expressions, PART)
@@ -159,7 +181,10 @@ def _compile_list(
 
 
 def _compile_parts(
-    parts: Sequence[Part], kept: Collection[int], avals: Sequence[jax.ShapeDtypeStruct], donate: Collection[int]
+    parts: Sequence[Part],
+    kept: Collection[int],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    donate: Collection[int],
 ) -> tuple[list[_Step], dict[int, jax.ShapeDtypeStruct]]:
     """Compiles the parts in their order; returns their programs, and the types of all values.
 
@@ -186,7 +211,8 @@ def _compile_parts(
             # XLA itself cannot be interrupted, so the time is looked at between two parts.
             if index and (spent := concurrency.monotonic() - began) > COMPILE_SECS:
                 raise ResourceExhaustedError(
-                    f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than {COMPILE_SECS:g} s: "
+                    f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than "
+                    f"{COMPILE_SECS:g} s: "
                     "make smaller updates, or spread the variables over more ps tasks"
                 )
             known[key] = _compile_one(part.expressions.compute, given, last)

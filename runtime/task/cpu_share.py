@@ -1,11 +1,12 @@
 """The processor cores of one task's XLA where several tasks share a host.
 
-XLA makes a thread for every core of the host in every process. The threads of tasks on one host are in each other's
+XLA makes a thread for every core of the host in every process. The threads of tasks on one host are
+in each other's
 way: 1 ps and 4 workers on 2 cores do 25 % more steps a second with one thread each.
 
-With one thread, XLA computes on the thread of the call (`jax_cpu_enable_async_dispatch` of JAX is off). Another thread
-would cost two context switches in every stage, on a machine whose cores are busy. And the inputs lie in the caches of
-the core that has received them.
+With one thread, XLA computes on the thread of the call (`jax_cpu_enable_async_dispatch` of JAX is
+off). Another thread would cost two context switches in every stage, on a machine whose cores are
+busy. And the inputs lie in the caches of the core that has received them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _VARIABLES = ("PJRT_NPROC", "NPROC")
 def share(cluster: ClusterSpec, own: TaskId, cores: int, *, of_job: bool = False) -> int:
     """Returns the number of cores for one task's XLA, or for its background work.
 
-    Workers divide the cores among themselves, because a ps mostly waits for them. The share of a ps counts all tasks of
-    the host: an update is a short program, which more threads make slower. With one thread, each connection's thread
-    computes the updates of that connection. Updates of disjoint variables overlap.
+    Workers divide the cores among themselves, because a ps mostly waits for them. The share of a ps
+    counts all tasks of the host: an update is a short program, which more threads make slower. With
+    one thread, each connection's thread computes the updates of that connection. Updates of
+    disjoint variables overlap.
 
-    The tasks of a job write their parts of a checkpoint at the same time. So the background work of a task rests the
-    longer the more tasks of the job are on the host.
+    The tasks of a job write their parts of a checkpoint at the same time. So the background work of
+    a task rests the longer the more tasks of the job are on the host.
 
     Args:
         cluster: All tasks with their addresses.

@@ -1,7 +1,7 @@
 """The end of one step of a client in another process.
 
-The session of the client makes a `StepEnding` for each step. The end of the step ends the waits on this task and the
-calls to other tasks.
+The session of the client makes a `StepEnding` for each step. The end of the step ends the waits on
+this task and the calls to other tasks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.wire.channel import Lane
 class StepEnding(Cancellation):
     """The end of one step, and of no other step of the session.
 
-    Kernels on this task wait with this `Cancellation`. Calls to other tasks end with their lanes. The deadline is that
-    of the step.
+    Kernels on this task wait with this `Cancellation`. Calls to other tasks end with their lanes.
+    The deadline is that of the step.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,9 @@ class StepEnding(Cancellation):
         self._covered = concurrency.Lock()
 
     def set(
-        self, reason: str = "nobody waits for the step any more", error: type[CancelledError] = CancelledError
+        self,
+        reason: str = "nobody waits for the step any more",
+        error: type[CancelledError] = CancelledError,
     ) -> None:
         """Ends the step.
 

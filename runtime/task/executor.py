@@ -48,7 +48,8 @@ class Executor:
         store: State of the task.
         task: Name of the task, for errors.
         devices: Local devices that stages may name, by (type, index).
-        gate: Write gate, which deferred updates pass. The worker passes the gate for the other stages that write.
+        gate: Write gate, which deferred updates pass. The worker passes the gate for the other
+            stages that write.
         watch: Watch over the programs of other processes.
         compiler: Cache of executables, shared by all tasks of the process.
     """
@@ -60,12 +61,15 @@ class Executor:
     watch: ProgramWatch
     compiler: Compiler = _process_compiler
 
-    def prepare(self, stage: Stage, generation: int = 0, watched: WatchedProgram | None = None) -> PreparedStage:
+    def prepare(
+        self, stage: Stage, generation: int = 0, watched: WatchedProgram | None = None
+    ) -> PreparedStage:
         """Compiles a stage and finds its variables, so that a run looks nothing up.
 
         Args:
             stage: The stage.
-            generation: Generation of the run record. In a later generation the stage refuses to run.
+            generation: Generation of the run record. In a later generation the stage refuses to
+                run.
             watched: Program of the stage if another process has sent the program.
 
         Raises:
@@ -76,7 +80,8 @@ class Executor:
         if device is None and not stage.host:
             have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self.devices))
             raise InvalidArgumentError(
-                f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
+                f"no device {stage.device.type}:{stage.device.index} here, only {have}",
+                task=self.task,
             )
         return PreparedStage(self, stage, device, generation, watched)
 
@@ -138,7 +143,10 @@ class PreparedStage:
         self._handed_slots = [slot for _, slot, _ in self._handed_out]
 
     def _find_conversions(self, stage: Stage) -> None:
-        """Finds the inputs of 64 bits, and the arguments with less than a byte an element. JAX needs both converted."""
+        """Finds the inputs of 64 bits, and the arguments with less than a byte an element.
+
+        JAX needs both converted.
+        """
         arguments = () if stage.program is None else stage.program.arguments
         given = stage.inputs or ()
         if stage.host and stage.program is not None:
@@ -165,20 +173,22 @@ class PreparedStage:
         """Runs the stage.
 
         Args:
-            inputs: One array (numpy or jax) for each input. XLA reads numpy arrays with an alignment of 64 bytes in
-                place, so the arrays must not change until the outputs are ready.
+            inputs: One array (numpy or jax) for each input. XLA reads numpy arrays with an
+                alignment of 64 bytes in place, so the arrays must not change until the outputs are
+                ready.
             client: Session of the run.
             cancelled: End of the waits of host kernels.
 
         Returns:
-            One array for each output, and the argument of ``wait``. The outputs are numpy arrays, or jax arrays that
-            may still be computed. No output shares memory with the inputs.
+            One array for each output, and the argument of ``wait``. The outputs are numpy arrays,
+            or jax arrays that may still be computed. No output shares memory with the inputs.
 
         Raises:
-            AbortedError: The variables were restored since the stage was registered. Or variables have lost their
-                values with a program that failed, now or before; the error names them.
-            ResourceExhaustedError: The device has no memory, and no variable has lost its value. Or the client is
-                above its share of the task.
+            AbortedError: The variables were restored since the stage was registered. Or variables
+                have lost their values with a program that failed, now or before; the error names
+                them.
+            ResourceExhaustedError: The device has no memory, and no variable has lost its value. Or
+                the client is above its share of the task.
             FailedPreconditionError: A variable is not initialised; the error names the variable.
             InvalidArgumentError: A variable has another shape or dtype than this graph expects.
         """
@@ -230,7 +240,10 @@ class PreparedStage:
         if not pinned:
             return list(computed[: len(self.stage.outputs)]), done
         values = iter(pinned)
-        outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
+        outputs = [
+            next(values) if isinstance(o, VariableOutput) else computed[o.index]
+            for o in self.stage.outputs
+        ]
         return outputs, done
 
     @uninterrupted
@@ -240,7 +253,8 @@ class PreparedStage:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
         try:
-            # The program may run on this thread: only stages that need the same variables wait for it.
+            # The program may run on this thread: only stages that need the same variables wait for
+            # it.
             with self._claim:
                 results = self._computed(inputs, turn)
                 handed = self._exchanged(results)
@@ -251,7 +265,8 @@ class PreparedStage:
 
     def _computed(self, inputs: Sequence[AnyArray], turn: Turn | None) -> Sequence[jax.Array]:
         """Runs the program; the claim must be held."""
-        # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
+        # A fence that comes now does no harm: whoever gives the variables new values must claim
+        # them first.
         if self._store.run.generation != self._generation:
             self.check_generation()
         if self._executable is None:
@@ -261,11 +276,13 @@ class PreparedStage:
         arguments = []
         for slot, spec, written in self._reads:
             value = slot.checked(spec, self._task)
-            # A reader has the array and has not pinned the array yet, so the program updates a copy.
+            # A reader has the array and has not pinned the array yet, so the program updates a
+            # copy.
             arguments.append(value.copy() if written and slot.readers else value)
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
-        # Results of fewer than 8 bits an element have another layout than a program's arguments; numpy arrays fit.
+        # Results of fewer than 8 bits an element have another layout than a program's arguments;
+        # numpy arrays fit.
         if self._narrow:
             arguments, inputs = [*arguments, *inputs], ()
             for i in self._narrow:
@@ -292,8 +309,8 @@ class PreparedStage:
     def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
         """Returns values of variables that no later update changes.
 
-        Until then an update must not donate the arrays. On the host a numpy view pins the memory without a copy: an
-        update that meets a view writes elsewhere.
+        Until then an update must not donate the arrays. On the host a numpy view pins the memory
+        without a copy: an update that meets a view writes elsewhere.
         """
         return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
 
@@ -325,30 +342,50 @@ class PreparedStage:
         with jax.enable_x64(True):
             for i in self._wide:
                 if not isinstance(arrays[i], jax.Array):
-                    arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
+                    arrays[i] = jax.device_put(
+                        arrays[i], None if self._one_device else self._device
+                    )
         return arrays
 
     def _here(self, value: AnyArray) -> AnyArray:
-        """Returns a value on the device of this stage. A value on another device of the task is copied."""
+        """Returns a value on the device of this stage.
+
+        A value on another device of the task is copied.
+        """
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
         with jax.enable_x64(True):
             here: jax.Array = jax.device_put(value, self._device, may_alias=False)
         return here
 
-    def _run_host(self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation) -> list[AnyArray]:
+    def _run_host(
+        self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation
+    ) -> list[AnyArray]:
         self.check_generation()
         deferred = None if self._executable is None else self
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             given = [values[i] for i in call.arguments]
             try:
-                results = fn(Context(self._store, self._task, call.attrs, given, call.op, client, cancelled, deferred))
+                results = fn(
+                    Context(
+                        self._store,
+                        self._task,
+                        call.attrs,
+                        given,
+                        call.op,
+                        client,
+                        cancelled,
+                        deferred,
+                    )
+                )
             except OpError as error:
                 error.task = error.task or self._task
                 raise
             if len(results) != call.results:
-                raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
+                raise InternalError(
+                    f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}"
+                )
             values.extend(results)
         return [_owned(values[o.index], inputs) for o in self.stage.outputs]
 
@@ -393,8 +430,13 @@ class PreparedStage:
         self._gate.enter(key)
         done = None
         try:
-            # The update is made of gradients of several sessions, so its time counts for none of them.
-            _, done = self._run_in_turn(self.watched, inputs, NOBODY) if self.watched else self._run_program(inputs)
+            # The update is made of gradients of several sessions, so its time counts for none of
+            # them.
+            _, done = (
+                self._run_in_turn(self.watched, inputs, NOBODY)
+                if self.watched
+                else self._run_program(inputs)
+            )
             self.wait(done)
         finally:
             self._gate.leave(key, expected if done is not None else None)
@@ -402,7 +444,9 @@ class PreparedStage:
     def check_generation(self) -> None:
         """Raises AbortedError if the variables were restored since the stage was registered."""
         if self._store.run.generation != self._generation:
-            raise AbortedError("its variables were restored since the session began", task=self._task)
+            raise AbortedError(
+                "its variables were restored since the session began", task=self._task
+            )
 
     def _failed(self, error: Exception) -> OpError:
         kind = meaning(error)
@@ -418,7 +462,9 @@ class PreparedStage:
     def _lost(self, error: BaseException) -> str:
         """Drops the values that were donated to a failed program; returns the names of their variables."""
         return ", ".join(
-            self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
+            self._store.drop_lost(
+                self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}"
+            )
         )
 
     @property
@@ -429,8 +475,9 @@ class PreparedStage:
 def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:
     """Returns an output of a host stage in memory of its own.
 
-    The output outlives the call: another stage fetches the output, or the reply keeps it. A kernel may have returned an
-    input, and the inputs lie in the buffer of a connection, which the next call overwrites.
+    The output outlives the call: another stage fetches the output, or the reply keeps it. A kernel
+    may have returned an input, and the inputs lie in the buffer of a connection, which the next
+    call overwrites.
     """
     lent = (i for i in inputs if isinstance(i, np.ndarray))
     if isinstance(output, np.ndarray) and any(_shares(output, i) for i in lent):

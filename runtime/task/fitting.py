@@ -41,7 +41,10 @@ def check_call(call: StageCall, task: str) -> None:
         if stage.host:
             _check_outputs(stage, available)
         else:
-            _check_outputs(stage, 0 if stage.program is None else len(stage.program.results) - len(stage.writes))
+            _check_outputs(
+                stage,
+                0 if stage.program is None else len(stage.program.results) - len(stage.writes),
+            )
         _equal("outputs", len(call.outputs), len(stage.outputs))
         _within("remote inputs", call.remote, len(call.inputs))
         _within("held outputs", call.holds, len(stage.outputs))
@@ -89,11 +92,20 @@ def _check_kernels(stage: Stage, available: int) -> int:
 
 def _check_program(stage: Stage, program: Program) -> None:
     variables = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
-    _same("variables read", program.arguments[: len(stage.reads)], [variables[i] for i in stage.reads])
-    _same("variables written", program.results[: len(stage.writes)], [variables[i] for i in stage.writes])
+    _same(
+        "variables read", program.arguments[: len(stage.reads)], [variables[i] for i in stage.reads]
+    )
+    _same(
+        "variables written",
+        program.results[: len(stage.writes)],
+        [variables[i] for i in stage.writes],
+    )
     if len(program.results) <= len(stage.writes):
-        raise InvalidArgumentError("the program has no result beside the variables, which would tell when it is done")
-    # The kernel of a deferred update makes the inputs of the program, so the stage cannot declare them.
+        raise InvalidArgumentError(
+            "the program has no result beside the variables, which would tell when it is done"
+        )
+    # The kernel of a deferred update makes the inputs of the program, so the stage cannot declare
+    # them.
     if not stage.host:
         _same("inputs", program.arguments[len(stage.reads) :], stage.inputs)
 
@@ -131,4 +143,6 @@ def _equal(what: str, found: int, wanted: int) -> None:
 def _same(what: str, found: Sequence[TensorSpec], wanted: Sequence[TensorSpec] | None) -> None:
     if wanted is None or list(found) != list(wanted):
         shown = "of any kind" if wanted is None else ", ".join(map(str, wanted)) or "none"
-        raise InvalidArgumentError(f"{what}: the program has {', '.join(map(str, found)) or 'none'}, the stage {shown}")
+        raise InvalidArgumentError(
+            f"{what}: the program has {', '.join(map(str, found)) or 'none'}, the stage {shown}"
+        )

@@ -33,7 +33,10 @@ class DeferredProgram(Protocol):
         """Returns the value of the update's first variable."""
 
     def apply(
-        self, inputs: Sequence[AnyArray], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
+        self,
+        inputs: Sequence[AnyArray],
+        key: tuple[int, int] = ...,
+        expected: Mapping[str, int] | None = ...,
     ) -> None:
         """Runs the update and waits until it is done."""
 
@@ -46,12 +49,13 @@ class Context:
         store: State of the task.
         task: Name of the task.
         attrs: Attributes of the operation.
-        inputs: Arguments, lent for the time of the call. The next call overwrites their memory, so a kernel copies the
-            values that stay. Results need no copy, because the executor makes the outputs of a stage own their memory.
+        inputs: Arguments, lent for the time of the call. The next call overwrites their memory, so
+            a kernel copies the values that stay. Results need no copy, because the executor makes
+            the outputs of a stage own their memory.
         op: Name of the operation, for errors and output.
         client: Session of the call.
-        cancelled: End of the call's waits, when the session has ended or the caller is gone. Its ``memory`` is that of
-            the call.
+        cancelled: End of the call's waits, when the session has ended or the caller is gone. Its
+            ``memory`` is that of the call.
         deferred: Update that the kernel may run; None for an operation without an update.
     """
 
@@ -74,7 +78,10 @@ _HOMES = {
     "quorum": "runtime.kernels.quorum_kernels",
     "summary": "runtime.kernels.summaries",
 }
-"""The modules that register kernels, by the first part of a kernel's name. The first kernel imports its module."""
+"""The modules that register kernels, by the first part of a kernel's name.
+
+The first kernel imports its module.
+"""
 
 
 def kernel(name: str) -> Callable[[Kernel], Kernel]:
@@ -107,7 +114,9 @@ def find_kernel(name: str) -> Kernel:
     try:
         return KERNELS[name]
     except KeyError:
-        raise NotFoundError(f"this task has no kernel {name!r}; it has {', '.join(sorted(KERNELS))}") from None
+        raise NotFoundError(
+            f"this task has no kernel {name!r}; it has {', '.join(sorted(KERNELS))}"
+        ) from None
 
 
 def _under_condition(kernel: Kernel) -> Kernel:
@@ -155,7 +164,13 @@ def _uninitialized(context: Context) -> Sequence[Array]:
 
 @kernel("wait_initialized")
 def _wait_initialized(context: Context) -> Sequence[Array]:
-    return [strings(context.store.wait_initialized(_keys(context), float(context.inputs[0]), context.cancelled))]
+    return [
+        strings(
+            context.store.wait_initialized(
+                _keys(context), float(context.inputs[0]), context.cancelled
+            )
+        )
+    ]
 
 
 def _key(context: Context) -> Key:
@@ -177,7 +192,9 @@ def _string_array(array: Array, variable: str) -> Array:
         if isinstance(item, str):
             flat[index] = item.encode()
         elif not isinstance(item, bytes):
-            raise InvalidArgumentError(f"{variable!r} is a variable of strings and cannot hold a {type(item).__name__}")
+            raise InvalidArgumentError(
+                f"{variable!r} is a variable of strings and cannot hold a {type(item).__name__}"
+            )
     return value
 
 
@@ -198,10 +215,15 @@ def _read(context: Context) -> Sequence[Array]:
 @kernel("print")
 def _print(context: Context) -> Sequence[Array]:
     if _may_print((context.client, context.task, context.op), int(context.attrs["first_n"])):
-        shown = "".join(f"[{_show(array, int(context.attrs['summarize']))}]" for array in context.inputs)
-        # Another process may have made the text, so no line of the text may pass for a line of the task's own.
+        shown = "".join(
+            f"[{_show(array, int(context.attrs['summarize']))}]" for array in context.inputs
+        )
+        # Another process may have made the text, so no line of the text may pass for a line of the
+        # task's own.
         lines = f"{context.attrs['message']}{shown}".split("\n")
-        print(*(f"Print: {printable(line)}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+        print(
+            *(f"Print: {printable(line)}" for line in lines), sep="\n", file=sys.stderr, flush=True
+        )
     return []
 
 
@@ -224,15 +246,22 @@ def _may_print(key: tuple[int, str, str], first_n: int) -> bool:
 def _show(array: Array, limit: int) -> str:
     flat = np.asarray(array).ravel()
     more = "..." if flat.size > limit else ""
-    items = (i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in flat[:limit].tolist())
+    items = (
+        i.decode(errors="replace") if isinstance(i, bytes) else str(i)
+        for i in flat[:limit].tolist()
+    )
     return " ".join(items) + more
 
 
 @kernel("check")
 def _check(context: Context) -> Sequence[Array]:
     if not bool(np.all(context.inputs[0])):
-        shown = "".join(f"[{_show(array, int(context.attrs.get('summarize', 3)))}]" for array in context.inputs[1:])
+        shown = "".join(
+            f"[{_show(array, int(context.attrs.get('summarize', 3)))}]"
+            for array in context.inputs[1:]
+        )
         raise InvalidArgumentError(
-            f"check failed at {context.op!r}: {context.attrs.get('message', '')}{shown}", task=context.task
+            f"check failed at {context.op!r}: {context.attrs.get('message', '')}{shown}",
+            task=context.task,
         )
     return []

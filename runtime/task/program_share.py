@@ -1,12 +1,13 @@
 """The share of a task's time in which the programs of one client keep updates of others waiting.
 
-XLA cannot be interrupted, and a program keeps its variables until it has ended. So programs that each end soon can stop
-training when a client sends them again and again. A client that has kept others waiting for most of a minute is refused
-for as long as it has kept them waiting.
+XLA cannot be interrupted, and a program keeps its variables until it has ended. So programs that
+each end soon can stop training when a client sends them again and again. A client that has kept
+others waiting for most of a minute is refused for as long as it has kept them waiting.
 
-Each moment belongs to the program that has waited or run longest: XLA runs programs that share variables in that order.
-Time counts against the client of that program only while an update of another client waits behind it. So a client alone
-is never refused. Of several clients that always wait for each other, each has its part of the time and none has most.
+Each moment belongs to the program that has waited or run longest: XLA runs programs that share
+variables in that order. Time counts against the client of that program only while an update of
+another client waits behind it. So a client alone is never refused. Of several clients that always
+wait for each other, each has its part of the time and none has most.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class WatchedProgram:
     Attributes:
         sha256: SHA-256 of the program, in hexadecimal digits.
         operations: Operations of the program's stage.
-        peer: Connection that registered the program; empty if an earlier process of the task had that connection.
+        peer: Connection that registered the program; empty if an earlier process of the task had
+            that connection.
         who: Names in the certificate of the client that registered the program.
     """
 
@@ -45,7 +47,8 @@ class Turn:
 
     Attributes:
         program: The program.
-        client: Session of the run; NOBODY for an update that several sessions have made, which counts for none.
+        client: Session of the run; NOBODY for an update that several sessions have made, which
+            counts for none.
         updates: True if the program changes variables.
         began: `monotonic()` when the wait began.
         running: True once the program has its variables.
@@ -61,14 +64,17 @@ class Turn:
 
 
 class Shares:
-    """The time that each client has kept others waiting. Times are of `monotonic()`, and never decrease.
+    """The time that each client has kept others waiting.
+
+    Times are of `monotonic()`, and never decrease.
 
     Args:
         most: Share of a window above which a client is refused.
 
     Attributes:
         turns: The turns that have not ended, the oldest first.
-        refused: By client, the time at which its refusal ends, and the seconds for which it kept others waiting.
+        refused: By client, the time at which its refusal ends, and the seconds for which it kept
+            others waiting.
     """
 
     def __init__(self, most: float) -> None:
@@ -91,7 +97,9 @@ class Shares:
         if not is_front:
             return False
         since, self._front_since = self._front_since, now
-        behind = next((other for other in self.turns if other.updates and other.client != turn.client), None)
+        behind = next(
+            (other for other in self.turns if other.updates and other.client != turn.client), None
+        )
         if behind is None or turn.client == NOBODY:
             return False
         secs = now - max(since, behind.began)

@@ -1,9 +1,9 @@
 """The watch over programs of other processes, which a task cannot interrupt.
 
-A program that runs for too long ends the process as ``kill -9`` would, because every client that needs the program's
-variables waits for it. Whoever has started the task starts it again, and the task continues from its backup or the
-newest checkpoint. A client whose programs keep updates of others waiting for most of a minute is refused
-(`runtime.task.program_share`).
+A program that runs for too long ends the process as ``kill -9`` would, because every client that
+needs the program's variables waits for it. Whoever has started the task starts it again, and the
+task continues from its backup or the newest checkpoint. A client whose programs keep updates of
+others waiting for most of a minute is refused (`runtime.task.program_share`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _SHOWN: Final = 5
 class ProgramWatch:
     """The programs of other processes that run on a task. Thread safe.
 
-    Only the oldest program that runs is limited in its time: a later program may be waiting for it. That time is
-    counted by the looks of a thread. So a process that was frozen does not take its sleep for a program's time.
+    Only the oldest program that runs is limited in its time: a later program may be waiting for it.
+    That time is counted by the looks of a thread. So a process that was frozen does not take its
+    sleep for a program's time.
 
     Args:
         task: Name of the task, for errors.
@@ -48,7 +49,8 @@ class ProgramWatch:
         self._closed = concurrency.Event()
         self._lock = concurrency.Lock()
         self._shares = Shares(limits.program_share)
-        # Turns whose results are still computed when the call returns, by the id of their last result.
+        # Turns whose results are still computed when the call returns, by the id of their last
+        # result.
         self._computing: dict[int, Turn] = {}
         self._looked_at = 0.0
         self._thread: concurrency.Thread | None = None
@@ -58,7 +60,9 @@ class ProgramWatch:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._looked_at = concurrency.monotonic()
-                self._thread = concurrency.ThreadGroup(self._task).start(self._look, name="program watch")
+                self._thread = concurrency.ThreadGroup(self._task).start(
+                    self._look, name="program watch"
+                )
 
     def close(self) -> None:
         """Stops the thread."""
@@ -125,11 +129,14 @@ class ProgramWatch:
         if self._shares.end(turn, now):
             _, secs = self._shares.refused[turn.client]
             logging.warning("%s", self._refused(turn.client, secs, secs))
-            self._write(turn.program, "program.share", f"refused session {turn.client:x} for {secs:.0f} s")
+            self._write(
+                turn.program, "program.share", f"refused session {turn.client:x} for {secs:.0f} s"
+            )
 
     def _refused(self, client: int, left: float, secs: float) -> ResourceExhaustedError:
         what = (
-            f"programs of session {client:x} have kept updates of others waiting for {secs:.1f} of {WINDOW_SECS:g} s, "
+            f"programs of session {client:x} have kept updates of others waiting for {secs:.1f} of "
+            f"{WINDOW_SECS:g} s, "
             f"and are refused for {left:.0f} s; make them shorter"
         )
         return self._limits.exceeded("program_share", what, self._task)
@@ -164,8 +171,10 @@ class ProgramWatch:
         """Ends the process, as ``kill -9`` would."""
         self._write(program, "program.overrun", "ended the task")
         logging.error(
-            "%s ends itself: the program %s of [%s], registered by %s, runs for more than %g s (program_secs), which "
-            "cannot be interrupted. Start the task again: it continues from its backup or the newest checkpoint",
+            "%s ends itself: the program %s of [%s], registered by %s, runs for more than %g s "
+            "(program_secs), which "
+            "cannot be interrupted. Start the task again: it continues from its backup or the "
+            "newest checkpoint",
             self._task,
             program.sha256,
             ", ".join(program.operations[:_SHOWN]),
@@ -177,4 +186,6 @@ class ProgramWatch:
 
     def _write(self, program: WatchedProgram, action: str, outcome: str) -> None:
         if self._audit is not None:
-            self._audit.write(action, peer=program.peer, who=program.who, what=program.sha256, outcome=outcome)
+            self._audit.write(
+                action, peer=program.peer, who=program.who, what=program.sha256, outcome=outcome
+            )

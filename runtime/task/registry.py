@@ -1,7 +1,7 @@
 """The registry: the stage calls of a task, which sessions with equal graphs share.
 
-A worker adds calls when sessions register their plans, and finds the calls by handle in every step. A call without a
-session is kept for the next session with an equal graph, while there is room.
+A worker adds calls when sessions register their plans, and finds the calls by handle in every step.
+A call without a session is kept for the next session with an equal graph, while there is room.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.wire.codec import Layout
 
 Inherited = Any
-"""The description of a call by an earlier process of the task. Only the function ``revive`` reads a description."""
+"""The description of a call by an earlier process of the task.
+
+Only the function ``revive`` reads a description.
+"""
 
 
 class Registration(NamedTuple):
@@ -31,7 +34,8 @@ class Registration(NamedTuple):
     Attributes:
         call: SHA-256 of the stage call as a message, without the program's bytes.
         generation: Generation of the run record when the session began.
-        writes: Tasks with the numbers of their writing stages in the whole step, sorted; empty for a single stage.
+        writes: Tasks with the numbers of their writing stages in the whole step, sorted; empty for
+            a single stage.
         traced: True for a call whose runs are timed.
         foreign: True for a program that another process has made.
     """
@@ -46,12 +50,17 @@ class Registration(NamedTuple):
 class RegisteredCall:
     """A prepared stage call, with its layouts."""
 
-    def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0) -> None:
+    def __init__(
+        self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0
+    ) -> None:
         self.call = call
         self.nbytes = nbytes
         """Bytes of the call as a message, without the program."""
         self.owner = NOBODY
-        """The session that registered the call first. The ledger counts the bytes for this session."""
+        """The session that registered the call first.
+
+        The ledger counts the bytes for this session.
+        """
         self.handle = 0
         self.registration = registration
         self.writes = dict(registration.writes)
@@ -64,11 +73,21 @@ class RegisteredCall:
         stage = call.stage
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
-        self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
+        self.input_layout = (
+            None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
+        )
         self.remember = stage.writes_state or bool(call.remote)
-        """True if the reply is kept, so that the call never runs twice. The call writes, or fetches held tensors."""
-        self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """True if the call returns values of variables. Gradients of these values have their age."""
+        """True if the reply is kept, so that the call never runs twice.
+
+        The call writes, or fetches held tensors.
+        """
+        self.reads = any(
+            isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs
+        )
+        """True if the call returns values of variables.
+
+        Gradients of these values have their age.
+        """
         self.pushes = bool(stage.writes) and bool(call.inputs)
         """True if the call changes variables by its inputs. A count of steps is no push."""
 
@@ -94,17 +113,20 @@ class _Kept:
 class Registry:
     """Stage calls by handle and by identity. Thread safe.
 
-    A call is kept while a session lives that has registered the call and has a plan with the call. Of the calls without
-    a session the newest are kept.
+    A call is kept while a session lives that has registered the call and has a plan with the call.
+    Of the calls without a session the newest are kept.
 
     Args:
         task: Name of the task, for errors.
-        limits: Limits on the calls of a session, the calls without a session, and the sessions with calls.
+        limits: Limits on the calls of a session, the calls without a session, and the sessions with
+            calls.
         ledger: The ledger that counts the bytes of stages and programs.
         connected: Returns True if a session has a connection now.
     """
 
-    def __init__(self, task: str, limits: Limits, ledger: Ledger, connected: Callable[[int], bool]) -> None:
+    def __init__(
+        self, task: str, limits: Limits, ledger: Ledger, connected: Callable[[int], bool]
+    ) -> None:
         self._task = task
         self._limits = limits
         self.ledger = ledger
@@ -152,7 +174,8 @@ class Registry:
                 return self._revive(handle, row.inherited)
         if 0 < handle <= self._last_handle:
             raise AbortedError(
-                "the session was silent for so long that its stages were dropped; open a new one", task=self._task
+                "the session was silent for so long that its stages were dropped; open a new one",
+                task=self._task,
             )
         raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task)
 
@@ -163,8 +186,12 @@ class Registry:
             PermissionDeniedError: The call is another session's.
         """
         with self._lock:
-            if handle not in self._held.get(session, ()) and handle not in self._released.get(session, ()):
-                raise PermissionDeniedError(f"stage {handle} is not one of this session's", task=self._task)
+            if handle not in self._held.get(session, ()) and handle not in self._released.get(
+                session, ()
+            ):
+                raise PermissionDeniedError(
+                    f"stage {handle} is not one of this session's", task=self._task
+                )
 
     def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Inherited], dict[int, list[int]]]:
         """Returns calls by handle, inherited calls that were not used yet, and handles by session.
@@ -174,7 +201,11 @@ class Registry:
         with self._lock:
             held = {session: sorted(handles.elements()) for session, handles in self._held.items()}
             calls = {handle: row.call for handle, row in self._rows.items() if row.call is not None}
-            return calls, {h: row.inherited for h, row in self._rows.items() if row.call is None}, held
+            return (
+                calls,
+                {h: row.inherited for h, row in self._rows.items() if row.call is None},
+                held,
+            )
 
     def inherit(
         self,
@@ -196,7 +227,9 @@ class Registry:
             for session, handles in sessions.items():
                 for handle in handles:
                     self._hold(handle, session)
-            self._spare.update((handle, None) for handle, row in self._rows.items() if not row.holders)
+            self._spare.update(
+                (handle, None) for handle, row in self._rows.items() if not row.holders
+            )
 
     def program(self, program: Program) -> Program | None:
         """Returns the kept program of the same identity, else the program; None without bytes of an unknown program."""
@@ -232,15 +265,19 @@ class Registry:
             The call; that of an equal registration if there is such a call.
 
         Raises:
-            ResourceExhaustedError: The session has too many calls or too many bytes of calls, or too many sessions with
-                calls are connected.
+            ResourceExhaustedError: The session has too many calls or too many bytes of calls, or
+                too many sessions with calls are connected.
         """
         with self._lock:
             known = self._by_registration.get(call.registration)
             if not handle:
                 self.check_room(session, 0 if known is None else known.handle)
             if known is None:
-                self._reserve(call, NOBODY if handle else session, checked=call.registration.foreign and not handle)
+                self._reserve(
+                    call,
+                    NOBODY if handle else session,
+                    checked=call.registration.foreign and not handle,
+                )
                 if not handle:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
@@ -256,7 +293,9 @@ class Registry:
     def _reserve(self, call: RegisteredCall, owner: int, checked: bool) -> None:
         """Counts the bytes of a call, and those of a program that no other call has."""
         count, program = call.nbytes, call.call.stage.program
-        kept = None if program is None else self._programs.get(program.identity, _Kept(program, owner))
+        kept = (
+            None if program is None else self._programs.get(program.identity, _Kept(program, owner))
+        )
         if kept is not None and not kept.calls:
             count += len(kept.program.blob)
         self.ledger.reserve(owner, count, checked=checked, stages=True)
@@ -321,7 +360,9 @@ class Registry:
                     raise limits.exceeded("stage_sessions", what, self._task)
                 self.release(silent)
             elif handle not in held and len(held) >= limits.session_stages:
-                raise limits.exceeded("session_stages", f"{len(held)} stages are kept for this session", self._task)
+                raise limits.exceeded(
+                    "session_stages", f"{len(held)} stages are kept for this session", self._task
+                )
 
     def _hold(self, handle: int, session: int) -> None:
         self.changes += 1
@@ -366,5 +407,7 @@ class Registry:
 
     def _spare_bytes(self) -> int:
         spare = [call for handle in self._spare if (call := self._rows[handle].call) is not None]
-        blobs = {p.identity: len(p.blob) for call in spare if (p := call.call.stage.program) is not None}
+        blobs = {
+            p.identity: len(p.blob) for call in spare if (p := call.call.stage.program) is not None
+        }
         return sum(call.nbytes for call in spare) + sum(blobs.values())

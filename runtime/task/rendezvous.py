@@ -1,7 +1,7 @@
 """The rendezvous: tensors that a task holds for other tasks.
 
-A stage puts a tensor here. The task whose stage needs the tensor fetches the tensor from here, and not by way of the
-master.
+A stage puts a tensor here. The task whose stage needs the tensor fetches the tensor from here, and
+not by way of the master.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Rendezvous:
         self._lock = concurrency.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
         self.resumed = False
-        """True if the task continues from its backup. The tensors that the earlier process held are lost then."""
+        """True if the task continues from its backup.
+
+        The tensors that the earlier process held are lost then.
+        """
 
     @uninterrupted
     def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
@@ -75,7 +78,8 @@ class Rendezvous:
                 self._forget(key)
             self._entries[key] = _Held(value, hold.times, hold.by, now, size)
             self._ledger.reserve(key[0], size, checked=False)
-            # One look at the oldest entry for each new entry keeps the number of forgotten ones bounded.
+            # One look at the oldest entry for each new entry keeps the number of forgotten ones
+            # bounded.
             oldest = next(iter(self._entries))
             if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
@@ -84,12 +88,15 @@ class Rendezvous:
         self._ledger.release(key[0], self._entries.pop(key).nbytes)
 
     @uninterrupted
-    def take(self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None) -> AnyArray:
+    def take(
+        self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None
+    ) -> AnyArray:
         """Returns the value that was put under ``key``.
 
         Args:
             key: Key of the value.
-            check: Receives the names of the tasks that may fetch. The value stays here if ``check`` raises.
+            check: Receives the names of the tasks that may fetch. The value stays here if ``check``
+                raises.
 
         Raises:
             NotFoundError: The key has no value, or no longer.
@@ -98,7 +105,9 @@ class Rendezvous:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None and self.resumed:
-                raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
+                raise AbortedError(
+                    f"restarted since step {key[1]} began, what it held for it is gone"
+                )
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
             check(entry.by)

@@ -1,7 +1,7 @@
 """Protocols of primary-backup replication.
 
-A `Replicator` sends this task's changes to the task with its backup. A `BackupMessages` holds the backups of other
-tasks. `runtime.backup` implements both.
+A `Replicator` sends this task's changes to the task with its backup. A `BackupMessages` holds the
+backups of other tasks. `runtime.backup` implements both.
 """
 
 from __future__ import annotations

@@ -54,7 +54,12 @@ from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.wire.listener import Reply
 from runtime.wire.messages import call_to_proto
 
-_FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
+_FIXED: Mapping[int, Layout | None] = {
+    FETCH: None,
+    BACKUP: None,
+    PULL: Layout([BYTE_RANGE_SPEC]),
+    PUSH: None,
+}
 """The input layouts of the fixed handles, which are not registered."""
 _thread = concurrency.local()
 
@@ -97,7 +102,8 @@ class Worker:
         audit: Audit log for programs that run for too long, and for clients above their share.
         roots: Directories below which checkpoints may lie; any directory by default.
         cores: Cores of this machine for the writing of checkpoints; all by default.
-        check_is_one_of: Raises PermissionDeniedError if the caller on the tensor channel is none of the named tasks.
+        check_is_one_of: Raises PermissionDeniedError if the caller on the tensor channel is none of
+            the named tasks.
         backups: Backups of other tasks; None if this task keeps no backups.
     """
 
@@ -128,7 +134,14 @@ class Worker:
         self._fetch_from = fetch_from
         self.registry = Registry(self.task, limits, self.ledger, environment.connected)
         self.checkpoint_participant = CheckpointParticipant(
-            self.store, self.task, self.gate, by_name, limits, environment.connected, roots or Roots(), cores
+            self.store,
+            self.task,
+            self.gate,
+            by_name,
+            limits,
+            environment.connected,
+            roots or Roots(),
+            cores,
         )
         self.waits = CallWaits(self.task)
         self.tracer = Tracer()
@@ -164,7 +177,9 @@ class Worker:
 
     # -- the run record ----------------------------------------------------------------------------------------
 
-    def obey_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
+    def obey_run_order(
+        self, order: run_record_pb2.RunOrder, cancelled: Cancellation
+    ) -> run_record_pb2.RunReply:
         """Carries out an order to the run record.
 
         Args:
@@ -184,12 +199,17 @@ class Worker:
             # No call may wait for workers that have left.
             resource.set_finished(reply.phase == reply.FINISHED)
             if kind in ("rest", "done"):
-                resource.retire(getattr(order, kind).session, int(index) if index.isdecimal() else -1)
+                resource.retire(
+                    getattr(order, kind).session, int(index) if index.isdecimal() else -1
+                )
         self.replicate_now()
         return reply
 
     def replicate_now(self) -> None:
-        """Waits until the backup, if there is one, has all changes but updates. Other tasks count on those changes."""
+        """Waits until the backup, if there is one, has all changes but updates.
+
+        Other tasks count on those changes.
+        """
         if self.primary is not None:
             self.primary.count()
             self.primary.settle()
@@ -213,8 +233,10 @@ class Worker:
             call: The stage call. The program may come without its bytes.
             generation: Generation of the run record when the session began.
             traced: True for a call whose runs are timed.
-            writes: Number of the writing stages of the whole plan, by task; None for a plan with only this one.
-            session: Session that needs the handle; NOBODY for a caller in this process, which keeps the call itself.
+            writes: Number of the writing stages of the whole plan, by task; None for a plan with
+                only this one.
+            session: Session that needs the handle; NOBODY for a caller in this process, which keeps
+                the call itself.
             handle: Handle of the call in an earlier process of this task; 0 for a new handle.
             foreign: True for a program of another process, which is an expression list.
 
@@ -223,16 +245,21 @@ class Worker:
 
         Raises:
             AbortedError: The variables were restored since the session began.
-            InvalidArgumentError: The parts of the call do not fit together, the program is refused, or a kernel that
-                may wait shares the stage with other kernels.
+            InvalidArgumentError: The parts of the call do not fit together, the program is refused,
+                or a kernel that may wait shares the stage with other kernels.
         """
         if self._gone is not None:
             self._refuse(self._gone)
-        # A kernel that waits may be ended and run again; the other kernels of its stage must not run twice.
+        # A kernel that waits may be ended and run again; the other kernels of its stage must not
+        # run twice.
         if call.stage.may_wait and len(call.stage.host) > 1:
-            raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
+            raise InvalidArgumentError(
+                "a kernel that may wait is a stage of its own", task=self.task
+            )
         if generation != self.store.run.generation:
-            raise AbortedError("its variables were restored since the session began", task=self.task)
+            raise AbortedError(
+                "its variables were restored since the session began", task=self.task
+            )
         known = self._with_known_program(call, foreign)
         if known is None:
             return None
@@ -253,7 +280,9 @@ class Worker:
         watched = None
         if foreign and call.stage.program is not None:
             sender = " ".join(rpc.caller().names)
-            watched = WatchedProgram(call.stage.program.sha256, call.stage.operations, rpc.peer(), sender)
+            watched = WatchedProgram(
+                call.stage.program.sha256, call.stage.operations, rpc.peer(), sender
+            )
             self.program_watch.start()
         prepared = self.executor.prepare(call.stage, generation, watched)
         registered = RegisteredCall(call, prepared, registration, len(described))
@@ -336,8 +365,8 @@ class Worker:
     ) -> list[AnyArray]:
         """Returns the inputs of a stage, with those that other tasks hold for the stage.
 
-        A task hands out a held tensor once. So a fetched tensor stays with the call until the reply is sent: a run that
-        was cut off is repeated with the same tensor.
+        A task hands out a held tensor once. So a fetched tensor stays with the call until the reply
+        is sent: a run that was cut off is repeated with the same tensor.
         """
         call = registered.call
         filled = dict(zip(registered.inline, inline, strict=True))
@@ -373,13 +402,15 @@ class Worker:
     def gone(self, session: int, goodbye: bool = True) -> None:
         """Ends the lease of a session: drops all that the session has left on this task, and cancels its calls.
 
-        A session ends on a task here and nowhere else. All state of a client has the session as its key, and a call
-        from here drops each kind of state. Master sessions of this process end in the same way.
+        A session ends on a task here and nowhere else. All state of a client has the session as its
+        key, and a call from here drops each kind of state. Master sessions of this process end in
+        the same way.
 
         Args:
             session: The session.
-            goodbye: True if the session was closed. Later calls are refused then. False if the client had no connection
-                for so long that the client must be dead. A client that comes back finds its stages while there is room.
+            goodbye: True if the session was closed. Later calls are refused then. False if the
+                client had no connection for so long that the client must be dead. A client that
+                comes back finds its stages while there is room.
         """
         if goodbye:
             self.waits.end_session(session)
@@ -434,7 +465,9 @@ class Worker:
                 reply = self._answer(registered, client, step, inputs)
             else:
                 reply = self.primary.carry_out(
-                    lambda: self._answer(registered, client, step, inputs), client, gated=registered.gated
+                    lambda: self._answer(registered, client, step, inputs),
+                    client,
+                    gated=registered.gated,
                 )
             failed = False
             return reply
@@ -445,7 +478,8 @@ class Worker:
         """Answers a message about another task's backup."""
         if self._backups is None:
             raise FailedPreconditionError(
-                "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
+                "it holds no backups of others: start all ps with the same --ps_backups",
+                task=self.task,
             )
         return self._backups.answer_message(message)
 
@@ -456,19 +490,26 @@ class Worker:
         """
         if self._gone is not None:
             self._refuse(self._gone)
-        # The client of a checkpoint closes its connection afterwards, so this thread serves nothing else.
+        # The client of a checkpoint closes its connection afterwards, so this thread serves nothing
+        # else.
         if not getattr(_thread, "steps_aside", False):
             step_aside()
             _thread.steps_aside = True
         if handle == PULL:
-            data, updates = self.checkpoint_participant.pull(ByteRange.from_array(inputs[0]), client)
+            data, updates = self.checkpoint_participant.pull(
+                ByteRange.from_array(inputs[0]), client
+            )
             return Reply([data, np.array([updates], np.uint64)])
         if len(inputs) != 2 or inputs[1].dtype != np.uint8 or inputs[1].ndim != 1:
-            raise InvalidArgumentError("a byte range of a checkpoint is one array of bytes", task=self.task)
+            raise InvalidArgumentError(
+                "a byte range of a checkpoint is one array of bytes", task=self.task
+            )
         self.checkpoint_participant.push(ByteRange.from_array(inputs[0]), inputs[1], client)
         return Reply([])
 
-    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Array]) -> Reply:
+    def _answer(
+        self, registered: RegisteredCall, client: int, step: int, inputs: list[Array]
+    ) -> Reply:
         while True:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
@@ -486,7 +527,7 @@ class Worker:
     def disconnected(self, client: int, lane: int) -> None:
         """Ends the waits of a lane's call: its connection broke while the call was running.
 
-        A kernel that waits has done nothing yet, or has noted it in the call's memory. If the client connects again,
-        the lane repeats its call.
+        A kernel that waits has done nothing yet, or has noted it in the call's memory. If the
+        client connects again, the lane repeats its call.
         """
         self.waits.hang_up(client, lane)

@@ -1,8 +1,8 @@
 """Certificates of a process, in TLS contexts for the connections of servers and clients.
 
-``python -m harness.certs`` makes the directory of the files, or cert-manager or SPIFFE mounts the directory. Each new
-connection uses the present content of the files. So a user replaces the files and does nothing else. Open connections
-continue with the old certificate.
+``python -m harness.certs`` makes the directory of the files, or cert-manager or SPIFFE mounts the
+directory. Each new connection uses the present content of the files. So a user replaces the files
+and does nothing else. Open connections continue with the old certificate.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Credential:
         names: Names in the certificate, the role among them.
         server: Context of the accepting side.
         client: Context of the connecting side.
-        spectator: Context of the connecting side that accepts a server's certificate with any name, for a diagnosis.
+        spectator: Context of the connecting side that accepts a server's certificate with any name,
+            for a diagnosis.
     """
 
     certificate: bytes
@@ -79,15 +80,16 @@ class Certificates:
 
     Args:
         directory: Directory of the files.
-        host: Name or address in the certificate, for a directory with several certificates. None chooses the
-            certificate of this machine, else any: servers check only the CA of a client.
+        host: Name or address in the certificate, for a directory with several certificates. None
+            chooses the certificate of this machine, else any: servers check only the CA of a
+            client.
 
     Attributes:
         pair: Files of the certificate and its key.
 
     Raises:
-        UnauthenticatedError: There is no certificate, or the certificate is invalid, or expired, or other users can
-            read its key.
+        UnauthenticatedError: There is no certificate, or the certificate is invalid, or expired, or
+            other users can read its key.
     """
 
     def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
@@ -104,7 +106,8 @@ class Certificates:
     def current(self) -> Credential:
         """The credential in the files.
 
-        Loads the files again after a change. While a file is missing or invalid, the last valid credential stays.
+        Loads the files again after a change. While a file is missing or invalid, the last valid
+        credential stays.
         """
         # A file may be missing for a moment while the user or a tool replaces the files.
         with self._lock, contextlib.suppress(OSError):
@@ -112,7 +115,11 @@ class Certificates:
             if seen != self._seen:
                 try:
                     self._credential = self._load()
-                    logging.info("%s: read again, it ends %s", self.pair.certificate, _date(self._credential.end))
+                    logging.info(
+                        "%s: read again, it ends %s",
+                        self.pair.certificate,
+                        _date(self._credential.end),
+                    )
                 except UnauthenticatedError as error:
                     logging.warning("going on with the certificate of before: %s", error.message)
                 self._seen = seen
@@ -130,7 +137,8 @@ class Certificates:
         Raises:
             UnauthenticatedError: The certificate of this process has expired or has not begun.
         """
-        # A server hangs up on an expired certificate without a reason, so the client looks at the date first.
+        # A server hangs up on an expired certificate without a reason, so the client looks at the
+        # date first.
         self.check()
         return self._credential.client
 
@@ -138,17 +146,21 @@ class Certificates:
         """Checks that the certificate is valid now.
 
         Raises:
-            UnauthenticatedError: The certificate has expired or has not begun, and the files hold no newer one.
+            UnauthenticatedError: The certificate has expired or has not begun, and the files hold
+                no newer one.
         """
         credential, now = self.current, concurrency.wall_time()
         if now >= credential.end:
             raise UnauthenticatedError(
-                f"the certificate {self.pair.certificate} has ended, {_date(credential.end)}: replace it, as `python "
-                f"-m harness.certs --out={self._directory} --hosts={self.pair.certificate.stem} --renew` does"
+                f"the certificate {self.pair.certificate} has ended, {_date(credential.end)}: "
+                "replace it, as `python "
+                f"-m harness.certs --out={self._directory} --hosts={self.pair.certificate.stem} "
+                "--renew` does"
             )
         if now < credential.begin:
             raise UnauthenticatedError(
-                f"the certificate {self.pair.certificate} begins {_date(credential.begin)}: is the clock of this "
+                f"the certificate {self.pair.certificate} begins {_date(credential.begin)}: is the "
+                "clock of this "
                 "machine right?"
             )
 
@@ -185,9 +197,15 @@ class Certificates:
         self._told = now
         left, path = self.left_secs(), self.pair.certificate
         if left <= 0:
-            logging.error("%s: the certificate %s has ended: nobody new can connect; replace its files", task, path)
+            logging.error(
+                "%s: the certificate %s has ended: nobody new can connect; replace its files",
+                task,
+                path,
+            )
         else:
-            logging.warning("%s: the certificate %s ends in %s: replace its files", task, path, words(left))
+            logging.warning(
+                "%s: the certificate %s ends in %s: replace its files", task, path, words(left)
+            )
 
     def _signature(self) -> _Signature:
         found = [os.stat(path) for path in (*self.pair, self._authorities)]
@@ -197,20 +215,23 @@ class Certificates:
         try:
             for _ in range(_READS):
                 before = self._signature()
-                # In the middle of a replacement a file is missing, or a key does not fit its certificate.
-                # So a read counts only if no file has changed meanwhile.
+                # In the middle of a replacement a file is missing, or a key does not fit its
+                # certificate. So a read counts only if no file has changed meanwhile.
                 with contextlib.suppress(OSError):
                     credential = self._read()
                     if self._signature() == before:
                         return credential
             return self._read()
         except PermissionDeniedError as error:
-            raise UnauthenticatedError(f"{self.pair.certificate} is not safe there: {error.message}") from None
+            raise UnauthenticatedError(
+                f"{self.pair.certificate} is not safe there: {error.message}"
+            ) from None
         # ssl.SSLError is an OSError.
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error
             raise UnauthenticatedError(
-                f"{self.pair.certificate}, {self.pair.key.name} and {self._authorities.name} do not make a credential: "
+                f"{self.pair.certificate}, {self.pair.key.name} and {self._authorities.name} do "
+                "not make a credential: "
                 f"{reason}"
             ) from None
 
@@ -218,7 +239,10 @@ class Certificates:
         for path in (self._directory, self._authorities, *self.pair):
             token_files.check_only_ours(path)
         key = _private(self.pair.key)
-        certificate, authorities = self.pair.certificate.read_bytes(), self._authorities.read_bytes()
+        certificate, authorities = (
+            self.pair.certificate.read_bytes(),
+            self._authorities.read_bytes(),
+        )
         contexts = []
         for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_CLIENT):
             context = ssl.SSLContext(protocol)
@@ -229,7 +253,8 @@ class Certificates:
             context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             context.load_cert_chain(self.pair.certificate, self.pair.key, _no_password)
             contexts.append(context)
-        # No client reads the tickets of a server. Unread data would turn the close of a connection into a reset.
+        # No client reads the tickets of a server. Unread data would turn the close of a connection
+        # into a reset.
         contexts[0].num_tickets = 0
         # gRPC hangs up on a client that does not offer HTTP/2.
         for client in contexts[1:]:
@@ -253,8 +278,8 @@ def certificates_in(directory: str, host: str | None) -> Certificates:
 def choose(directory: Path, host: str | None) -> Pair:
     """Returns the files for a host.
 
-    Tries in this order: a pair with the name of the host as file name, a pair with the name in the certificate, the
-    only pair of the directory.
+    Tries in this order: a pair with the name of the host as file name, a pair with the name in the
+    certificate, the only pair of the directory.
 
     Args:
         directory: Directory of the files.
@@ -266,22 +291,28 @@ def choose(directory: Path, host: str | None) -> Pair:
     try:
         pairs = _pairs(directory)
     except OSError as error:
-        raise UnauthenticatedError(f"{directory} cannot be read: {error.strerror or error}") from None
+        raise UnauthenticatedError(
+            f"{directory} cannot be read: {error.strerror or error}"
+        ) from None
     if not pairs:
         raise UnauthenticatedError(
-            f"{directory} has no certificate with a key that this user can read, as NAME.pem and NAME.key: `python -m "
+            f"{directory} has no certificate with a key that this user can read, as NAME.pem and "
+            "NAME.key: `python -m "
             "harness.certs` makes them"
         )
     own = socket.gethostname()
     for name in [host] if host else [own, own.partition(".")[0]]:
-        found = [pair for pair in pairs if pair.certificate.stem == name] or [p for p in pairs if _names(p, name)]
+        found = [pair for pair in pairs if pair.certificate.stem == name] or [
+            p for p in pairs if _names(p, name)
+        ]
         if found:
             return found[0]
     if len(pairs) == 1 or host is None:
         return pairs[0]
     known = ", ".join(pair.certificate.stem for pair in pairs)
     raise UnauthenticatedError(
-        f"{directory} has certificates of {known} and none of {host}: add it by `python -m harness.certs "
+        f"{directory} has certificates of {known} and none of {host}: add it by `python -m "
+        "harness.certs "
         f"--out={directory} --hosts={host}`"
     )
 
@@ -325,7 +356,9 @@ def words(seconds: float) -> str:
         '3 days'
     """
     units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-    return next(f"{seconds / unit:.0f} {name}" for name, unit in units if seconds >= 2 * unit or unit == 1.0)
+    return next(
+        f"{seconds / unit:.0f} {name}" for name, unit in units if seconds >= 2 * unit or unit == 1.0
+    )
 
 
 def _authorities(directory: Path) -> Path:
@@ -333,7 +366,8 @@ def _authorities(directory: Path) -> Path:
         if (directory / name).exists():
             return directory / name
     raise UnauthenticatedError(
-        f"{directory} has no certificate of a CA ({', '.join(AUTHORITIES)}): `python -m harness.certs "
+        f"{directory} has no certificate of a CA ({', '.join(AUTHORITIES)}): `python -m "
+        "harness.certs "
         f"--out={directory} --hosts=...` makes one"
     )
 
@@ -377,7 +411,9 @@ def _private(path: Path) -> bytes:
     token_files.forbid_core_dumps()
     with open(path, "rb") as file:
         if token_files.others_read(os.fstat(file.fileno())):
-            raise UnauthenticatedError(f"others can read the key in {path}: chmod 600 it, and make another one")
+            raise UnauthenticatedError(
+                f"others can read the key in {path}: chmod 600 it, and make another one"
+            )
         return file.read()
 
 

@@ -1,7 +1,8 @@
 """The diagnosis of a failed connection to a task that listens.
 
-gRPC reports no reason for many failures: only one side speaks TLS, a certificate is refused, or another task answers.
-After a failure, clients of both planes call `look`, which makes a connection of its own and returns the reason.
+gRPC reports no reason for many failures: only one side speaks TLS, a certificate is refused, or
+another task answers. After a failure, clients of both planes call `look`, which makes a connection
+of its own and returns the reason.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from runtime.wire import addresses, http_proxy
 LOOK_SECS: Final = 1.0
 """Default seconds for a look, and the most for a look without certificates."""
 _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""Preface of an HTTP/2 client (RFC 9113, 3.4). A server answers, or hangs up on a client that it refuses."""
+"""Preface of an HTTP/2 client (RFC 9113, 3.4).
+
+A server answers, or hangs up on a client that it refuses.
+"""
 _LOOKS: Final = 2
 NO_ROOM: Final = (
-    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_connections, "
+    "it hangs up at once: it is just ending, or has as many connections as it may "
+    "(--limit_connections, "
     f"Server(limits=), {VARIABLE})"
 )
 _STRANGER: Final = "what answers in its place has a certificate that is not for this server"
@@ -50,12 +55,14 @@ class Look(NamedTuple):
     problem: OpError | None = None
 
 
-def look(address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS) -> Look:
+def look(
+    address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS
+) -> Look:
     """Connects to a task as clients do, and returns the problem of the connection.
 
     Args:
-        address: ``host:port`` of the task. Behind an HTTP proxy, and for a name known to gRPC only, no problem is
-            found.
+        address: ``host:port`` of the task. Behind an HTTP proxy, and for a name known to gRPC only,
+            no problem is found.
         certificates: Certificates of this process; None for a client without certificates.
         task: Expected task, such as "/job:ps/task:0"; empty for any task.
         secs: Most seconds for the look; `LOOK_SECS` at most without certificates.
@@ -70,7 +77,12 @@ def look(address: str, certificates: Certificates | None, task: str = "", secs: 
     # A task without TLS does not answer a handshake, so the look would take all its time.
     deadline = concurrency.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:
-        return Look(True, UnauthenticatedError(security.speaks_tls()) if _speaks_tls(host, port, deadline) else None)
+        return Look(
+            True,
+            UnauthenticatedError(security.speaks_tls())
+            if _speaks_tls(host, port, deadline)
+            else None,
+        )
     found = Look()
     # A task that dies at this moment hangs up as a full one does, but not on a second look.
     for _ in range(_LOOKS):
@@ -89,7 +101,10 @@ def _connected(host: str, port: int, deadline: float) -> Iterator[socket.socket]
             stack.callback(made.close)
 
         sock = addresses.connect(
-            found, lambda address: socket.socket(address.family, address.kind, address.protocol), deadline, adopt
+            found,
+            lambda address: socket.socket(address.family, address.kind, address.protocol),
+            deadline,
+            adopt,
         )
         sock.settimeout(max(deadline - concurrency.monotonic(), 0.01))
         yield sock
@@ -101,7 +116,10 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
     try:
-        with _connected(host, port, deadline) as sock, anybody.wrap_socket(sock, server_hostname=host):
+        with (
+            _connected(host, port, deadline) as sock,
+            anybody.wrap_socket(sock, server_hostname=host),
+        ):
             return True
     except ssl.SSLError as error:
         return not isinstance(error, ssl.SSLEOFError) and error.reason not in security.NOT_TLS
@@ -114,12 +132,15 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
     wanted = certificates.name_of(task)
     try:
         context = certificates.client_context()
-        # The message shall name the certificate of a wrong task, so the handshake has to pass with any name.
+        # The message shall name the certificate of a wrong task, so the handshake has to pass with
+        # any name.
         if wanted:
             context = certificates.current.spectator
         with (
             _connected(host, port, deadline) as sock,
-            context.wrap_socket(sock, server_hostname=wanted or host, do_handshake_on_connect=False) as secure,
+            context.wrap_socket(
+                sock, server_hostname=wanted or host, do_handshake_on_connect=False
+            ) as secure,
         ):
             try:
                 secure.do_handshake()
@@ -130,13 +151,15 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
                 text = f"{_STRANGER}: {roles.not_for_this_server(names, wanted)}"
                 return Look(True, PermissionDeniedError(text))
             secure.sendall(_GREETING)
-            # With TLS 1.3 a server checks the client's certificate after the handshake. gRPC hangs up without a reason.
+            # With TLS 1.3 a server checks the client's certificate after the handshake. gRPC hangs
+            # up without a reason.
             if not secure.recv(1):
                 return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
             return Look(True)
     except UnauthenticatedError as error:
         return Look(True, error)
-    # The handshake has passed, so the end of the connection is a refusal of the client's certificate.
+    # The handshake has passed, so the end of the connection is a refusal of the client's
+    # certificate.
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
         return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
     except ssl.SSLError as error:

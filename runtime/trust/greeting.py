@@ -1,6 +1,7 @@
 """The greeting of a client at a tensor server, without any I/O.
 
-The thread of the listener receives the greetings of plain connections. So a client without a proof costs no thread.
+The thread of the listener receives the greetings of plain connections. So a client without a proof
+costs no thread.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ class Greeting:
         task: Task of the server.
         key: Token that the client must have; None lets every client in.
         incarnation: Incarnation of the server.
-        of_other_user: True for a process of another user. The server refuses such a client after the hello.
+        of_other_user: True for a process of another user. The server refuses such a client after
+            the hello.
 
     Attributes:
-        wanted: Number of bytes to receive next; 0 when the greeting is complete and the client is welcome.
+        wanted: Number of bytes to receive next; 0 when the greeting is complete and the client is
+            welcome.
     """
 
-    def __init__(self, task: str, key: bytes | None, incarnation: int, *, of_other_user: bool = False) -> None:
+    def __init__(
+        self, task: str, key: bytes | None, incarnation: int, *, of_other_user: bool = False
+    ) -> None:
         self.wanted = frames.HEADER_BYTES
         self._task = task
         self._key = key
@@ -68,7 +73,9 @@ class Greeting:
             fields = frames.unpack_header(said)
             frames.check_header(fields, _MOST[self._kind])
             if fields[1] != self._kind:
-                raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {self._kind}")
+                raise DataLossError(
+                    f"a frame before the welcome has kind {fields[1]}, expected {self._kind}"
+                )
             self._in_payload, self.wanted = True, fields[6]
             return b"" if self.wanted else self._heard(b"")
         return self._heard(said)
@@ -80,7 +87,8 @@ class Greeting:
                 raise UnauthenticatedError("it has not shown that it has the token")
             return b""
         self._hello = frames.decode_hello(payload)
-        # To close with the hello unread would reset the connection, and the client would not see the reason.
+        # To close with the hello unread would reset the connection, and the client would not see
+        # the reason.
         if self._of_other_user:
             raise UnauthenticatedError("it is a process of another user")
         if not self._hello.client:
@@ -88,10 +96,13 @@ class Greeting:
         if self._key is None:
             return b""
         self._kind, self._in_payload, self.wanted = frames.PROOF, False, frames.HEADER_BYTES
-        # The server proves first that it has the token, so a stranger in its place receives no proof of the client.
+        # The server proves first that it has the token, so a stranger in its place receives no
+        # proof of the client.
         self._nonce = concurrency.random_bytes(frames.NONCE_BYTES)
         challenge = self._nonce + self._proof(b"server")
-        head = frames.pack_header(frames.MAGIC, frames.CHALLENGE, 0, 0, 0, self._incarnation, len(challenge))
+        head = frames.pack_header(
+            frames.MAGIC, frames.CHALLENGE, 0, 0, 0, self._incarnation, len(challenge)
+        )
         return head + challenge
 
     def _proof(self, side: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """Roles of clients: the orders that a client may give to a task, by the name in the client's certificate.
 
-A certificate may have the URI ``bellwether://RUN/ROLE/JOB/INDEX``, as `python -m harness.certs --role` writes. JOB and
-INDEX are optional. A client without a role may give all orders: with a certificate without the URI, with a token, or
-on the Unix socket of the task's own user. A client with the observer's token has the role ``observer``.
+A certificate may have the URI ``bellwether://RUN/ROLE/JOB/INDEX``, as `python -m harness.certs
+--role` writes. JOB and INDEX are optional. A client without a role may give all orders: with a
+certificate without the URI, with a token, or on the Unix socket of the task's own user. A client
+with the observer's token has the role ``observer``.
 
 ``MAY`` is the only table of the orders that each role may give.
 """
@@ -21,7 +22,10 @@ from runtime.errors import PermissionDeniedError
 SCHEME: Final = "bellwether://"
 _NAME: Final = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
 _DOMAIN: Final = ".bellwether"
-"""End of the DNS names of tasks in a certificate. The holder of the certificate may serve as these tasks."""
+"""End of the DNS names of tasks in a certificate.
+
+The holder of the certificate may serve as these tasks.
+"""
 _LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
 
 
@@ -70,7 +74,8 @@ MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
 }
 """Roles with the right to an order, by order.
 
-* "unknown": an order that this version does not know. All clients pass this check, and the order fails later.
+* "unknown": an order that this version does not know. All clients pass this check, and the order
+    fails later.
 * "introduce": a ``Status`` call by which a task learns the addresses of its peers.
 * "tensors": a connection of the tensor channel.
 * "stage": the call of a stage.
@@ -86,7 +91,8 @@ class Identity:
         names: Names in the client's certificate; empty without a certificate.
         role: Role of the client. None allows all orders.
         run: Run in the certificate; empty if the certificate names none.
-        task: Task in the certificate, such as ``/job:worker/task:1``; empty if the certificate names none.
+        task: Task in the certificate, such as ``/job:worker/task:1``; empty if the certificate
+            names none.
     """
 
     names: tuple[str, ...] = ()
@@ -101,8 +107,9 @@ class Identity:
     def is_as(self, other: Identity) -> bool:
         """Returns True if two identities may belong to the same client.
 
-        The identities may come from different times and connections. A renewed certificate may have new names. Its
-        role, run and task are those of the old certificate, and without a task at least one host name is, too.
+        The identities may come from different times and connections. A renewed certificate may have
+        new names. Its role, run and task are those of the old certificate, and without a task at
+        least one host name is, too.
         """
         # A process shows a certificate over TCP, and none on the Unix socket of its user.
         if not self.names or not other.names:
@@ -150,11 +157,14 @@ def identity_of(names: Iterable[str]) -> Identity:
     # Two URIs could claim two roles. To choose between them would be a guess.
     if len(own) > 1 or parts is None or parts[2] not in _ALL:
         raise PermissionDeniedError(
-            f"its certificate says {' and '.join(own)[:300]!r}, which is no role: {SCHEME}RUN/ROLE/JOB/INDEX, where "
+            f"its certificate says {' and '.join(own)[:300]!r}, which is no role: "
+            f"{SCHEME}RUN/ROLE/JOB/INDEX, where "
             f"ROLE is {', '.join(ClientRole)}"
         )
     run, role, job, index = parts.groups()
-    return Identity(all_names, ClientRole(role), run, f"/job:{job}/task:{int(index)}" if job else "")
+    return Identity(
+        all_names, ClientRole(role), run, f"/job:{job}/task:{int(index)}" if job else ""
+    )
 
 
 def check(order: str, who: Identity) -> None:
@@ -165,7 +175,8 @@ def check(order: str, who: Identity) -> None:
         who: Identity of the client.
 
     Raises:
-        PermissionDeniedError: The client's role has no right to the order. The message names the roles with the right.
+        PermissionDeniedError: The client's role has no right to the order. The message names the
+            roles with the right.
 
     Example:
         >>> check("step", Identity(role=ClientRole.WORKER))
@@ -176,11 +187,15 @@ def check(order: str, who: Identity) -> None:
     allowed = MAY[order]
     if who.role is not None and who.role not in allowed:
         needed = " or ".join(role for role in ClientRole if role in allowed)
-        raise PermissionDeniedError(f"{order!r} is for the role {needed}, and this client has the role {who.role}")
+        raise PermissionDeniedError(
+            f"{order!r} is for the role {needed}, and this client has the role {who.role}"
+        )
 
 
 def check_run(own: Identity, who: Identity) -> None:
-    """Checks that a client belongs to the run of the task. Passes unless both certificates name a run.
+    """Checks that a client belongs to the run of the task.
+
+    Passes unless both certificates name a run.
 
     Args:
         own: Identity of the task.
@@ -190,11 +205,15 @@ def check_run(own: Identity, who: Identity) -> None:
         PermissionDeniedError: The client belongs to another run.
     """
     if own.run and who.run and own.run != who.run:
-        raise PermissionDeniedError(f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}")
+        raise PermissionDeniedError(
+            f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}"
+        )
 
 
 def check_registers(own: Identity, who: Identity) -> None:
-    """Checks that a client may register stages on a task. A worker takes stages from itself and the chief only.
+    """Checks that a client may register stages on a task.
+
+    A worker takes stages from itself and the chief only.
 
     Args:
         own: Identity of the task.
@@ -204,7 +223,9 @@ def check_registers(own: Identity, who: Identity) -> None:
         PermissionDeniedError: The task is a worker, and the client is another worker.
     """
     if own.role in _TRAIN and who.role is ClientRole.WORKER and who.task not in ("", own.task):
-        raise PermissionDeniedError(f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}")
+        raise PermissionDeniedError(
+            f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}"
+        )
 
 
 def shown_to_people(names: Iterable[str]) -> list[str]:
@@ -216,7 +237,8 @@ def server_names(said: str) -> list[str]:
     """Returns the DNS names for a certificate with a role: of the run, and of each task for the holder to serve as.
 
     Args:
-        said: ``bellwether://RUN/ROLE/JOB/INDEX``, or ``bellwether://RUN/ROLE`` for every task of the role's jobs.
+        said: ``bellwether://RUN/ROLE/JOB/INDEX``, or ``bellwether://RUN/ROLE`` for every task of
+            the role's jobs.
 
     Returns:
         The names; none for the roles observer and admin.
@@ -231,7 +253,11 @@ def server_names(said: str) -> list[str]:
     if parts is None or parts[2] not in _JOBS:
         return []
     run, role, job, index = parts.groups()
-    tasks = [f"/job:{job}/task:{int(index)}"] if job else [f"/job:{each}/task:*" for each in _JOBS[role]]
+    tasks = (
+        [f"/job:{job}/task:{int(index)}"]
+        if job
+        else [f"/job:{each}/task:*" for each in _JOBS[role]]
+    )
     return [_server_name(run, task) for task in (*tasks, "")]
 
 
@@ -243,7 +269,8 @@ def server_name(own: Iterable[str], task: str) -> str:
         task: Task that the client means, such as "/job:ps/task:0"; empty for any task of the run.
 
     Returns:
-        The name. Empty for a client without the role of a task: such a client requires the name of the host.
+        The name. Empty for a client without the role of a task: such a client requires the name of
+        the host.
 
     Example:
         >>> server_name(["bellwether://mnist/worker/worker/1"], "/job:ps/task:0")
@@ -275,7 +302,8 @@ def _server_name(run: str, task: str) -> str:
 
 
 def _label(text: str) -> str:
-    # DNS ignores case and splits names at dots. With capitals or dots, two runs or jobs could have the same DNS name.
+    # DNS ignores case and splits names at dots. With capitals or dots, two runs or jobs could have
+    # the same DNS name.
     return text if _LABEL.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -287,7 +315,8 @@ def check_serves(names: Sequence[str], task: str) -> None:
         task: Task, such as "/job:ps/task:0".
 
     Raises:
-        PermissionDeniedError: The certificate belongs to another task or to no task, or names an invalid role.
+        PermissionDeniedError: The certificate belongs to another task or to no task, or names an
+            invalid role.
 
     Example:
         >>> check_serves(["bellwether://mnist/ps/ps/0", "0.ps.mnist.bellwether"], "/job:ps/task:0")
@@ -307,13 +336,17 @@ def not_for_this_server(names: Iterable[str], wanted: str) -> str:
     """
     who = " ".join(shown_to_people(names))
     return (
-        f"it is that of {who}, and has not the name {wanted}: it is another task's or run's, or older than 0.2 "
-        "(`python -m harness.certs --renew`, with --role, --tasks and --run as before, writes that name)"
+        f"it is that of {who}, and has not the name {wanted}: it is another task's or run's, or "
+        "older than 0.2 "
+        "(`python -m harness.certs --renew`, with --role, --tasks and --run as before, writes that "
+        "name)"
     )
 
 
 def check_is_task(who: Identity, task: str, host: str) -> None:
-    """Checks that an order comes from the task for which the order speaks. A client without a certificate passes.
+    """Checks that an order comes from the task for which the order speaks.
+
+    A client without a certificate passes.
 
     Args:
         who: Identity of the client.
@@ -321,12 +354,16 @@ def check_is_task(who: Identity, task: str, host: str) -> None:
         host: Host of the task in the cluster.
 
     Raises:
-        PermissionDeniedError: The certificate belongs to another task, or names no task and belongs to another host.
+        PermissionDeniedError: The certificate belongs to another task, or names no task and belongs
+            to another host.
     """
     if who.task and who.task != task:
-        raise PermissionDeniedError(f"the certificate is that of {who.task}, and the order speaks for {task}")
+        raise PermissionDeniedError(
+            f"the certificate is that of {who.task}, and the order speaks for {task}"
+        )
     # A certificate without JOB and INDEX serves for all tasks on its host.
     if who.names and not who.task and not who.names_host(host):
         raise PermissionDeniedError(
-            f"the certificate is that of {who}, and the order speaks for {task}, which the cluster has at {host}"
+            f"the certificate is that of {who}, and the order speaks for {task}, which the cluster "
+            f"has at {host}"
         )

@@ -1,11 +1,12 @@
 """Credentials by which the processes of a cluster trust each other: a token, or certificates.
 
-The token is never sent. The checking side sends random bytes, and the peer answers with their HMAC. So a stranger who
-listens at the port of a task learns nothing of use.
+The token is never sent. The checking side sends random bytes, and the peer answers with their HMAC.
+So a stranger who listens at the port of a task learns nothing of use.
 
-A task on the loopback needs no setting. The task draws a token and leaves the token in a file for processes of the same
-user (`runtime.trust.token_files`). A task on a network needs a token given by the user to all processes, or
-certificates (`runtime.trust.certificates`). Only certificates encrypt.
+A task on the loopback needs no setting. The task draws a token and leaves the token in a file for
+processes of the same user (`runtime.trust.token_files`). A task on a network needs a token given by
+the user to all processes, or certificates (`runtime.trust.certificates`). Only certificates
+encrypt.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ VARIABLE: Final = "BELLWETHER_SECURITY"
 """Environment variable of tasks and clients: a directory with certificates, a file with a token, or ``insecure``."""
 INSECURE: Final = "insecure"
 WAYS_OUT: Final = (
-    f"set {VARIABLE} for all tasks and their clients to a directory with certificates (`python -m harness.certs` makes "
+    f"set {VARIABLE} for all tasks and their clients to a directory with certificates (`python -m "
+    "harness.certs` makes "
     f"one), or to {INSECURE} to let everybody in"
 )
 FindToken = Callable[[float], Token | None]
 """Function that finds the token of one task within a number of seconds; None if this process has no token for it."""
-# Each secret that is made from the token is the HMAC of a label of its own, so none is good in place of another.
+# Each secret that is made from the token is the HMAC of a label of its own, so none is good in
+# place of another.
 BEARER_OF: Final = b"metrics"
 OBSERVER_OF: Final = b"observer"
 TLS_ALERT: Final = b"\x15\x03"
@@ -51,7 +54,9 @@ NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 """Reasons of the TLS library for a peer that does not speak TLS."""
 _OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
 _HANDSHAKES: Final = {
-    **dict.fromkeys(NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"),
+    **dict.fromkeys(
+        NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"
+    ),
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate and this process has shown none",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not know the CA of our certificate",
@@ -65,7 +70,8 @@ _HANDSHAKES: Final = {
     "self-signed certificate": "its certificate is of no CA",
 }
 """Messages for the user, by the reason that the TLS library reports."""
-# The system knows the names of the loopback without a name server. A slow name server is therefore not waited for.
+# The system knows the names of the loopback without a name server. A slow name server is therefore
+# not waited for.
 _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
 # A client that connects from many addresses must not fill the memory of the task.
@@ -81,19 +87,20 @@ class Security:
     Exactly one of ``token_file``, ``certificates`` and ``lets_everybody_in`` is set.
 
     Attributes:
-        token_file: Path of a file with 64 hexadecimal digits, as ``openssl rand -hex 32`` prints them. Only its user
-            may be able to read the file. All tasks of the cluster and all clients need the same token. Nothing is
-            encrypted.
-        certificates: Directory with the certificate of a CA, and a certificate of this host with its key. ``python -m
-            harness.certs`` makes the directory, or cert-manager or SPIFFE mounts one. All connections except Unix
-            sockets are TLS, and both sides show a certificate of the CA.
+        token_file: Path of a file with 64 hexadecimal digits, as ``openssl rand -hex 32`` prints
+            them. Only its user may be able to read the file. All tasks of the cluster and all
+            clients need the same token. Nothing is encrypted.
+        certificates: Directory with the certificate of a CA, and a certificate of this host with
+            its key. ``python -m harness.certs`` makes the directory, or cert-manager or SPIFFE
+            mounts one. All connections except Unix sockets are TLS, and both sides show a
+            certificate of the CA.
         lets_everybody_in: True if every client may use the task.
-        host: Name or address of the certificate to use if ``certificates`` has several; by default the host of the
-            task in the cluster.
+        host: Name or address of the certificate to use if ``certificates`` has several; by default
+            the host of the task in the cluster.
 
     Raises:
-        InvalidArgumentError: None or several of the three are given, a path is empty, or ``host`` is given without
-            ``certificates``.
+        InvalidArgumentError: None or several of the three are given, a path is empty, or ``host``
+            is given without ``certificates``.
 
     Example:
         >>> Security(certificates="certs", host="ps0").token() is None
@@ -107,16 +114,24 @@ class Security:
 
     def __post_init__(self) -> None:
         paths = [path for path in (self.token_file, self.certificates) if path is not None]
-        if len(paths) + self.lets_everybody_in != 1 or (self.host is not None and self.certificates is None):
+        if len(paths) + self.lets_everybody_in != 1 or (
+            self.host is not None and self.certificates is None
+        ):
             raise InvalidArgumentError(
-                "Security takes a token_file, or certificates (and a host), or is Security.insecure()"
+                "Security takes a token_file, or certificates (and a host), or is "
+                "Security.insecure()"
             )
         if not all(os.fspath(path) for path in paths):
-            raise InvalidArgumentError("Security(token_file=...) and (certificates=...) take a path that is not empty")
+            raise InvalidArgumentError(
+                "Security(token_file=...) and (certificates=...) take a path that is not empty"
+            )
 
     @classmethod
     def insecure(cls) -> Security:
-        """Returns settings with ``lets_everybody_in``. A task with such settings warns at each start."""
+        """Returns settings with ``lets_everybody_in``.
+
+        A task with such settings warns at each start.
+        """
         return cls(lets_everybody_in=True)
 
     @classmethod
@@ -143,21 +158,26 @@ class Security:
             >>> Security(certificates="certs", host="ps0").of_host("10.0.0.7").host
             'ps0'
         """
-        return self if self.certificates is None or self.host else replace(self, host=addresses.settled(host))
+        return (
+            self
+            if self.certificates is None or self.host
+            else replace(self, host=addresses.settled(host))
+        )
 
     def token(self) -> Token | None:
         """Reads the token; returns None without a token file.
 
         Raises:
-            UnauthenticatedError: The file cannot be read, is readable by other users, or holds no token.
+            UnauthenticatedError: The file cannot be read, is readable by other users, or holds no
+                token.
         """
         return None if self.token_file is None else token_files.read(os.fspath(self.token_file))
 
     def bearer(self) -> str | None:
         """Returns the bearer token for the figures over HTTP, or None.
 
-        The bearer token is an HMAC of the token, because HTTP sends the bearer token in clear. A listener on the
-        network can read figures with the bearer token and cannot compute the token.
+        The bearer token is an HMAC of the token, because HTTP sends the bearer token in clear. A
+        listener on the network can read figures with the bearer token and cannot compute the token.
 
         Raises:
             UnauthenticatedError: The token cannot be read.
@@ -169,9 +189,14 @@ class Security:
         """Returns the certificates, or None without a directory of certificates.
 
         Raises:
-            UnauthenticatedError: The directory has no usable certificate. The message names the remedy.
+            UnauthenticatedError: The directory has no usable certificate. The message names the
+                remedy.
         """
-        return None if self.certificates is None else certificates_in(os.fspath(self.certificates), self.host)
+        return (
+            None
+            if self.certificates is None
+            else certificates_in(os.fspath(self.certificates), self.host)
+        )
 
 
 _of_servers: list[Security] = []
@@ -181,8 +206,9 @@ _of_servers: list[Security] = []
 def in_force(given: Security | None, environ: Mapping[str, str]) -> Security | None:
     """Returns the security settings for a client in this process, or None.
 
-    Uses, in this order: ``given``, ``BELLWETHER_SECURITY``, the settings of the newest running server of the process.
-    The last choice is right because the tasks and clients in a process belong to the same cluster.
+    Uses, in this order: ``given``, ``BELLWETHER_SECURITY``, the settings of the newest running
+    server of the process. The last choice is right because the tasks and clients in a process
+    belong to the same cluster.
 
     Args:
         given: Settings passed by the program, or None.
@@ -208,7 +234,8 @@ def share(given: Security) -> Callable[[], None]:
 def find_token(address: str, security: Security | None, timeout: float) -> Token | None:
     """Finds the token for the connection of a client to a task.
 
-    A token left for this user by a task on the loopback comes first, then the token of ``security``.
+    A token left for this user by a task on the loopback comes first, then the token of
+    ``security``.
 
     Args:
         address: ``host:port`` of the task's control plane.
@@ -254,8 +281,10 @@ def leave_token(key: bytes, hosts: Sequence[str], port: int) -> list[TokenFile]:
 def none_found() -> str:
     """Returns the message of a client without a token about a task that wants a token."""
     return (
-        f"it asks for a token and this process has none for it: set {VARIABLE} to the file with the cluster's token; "
-        f"a task that only its own host reaches leaves it for its own user in {token_files.places()}"
+        f"it asks for a token and this process has none for it: set {VARIABLE} to the file with "
+        "the cluster's token; "
+        "a task that only its own host reaches leaves it for its own user in "
+        f"{token_files.places()}"
     )
 
 
@@ -280,7 +309,8 @@ def elsewhere(address: str, theirs: str) -> str:
 def not_asked(token: Token) -> str:
     """Returns the client's message about a server without proof of the client's token."""
     return (
-        f"it cannot show that it has the token of {token.source}, so it may be anybody: start it with {VARIABLE} "
+        f"it cannot show that it has the token of {token.source}, so it may be anybody: start it "
+        f"with {VARIABLE} "
         "set to the file with this cluster's token"
     )
 
@@ -290,7 +320,11 @@ def no_handshake(error: Exception) -> str:
     told = str(getattr(error, "verify_message", "") or getattr(error, "reason", None) or error)
     said = _HANDSHAKES.get(told)
     if said is None:
-        said = "its certificate is not good here" if isinstance(error, ssl.SSLCertVerificationError) else "no TLS"
+        said = (
+            "its certificate is not good here"
+            if isinstance(error, ssl.SSLCertVerificationError)
+            else "no TLS"
+        )
     return f"{said} ({told})"
 
 
@@ -302,17 +336,21 @@ def speaks_tls() -> str:
 def refuses_us(certificates: Certificates) -> str:
     """Returns the client's message about the refusal of a certificate."""
     return (
-        f"it does not take the certificate {certificates.pair.certificate}, which may be of another CA: set {VARIABLE} "
+        f"it does not take the certificate {certificates.pair.certificate}, which may be of "
+        f"another CA: set {VARIABLE} "
         "to the directory with this cluster's certificates"
     )
 
 
-def tensor_proof(key: bytes, side: bytes, nonce: bytes, hello: Hello, task: str, incarnation: int) -> bytes:
+def tensor_proof(
+    key: bytes, side: bytes, nonce: bytes, hello: Hello, task: str, incarnation: int
+) -> bytes:
     """Returns the proof of a client or server for a tensor connection: 32 bytes, of no use on a second connection.
 
     Args:
         key: The token.
-        side: b"client" or b"server". With equal proofs a stranger could return the server's proof to the server.
+        side: b"client" or b"server". With equal proofs a stranger could return the server's proof
+            to the server.
         nonce: Random bytes drawn by the server for the connection.
         hello: Hello of the client.
         task: Task dialled by the client, the server's own.
@@ -366,7 +404,9 @@ def _proof(key: bytes, *parts: bytes) -> bytes:
 
 def _loopback(host: str, timeout: float) -> list[str]:
     try:
-        found = addresses.look_up(addresses.settled(host), 0, concurrency.monotonic() + min(timeout, _LOOK_UP_SECS))
+        found = addresses.look_up(
+            addresses.settled(host), 0, concurrency.monotonic() + min(timeout, _LOOK_UP_SECS)
+        )
     except OSError:
         # The connection that follows fails by the same problem, and reports the problem.
         return []
@@ -377,8 +417,8 @@ def _loopback(host: str, timeout: float) -> list[str]:
 def observer_key(key: bytes) -> bytes:
     """Returns the observer's token, an HMAC of the token of the cluster.
 
-    A client with the observer's token may only read the state of tasks. The token of the cluster cannot be computed
-    from the observer's token.
+    A client with the observer's token may only read the state of tasks. The token of the cluster
+    cannot be computed from the observer's token.
     """
     return hmac.digest(key, OBSERVER_OF, hashlib.sha256)
 
@@ -402,13 +442,14 @@ class Refusals:
     def tell(self, peer: str, why: str, action: str = "connect", names: Sequence[str] = ()) -> None:
         """Counts a refused client and logs the refusal.
 
-        Nothing is logged if a refusal of the same client and action was logged less than a minute ago.
+        Nothing is logged if a refusal of the same client and action was logged less than a minute
+        ago.
 
         Args:
             peer: Address of the client, without a port.
             why: Reason, in words.
-            action: "connect" for a refused connection, "limit" for a client over a limit (``runtime.limits``), else
-                the refused order, as in ``roles.MAY``.
+            action: "connect" for a refused connection, "limit" for a client over a limit
+                (``runtime.limits``), else the refused order, as in ``roles.MAY``.
             names: Names in the client's certificate; none for a refused connection.
         """
         metrics.add("refused_total")
@@ -418,7 +459,10 @@ class Refusals:
         if self._audit is not None:
             self._audit.write(action, peer=peer, who=who, what=why, outcome="refused")
         logging.warning(
-            "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
+            "%s refuses a client at %s: %s (said once a minute for each address)",
+            self._task or "a server",
+            peer,
+            why,
         )
 
     def report_failure(self, peer: str, call: str, error: Exception) -> None:
@@ -432,7 +476,9 @@ class Refusals:
             error: The unexpected error.
         """
         if self._is_due(f"{peer} failure"):
-            logging.error("%s of %s failed (said once a minute)", call.capitalize(), peer, exc_info=error)
+            logging.error(
+                "%s of %s failed (said once a minute)", call.capitalize(), peer, exc_info=error
+            )
 
     def _is_due(self, about: str) -> bool:
         now = concurrency.monotonic()

@@ -1,9 +1,9 @@
 """Files with tokens: their places, and the drawing, reading and removal of tokens.
 
-A token is 256 random bits, in a file as 64 hexadecimal digits. Every process with read access to the file belongs to
-the cluster, so only the user can enter the directory of the file. The owner of a `TokenFile` holds a lock on the file.
-The kernel ends the lock with the process, even after kill -9. The next task to leave a token there removes all files
-without a lock.
+A token is 256 random bits, in a file as 64 hexadecimal digits. Every process with read access to
+the file belongs to the cluster, so only the user can enter the directory of the file. The owner of
+a `TokenFile` holds a lock on the file. The kernel ends the lock with the process, even after kill
+-9. The next task to leave a token there removes all files without a lock.
 """
 
 import contextlib
@@ -30,13 +30,20 @@ from runtime.wire.endpoint import host_id
 
 KEY_BYTES: Final = 32
 _TOKEN: Final = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")
-# A token with spaces and newlines around it is far shorter. The limit keeps a huge file out of the memory.
+# A token with spaces and newlines around it is far shorter. The limit keeps a huge file out of the
+# memory.
 _LONGEST_FILE: Final = 256
 _OURS: Final = "@"
-"""Mark in the names of files owned by a process. Files without the mark belong to the user and are never removed."""
+"""Mark in the names of files owned by a process.
+
+Files without the mark belong to the user and are never removed.
+"""
 _RUNTIME_DIRECTORY: Final = "XDG_RUNTIME_DIR"
 CORE_VARIABLE: Final = "BELLWETHER_CORE_DUMPS"
-"""Environment variable: with 1, a process with a secret in memory still leaves core dumps. They contain the secret."""
+"""Environment variable: with 1, a process with a secret in memory still leaves core dumps.
+
+They contain the secret.
+"""
 
 
 class Token(NamedTuple):
@@ -73,7 +80,8 @@ class TokenFile:
         self.path = str(directory / name)
         with _locked(directory):
             _sweep(directory)
-            # The file gets its name when token and lock are in place: no reader finds half a token or an unlocked one.
+            # The file gets its name when token and lock are in place: no reader finds half a token
+            # or an unlocked one.
             fd, fresh = tempfile.mkstemp(dir=directory, prefix=f"new{_OURS}")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,25 +137,33 @@ def read(path: str) -> Token:
         path: Path of the file.
 
     Raises:
-        UnauthenticatedError: The file cannot be read, belongs to another user, is readable by other users, or holds
-            no token. The message names the remedy.
+        UnauthenticatedError: The file cannot be read, belongs to another user, is readable by other
+            users, or holds no token. The message names the remedy.
     """
     try:
         with _open_file(Path(path)) as file:
             about, me = os.fstat(file.fileno()), os.geteuid()
-            # A stranger's file would put this process into the cluster of the stranger. Root reads files of all users.
+            # A stranger's file would put this process into the cluster of the stranger. Root reads
+            # files of all users.
             if about.st_uid not in (me, 0) and me != 0:
-                raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
+                raise UnauthenticatedError(
+                    f"{path} belongs to another user: make a copy of the token that is yours"
+                )
             if others_read(about):
-                raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
+                raise UnauthenticatedError(
+                    f"others can read the token in {path}: chmod 600 it, and draw another one"
+                )
             return Token(_read(file, path), path)
     except FileNotFoundError:
         raise UnauthenticatedError(
-            f"there is no {path}: give a directory with certificates, or a file with a token (a task that is started "
+            f"there is no {path}: give a directory with certificates, or a file with a token (a "
+            "task that is started "
             "elsewhere needs the whole path)"
         ) from None
     except OSError as error:
-        raise UnauthenticatedError(f"the token in {path} cannot be read: {error.strerror or error}") from None
+        raise UnauthenticatedError(
+            f"the token in {path} cannot be read: {error.strerror or error}"
+        ) from None
 
 
 def others_read(about: os.stat_result) -> bool:
@@ -156,7 +172,8 @@ def others_read(about: os.stat_result) -> bool:
     Args:
         about: Status of the file.
     """
-    # A secret mounted by the system belongs to root, and this user reads the file by its group. So a group is fine.
+    # A secret mounted by the system belongs to root, and this user reads the file by its group. So
+    # a group is fine.
     return bool(about.st_mode & (0o077 if about.st_uid == os.geteuid() else 0o007))
 
 
@@ -166,10 +183,15 @@ def places() -> str:
 
 
 def _places() -> list[Path]:
-    # A task in a service or batch job may lack the variables of a terminal, so a client looks into all directories.
+    # A task in a service or batch job may lack the variables of a terminal, so a client looks into
+    # all directories.
     user = os.geteuid()
     own = [os.environ.get(_RUNTIME_DIRECTORY, ""), f"/run/user/{user}"]
-    found = [Path(parent) / "bellwether" for parent in own if parent.startswith("/") and _is_own(Path(parent))]
+    found = [
+        Path(parent) / "bellwether"
+        for parent in own
+        if parent.startswith("/") and _is_own(Path(parent))
+    ]
     found += [Path(parent) / f"bellwether-{user}" for parent in ("/tmp", tempfile.gettempdir())]
     return list(dict.fromkeys(found))
 
@@ -195,8 +217,10 @@ def _make_directory() -> Path:
         except PermissionDeniedError as error:
             problem = problem or error.message
     raise PermissionDeniedError(
-        f"no place for a token ({problem}): set {_RUNTIME_DIRECTORY} to a directory of yours that nobody else can "
-        "write, such as one that `mkdir -m 700` makes in your home, for all processes of the cluster and their clients"
+        f"no place for a token ({problem}): set {_RUNTIME_DIRECTORY} to a directory of yours that "
+        "nobody else can "
+        "write, such as one that `mkdir -m 700` makes in your home, for all processes of the "
+        "cluster and their clients"
     )
 
 
@@ -226,7 +250,8 @@ def check_only_ours(path: Path) -> None:
     Many systems give each user a private group. A private group counts as the user.
 
     Raises:
-        PermissionDeniedError: Other users can write the path or a directory above. The message names the remedy.
+        PermissionDeniedError: Other users can write the path or a directory above. The message
+            names the remedy.
         OSError: The path does not exist.
     """
     whole = Path(os.path.realpath(path))
@@ -236,7 +261,11 @@ def check_only_ours(path: Path) -> None:
             raise PermissionDeniedError(f"{part} belongs to another user")
         others = about.st_mode & (0o002 if _is_private(about.st_gid) else 0o022)
         # In a directory with the sticky bit, as /tmp, others cannot replace what is there.
-        if others and not (part != whole and about.st_mode & stat.S_ISVTX) and not _is_read_only(part):
+        if (
+            others
+            and not (part != whole and about.st_mode & stat.S_ISVTX)
+            and not _is_read_only(part)
+        ):
             mode = stat.S_IMODE(about.st_mode)
             raise PermissionDeniedError(f"others can write {part} (mode {mode:04o}): chmod go-w it")
 
@@ -250,14 +279,19 @@ def _is_private(group: int) -> bool:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return (
+        group == user.pw_gid
+        and found.gr_name == user.pw_name
+        and set(found.gr_mem) <= {user.pw_name}
+    )
 
 
 def _open_file(path: Path) -> io.FileIO:
     # To open a pipe would wait for a writer.
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnauthenticatedError(f"{path} is no file with a token")
-    # FileIO owns its descriptor at once. Between os.open and a wrapper, Ctrl-C could leak the descriptor.
+    # FileIO owns its descriptor at once. Between os.open and a wrapper, Ctrl-C could leak the
+    # descriptor.
     return io.FileIO(path)
 
 
@@ -275,8 +309,9 @@ def _locked(directory: Path) -> Iterator[None]:
 def forbid_core_dumps() -> None:
     """Turns core dumps of this process and its children off.
 
-    A core dump would contain the secret of the process. ``BELLWETHER_CORE_DUMPS=1`` keeps core dumps on. Only the soft
-    limit is lowered, so a child may raise the limit again with ``ulimit -c``.
+    A core dump would contain the secret of the process. ``BELLWETHER_CORE_DUMPS=1`` keeps core
+    dumps on. Only the soft limit is lowered, so a child may raise the limit again with ``ulimit
+    -c``.
     """
     if os.environ.get(CORE_VARIABLE) != "1":
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

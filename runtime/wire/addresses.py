@@ -1,7 +1,8 @@
 """Connections to a host with several addresses, some of which may swallow packets.
 
-A name may stand for an IPv6 address whose route leads nowhere and an IPv4 address that works, or for the hosts of
-yesterday and of today. So the next address is tried beside one that does not answer (RFC 8305, "Happy Eyeballs").
+A name may stand for an IPv6 address whose route leads nowhere and an IPv4 address that works, or
+for the hosts of yesterday and of today. So the next address is tried beside one that does not
+answer (RFC 8305, "Happy Eyeballs").
 """
 
 import errno
@@ -29,8 +30,8 @@ class Address(NamedTuple):
 def settled(host: str) -> str:
     """Returns 127.0.0.1 for "localhost", and any other host unchanged.
 
-    Servers at "localhost" listen at 127.0.0.1. The system may know other addresses by the name, where any process
-    could listen.
+    Servers at "localhost" listen at 127.0.0.1. The system may know other addresses by the name,
+    where any process could listen.
 
     Example:
         >>> settled("localhost"), settled("ps0.example")
@@ -41,7 +42,9 @@ def settled(host: str) -> str:
 
 _lock = concurrency.Lock()
 _pending: dict[tuple[str, int], "Future[list[Address]]"] = {}
-"""The look-ups under way, guarded by `_lock`. Nothing ends a look-up, so threads that ask meanwhile wait for the same.
+"""The look-ups under way, guarded by `_lock`.
+
+Nothing ends a look-up, so threads that ask meanwhile wait for the same.
 """
 
 
@@ -72,7 +75,9 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         if answer is None:
             # A thread of its own, as nothing gives getaddrinfo a time limit.
             try:
-                answer = concurrency.in_thread(functools.partial(_resolve_pending, *key), f"look up {host}")
+                answer = concurrency.in_thread(
+                    functools.partial(_resolve_pending, *key), f"look up {host}"
+                )
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, f"no thread to look {host} up: {error}") from error
             _pending[key] = answer
@@ -92,7 +97,9 @@ def _resolve_pending(host: str, port: int) -> list[Address]:
 
 def _resolve(host: str, port: int, flags: int) -> list[Address]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return [Address(family, kind, protocol, sockaddr) for family, kind, protocol, _, sockaddr in found]
+    return [
+        Address(family, kind, protocol, sockaddr) for family, kind, protocol, _, sockaddr in found
+    ]
 
 
 def connect(
@@ -107,11 +114,13 @@ def connect(
         addresses: Addresses to try in turn, each beside those before it.
         make: Function that makes a socket for an address.
         deadline: ``time.monotonic()`` at which to give up.
-        adopt: Function called with every new socket, with the newest again after every wait, and with the connected
-            one at the end. Raises to end the attempt. Another thread may interrupt the socket of the last call.
+        adopt: Function called with every new socket, with the newest again after every wait, and
+            with the connected one at the end. Raises to end the attempt. Another thread may
+            interrupt the socket of the last call.
 
     Returns:
-        The connected socket, which does not block. The others are closed; after a failure all but the last adopted.
+        The connected socket, which does not block. The others are closed; after a failure all but
+        the last adopted.
 
     Raises:
         ConnectionRefusedError: No process listens at an address, and no other address connects.
@@ -129,7 +138,8 @@ def connect(
             now = concurrency.monotonic()
             if now >= deadline:
                 break
-            # The next address has its turn after `times.STAGGER_SECS`, or at once if no attempt is under way.
+            # The next address has its turn after `times.STAGGER_SECS`, or at once if no attempt is
+            # under way.
             if left and (now >= next_at or not waiting):
                 address = left.pop()
                 adopted = make(address)

@@ -72,7 +72,11 @@ def read_other(
         text = f"replied to call {expected.handle} with {length} bytes ({form}), expected {wanted}"
         raise InternalError(text, task=link.task)
     data = _receive_payload(link, waiter, length, start)
-    return frames.decode_error(data.tobytes(), link.task) if kind == frames.ERROR else decode_dynamic(data)
+    return (
+        frames.decode_error(data.tobytes(), link.task)
+        if kind == frames.ERROR
+        else decode_dynamic(data)
+    )
 
 
 def _receive_payload(link: Link, waiter: sockets.Waiter, length: int, start: memoryview) -> Array:
@@ -81,7 +85,9 @@ def _receive_payload(link: Link, waiter: sockets.Waiter, length: int, start: mem
         data = aligned_buffer(length)
     except (MemoryError, ValueError) as error:
         # A reply has no limit but the memory, because the client asked for it.
-        raise ResourceExhaustedError(f"no memory for a reply of {length} bytes: {error}", task=link.task) from None
+        raise ResourceExhaustedError(
+            f"no memory for a reply of {length} bytes: {error}", task=link.task
+        ) from None
     window = data.data
     window[: len(start)] = start
     sockets.receive_rest(link.sock, window[len(start) :], waiter)

@@ -1,16 +1,16 @@
 """The client side of one connection: a lane with at most one call under way.
 
-`Peer` opens the lanes. Sending and receiving are separate, so a thread can send to every ps before waiting for the
-first reply.
+`Peer` opens the lanes. Sending and receiving are separate, so a thread can send to every ps before
+waiting for the first reply.
 
-A call runs exactly once. A lane has an id (client and lane number), and each call has a sequence number. After a break
-the lane connects again, says hello with the same id, and sends the same call again. The server remembers the last call
-with an effect, and answers a repeated call from memory. A server of another incarnation has lost the memory, so the
-call raises `AbortedError`.
+A call runs exactly once. A lane has an id (client and lane number), and each call has a sequence
+number. After a break the lane connects again, says hello with the same id, and sends the same call
+again. The server remembers the last call with an effect, and answers a repeated call from memory. A
+server of another incarnation has lost the memory, so the call raises `AbortedError`.
 
-A call with `waits` is given up, at its deadline or by `cancel`, by closing only the sending side. The task then ends
-the wait and says so, unless an answer is already on the way. The lane takes such an answer, so no element handed out
-by the task is lost.
+A call with `waits` is given up, at its deadline or by `cancel`, by closing only the sending side.
+The task then ends the wait and says so, unless an answer is already on the way. The lane takes such
+an answer, so no element handed out by the task is lost.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,8 @@ class Lane:
         self.progress = 0
         self._max_payload = dialer.options.max_payload_bytes
         self._link = Link(dialer, number)
-        # The call under way, or None in `_pending`. Its buffers stay until the reply, to be sent again after a break.
+        # The call under way, or None in `_pending`. Its buffers stay until the reply, to be sent
+        # again after a break.
         self._head = bytearray(frames.HEADER_BYTES)
         self._seq = 0
         self._pending: Segments | None = None
@@ -67,8 +68,8 @@ class Lane:
         self._wait = Wait()
         # True while a call is half sent.
         self._sending = False
-        # `_given_up` is the error that ends the call unless its answer still comes. Set once at most, and only for a
-        # call that may be held back: the lane closes after the call.
+        # `_given_up` is the error that ends the call unless its answer still comes. Set once at
+        # most, and only for a call that may be held back: the lane closes after the call.
         self._given_up: OpError | None = None
         # True from `close` until the next `open`.
         self._broken = False
@@ -132,32 +133,41 @@ class Lane:
     ) -> None:
         """Sends a call, whose reply `receive` returns.
 
-        The buffers must not change before `receive` returns: the lane may send them again. Network errors are kept for
-        `receive`, so a caller can send to all peers first.
+        The buffers must not change before `receive` returns: the lane may send them again. Network
+        errors are kept for `receive`, so a caller can send to all peers first.
 
         Args:
             handle: Handle to call, u32.
             step: Number of the step, u64.
             buffers: Input tensors in the order of the handle's layout; any tensors with `dynamic`.
             dynamic: True to send shapes and dtypes along, which allows strings.
-            deadline: `time.monotonic()` at which the call gives up; None waits as long as the peer lives.
-            waits: True if the task may hold the call back for other calls. An answer to such a call is not lost when
-                the caller gives up.
+            deadline: `time.monotonic()` at which the call gives up; None waits as long as the peer
+                lives.
+            waits: True if the task may hold the call back for other calls. An answer to such a call
+                is not lost when the caller gives up.
 
         Raises:
-            FailedPreconditionError: The lane is broken, or the reply of its last call was not received.
-            InvalidArgumentError: An array holds strings without `dynamic`, or has a dtype that tensors cannot have.
+            FailedPreconditionError: The lane is broken, or the reply of its last call was not
+                received.
+            InvalidArgumentError: An array holds strings without `dynamic`, or has a dtype that
+                tensors cannot have.
             ResourceExhaustedError: A self-describing payload is over `max_payload_bytes`.
         """
         if self._pending is not None:
-            raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
+            raise FailedPreconditionError(
+                "a call is under way on this lane; receive its reply first", task=self.task
+            )
         if self._broken:
             raise FailedPreconditionError("this lane is broken; acquire another", task=self.task)
         segments, length = encode_payload(buffers, dynamic)
         if dynamic and length > self._max_payload:
-            raise ResourceExhaustedError(f"{frames.too_long(length)}: the limit is {self._max_payload}", task=self.task)
+            raise ResourceExhaustedError(
+                f"{frames.too_long(length)}: the limit is {self._max_payload}", task=self.task
+            )
         self._seq = seq = self._seq + 1
-        segments[0] = frames.pack_header(frames.MAGIC, frames.CALL, frames.DYNAMIC * dynamic, handle, seq, step, length)
+        segments[0] = frames.pack_header(
+            frames.MAGIC, frames.CALL, frames.DYNAMIC * dynamic, handle, seq, step, length
+        )
         self._pending = segments
         self._pending_bytes = length + frames.HEADER_BYTES
         self._pending_handle = handle
@@ -175,15 +185,16 @@ class Lane:
 
         Args:
             layout: Layout of the reply; None for self-describing tensors.
-            out: Memory for the reply, of the same layout; None allocates fresh memory. Its contents are arbitrary
-                after an error.
+            out: Memory for the reply, of the same layout; None allocates fresh memory. Its contents
+                are arbitrary after an error.
 
         Returns:
             The tensors, as views of `out` or of the fresh memory.
 
         Raises:
             OpError: The error of the handler, with its code and message. The lane stays usable.
-            UnavailableError: The task is gone, or was silent for `reconnect_secs`. The error names the task.
+            UnavailableError: The task is gone, or was silent for `reconnect_secs`. The error names
+                the task.
             AbortedError: The task restarted and lost its state.
             DeadlineExceededError: The deadline of the call has passed.
             CancelledError: `cancel` was called.
@@ -191,7 +202,9 @@ class Lane:
             InternalError: The reply does not match `layout`.
         """
         if self._pending is None:
-            raise FailedPreconditionError("no call is under way on this lane; send one first", task=self.task)
+            raise FailedPreconditionError(
+                "no call is under way on this lane; send one first", task=self.task
+            )
         link = self._link
         try:
             while True:
@@ -222,8 +235,9 @@ class Lane:
     def answered(self) -> bool:
         """Returns True if the awaited reply has begun to arrive.
 
-        For callers with calls under way on several lanes. Sends the call again after a break, as `receive` does, but
-        never waits for the reply. With TLS the first bytes may be an incomplete record, so a `receive` may still wait.
+        For callers with calls under way on several lanes. Sends the call again after a break, as
+        `receive` does, but never waits for the reply. With TLS the first bytes may be an incomplete
+        record, so a `receive` may still wait.
 
         Raises:
             OpError: No connection can be made; the errors of `receive`.
@@ -286,15 +300,19 @@ class Lane:
         """
         self._wait.deadline = deadline
         if self._pending is not None:
-            self._link.set_tick(min(max(deadline - concurrency.monotonic(), 0.001), times.TICK_SECS))
+            self._link.set_tick(
+                min(max(deadline - concurrency.monotonic(), 0.001), times.TICK_SECS)
+            )
 
     def cancel(self) -> None:
         """Makes the call under way raise CancelledError, from any thread.
 
-        The lane is of no use afterwards. A call with `waits` is given up: the call ends with the answer of the task,
-        or without an answer after a tick and `LAST_WORD_SECS`.
+        The lane is of no use afterwards. A call with `waits` is given up: the call ends with the
+        answer of the task, or without an answer after a tick and `LAST_WORD_SECS`.
         """
-        self._link.cancel(listens=self._wait.held_back and self._pending is not None and self._link.fault is None)
+        self._link.cancel(
+            listens=self._wait.held_back and self._pending is not None and self._link.fault is None
+        )
 
     def interrupt(self) -> None:
         """Cuts the connection, from any thread. A call under way connects again."""
@@ -319,7 +337,9 @@ class Lane:
         self._broken = True
         self._pending = None
         self._link.fault = None
-        sent = goodbye and self._link.say_goodbye(frames.CLIENT_LEAVES if whole_client else frames.LEAVES)
+        sent = goodbye and self._link.say_goodbye(
+            frames.CLIENT_LEAVES if whole_client else frames.LEAVES
+        )
         self._link.drop()
         return sent
 
@@ -332,7 +352,9 @@ class Lane:
         if self._given_up is None and self._link.cancelled.is_set():
             self._give_up(CancelledError("the call was cancelled", task=self.task))
             return
-        waited = wait.log(now, now - self._link.tick_secs, self._link.name, f"answer call {self._pending_handle}")
+        waited = wait.log(
+            now, now - self._link.tick_secs, self._link.name, f"answer call {self._pending_handle}"
+        )
         if wait.deadline is None:
             return
         remaining = wait.deadline - now
@@ -342,13 +364,16 @@ class Lane:
             raise self._given_up
         else:
             text = f"did not answer call {self._pending_handle} before its deadline (waited {waited:.1f} s)"
-            self._give_up(DeadlineExceededError(f"at {self._link.endpoint}: {text}", task=self.task))
+            self._give_up(
+                DeadlineExceededError(f"at {self._link.endpoint}: {text}", task=self.task)
+            )
 
     def _give_up(self, error: OpError) -> None:
         # A call that does not wait ends now. So does a half-sent call: the task has not begun it.
         if not self._wait.held_back or self._sending:
             raise error
-        # The task may have answered already. So the lane listens for a while before the call ends with `error`.
+        # The task may have answered already. So the lane listens for a while before the call ends
+        # with `error`.
         self._given_up = error
         self._wait.deadline = concurrency.monotonic() + timeouts.LAST_WORD_SECS
         self._link.set_tick(times.LISTEN_SECS)
@@ -361,7 +386,8 @@ class Lane:
         if deadline is not None:
             left = deadline - concurrency.monotonic()
             if left <= 0 and self._wait.held_back:
-                # The deadline has passed. The task must still read the call before the goodbye that gives the call up.
+                # The deadline has passed. The task must still read the call before the goodbye that
+                # gives the call up.
                 left = times.LISTEN_SECS
             link.set_tick(min(max(left, 0.001), times.TICK_SECS))
         elif link.tick_secs != times.TICK_SECS:
@@ -384,11 +410,14 @@ class Lane:
             finally:
                 self._sending = False
 
-    def _read_answer(self, layout: Layout | None, out: TensorBuffer | None) -> list[Array] | OpError:
+    def _read_answer(
+        self, layout: Layout | None, out: TensorBuffer | None
+    ) -> list[Array] | OpError:
         sock, receive = self._link.sock, self._link.recvmsg_into
         assert sock is not None
         head = self._head
-        # One system call receives the header and the payload, or its first bytes if its length is unknown.
+        # One system call receives the header and the payload, or its first bytes if its length is
+        # unknown.
         if layout is None:
             window = memoryview(bytearray(256))
         else:

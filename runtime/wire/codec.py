@@ -1,14 +1,15 @@
 """Tensors as bytes: fixed layouts that are read in place, and a self-describing form for all else.
 
-A payload is a row of tensors, each at an offset that is a multiple of 64 bytes. So XLA can use the tensors where they
-were received. With a `Layout` both ends know the offsets beforehand, and only the elements are sent. The dynamic form
-starts with a table (little-endian)::
+A payload is a row of tensors, each at an offset that is a multiple of 64 bytes. So XLA can use the
+tensors where they were received. With a `Layout` both ends know the offsets beforehand, and only
+the elements are sent. The dynamic form starts with a table (little-endian)::
 
     "BWD1"  count:u32  { name_length:u8 name ndim:u8 dim:u64*ndim nbytes:u64 } * count
 
-The bytes of the tensors follow, each tensor again at a multiple of 64 from the start of the payload. The bytes of a
-string tensor are the u64 lengths of its elements, then the elements. Nothing is ever pickled. Every length is checked
-against the bytes present before anything is allocated or read.
+The bytes of the tensors follow, each tensor again at a multiple of 64 from the start of the
+payload. The bytes of a string tensor are the u64 lengths of its elements, then the elements.
+Nothing is ever pickled. Every length is checked against the bytes present before anything is
+allocated or read.
 """
 
 import math
@@ -69,13 +70,17 @@ class Layout:
         end = 0
         for index, spec in enumerate(self.specs):
             if spec.is_string:
-                raise InvalidArgumentError(f"tensor {index} is {spec}; string tensors have no fixed layout")
+                raise InvalidArgumentError(
+                    f"tensor {index} is {spec}; string tensors have no fixed layout"
+                )
             start = end + (-end & _MASK)
             offsets.append(start)
             end = start + spec.nbytes
         self.offsets = tuple(offsets)
         self.nbytes = end
-        self._places = [(spec.shape, spec.dtype, start) for spec, start in zip(self.specs, offsets, strict=True)]
+        self._places = [
+            (spec.shape, spec.dtype, start) for spec, start in zip(self.specs, offsets, strict=True)
+        ]
 
     def __repr__(self) -> str:
         """Returns the tensors and the total, for messages."""
@@ -88,15 +93,18 @@ class Layout:
             buffer: At least `base + nbytes` bytes. Arrays over read-only memory are read-only.
             base: Offset of the payload in the buffer, in bytes.
         """
-        return [np.ndarray(shape, dtype, buffer, base + start) for shape, dtype, start in self._places]
+        return [
+            np.ndarray(shape, dtype, buffer, base + start) for shape, dtype, start in self._places
+        ]
 
 
 class TensorBuffer:
     """Aligned memory for a payload of a fixed layout, with its arrays.
 
-    A caller with one buffer for every `Lane.receive` of a call saves the allocation, the page faults and the making of
-    the arrays. The arrays change with every receive, so the last values must have been read by then: `jax.device_put`
-    keeps such memory without a copy, for as long as the JAX array lives.
+    A caller with one buffer for every `Lane.receive` of a call saves the allocation, the page
+    faults and the making of the arrays. The arrays change with every receive, so the last values
+    must have been read by then: `jax.device_put` keeps such memory without a copy, for as long as
+    the JAX array lives.
 
     Attributes:
         layout: Layout of the payload.
@@ -123,7 +131,8 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
         dynamic: True to send shapes and dtypes along.
 
     Returns:
-        A list whose first element is an empty place for the frame header, and the number of bytes of the rest.
+        A list whose first element is an empty place for the frame header, and the number of bytes
+        of the rest.
 
     Raises:
         InvalidArgumentError: An array holds Python objects (strings), which need the dynamic form.
@@ -146,7 +155,9 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
         if isinstance(buffer, np.ndarray):
             # sendmsg would send the addresses of the objects.
             if buffer.dtype.hasobject:
-                raise InvalidArgumentError("a string array has no fixed layout; send it with dynamic=True")
+                raise InvalidArgumentError(
+                    "a string array has no fixed layout; send it with dynamic=True"
+                )
             end += pad + buffer.nbytes
         else:
             end += pad + len(buffer)
@@ -157,13 +168,15 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
     """Encodes arrays of any shape and dtype, strings included, with their description.
 
     Args:
-        arrays: Arrays, or values that `numpy.asarray` takes. Elements of object arrays are `bytes` or `str` (UTF-8).
+        arrays: Arrays, or values that `numpy.asarray` takes. Elements of object arrays are `bytes`
+            or `str` (UTF-8).
 
     Returns:
         Buffers whose concatenation is the payload. Numeric data is referenced, not copied.
 
     Raises:
-        InvalidArgumentError: Tensors cannot have the dtype of an array, or elements of an object array.
+        InvalidArgumentError: Tensors cannot have the dtype of an array, or elements of an object
+            array.
 
     Example:
         >>> decode_dynamic(b"".join(encode_dynamic([np.ones(2), np.array([b"red", "blue"], object)])))
@@ -198,7 +211,9 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
 
 def payload_nbytes(segments: Sequence[Buffer]) -> int:
     """Returns the number of bytes of all pieces together."""
-    return sum(segment.nbytes if isinstance(segment, np.ndarray) else len(segment) for segment in segments)
+    return sum(
+        segment.nbytes if isinstance(segment, np.ndarray) else len(segment) for segment in segments
+    )
 
 
 def _encode_strings(array: Array, index: int) -> tuple[Sequence[Buffer], int]:
@@ -207,7 +222,9 @@ def _encode_strings(array: Array, index: int) -> tuple[Sequence[Buffer], int]:
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):
-            raise InvalidArgumentError(f"array {index} holds a {type(element).__name__}; string tensors hold bytes")
+            raise InvalidArgumentError(
+                f"array {index} holds a {type(element).__name__}; string tensors hold bytes"
+            )
         elements.append(element)
     lengths = np.fromiter(map(len, elements), np.dtype("<u8"), len(elements))
     body = lengths.tobytes() + b"".join(elements)
@@ -221,11 +238,13 @@ def decode_dynamic(buffer: Buffer) -> list[Array]:
         buffer: The whole payload, with no byte before or after.
 
     Returns:
-        The arrays. Numeric arrays are views of `buffer`, and read-only if `buffer` is. String arrays are object arrays
+        The arrays. Numeric arrays are views of `buffer`, and read-only if `buffer` is. String
+        arrays are object arrays
             of bytes.
 
     Raises:
-        DataLossError: The bytes are no such payload. The check allocates nothing larger than `buffer`.
+        DataLossError: The bytes are no such payload. The check allocates nothing larger than
+            `buffer`.
     """
     view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
     view = view.cast("B")
@@ -250,11 +269,15 @@ def decode_dynamic(buffer: Buffer) -> list[Array]:
         start = position + (-position & _MASK)
         position = start + nbytes
         if position > total:
-            raise DataLossError(f"array {index} of a dynamic payload needs {nbytes} bytes at {start} of {total}")
+            raise DataLossError(
+                f"array {index} of a dynamic payload needs {nbytes} bytes at {start} of {total}"
+            )
         try:
             arrays.append(_read_array(view, name, shape, start, nbytes))
         except (ValueError, OverflowError) as error:
-            raise DataLossError(f"array {index} of a dynamic payload, {name}{shape}: {error}") from error
+            raise DataLossError(
+                f"array {index} of a dynamic payload, {name}{shape}: {error}"
+            ) from error
     if position != total:
         raise DataLossError(f"a dynamic payload has {total} bytes, its table describes {position}")
     return arrays
@@ -272,7 +295,11 @@ def _read_array(view: memoryview, name: str, shape: list[int], start: int, nbyte
         raise ValueError(f"{nbytes} bytes")
     array: Array = np.ndarray(shape, dtype, view, start)
     # A boolean with any other byte is undefined in numpy and XLA.
-    if dtype.kind == "b" and size and int(array.view(np.uint8).max() if array.ndim else view[start]) > 1:
+    if (
+        dtype.kind == "b"
+        and size
+        and int(array.view(np.uint8).max() if array.ndim else view[start]) > 1
+    ):
         raise ValueError("booleans that are neither 0 nor 1")
     return array
 

@@ -1,7 +1,7 @@
 """The server side of one connection: the hello, then call after call.
 
-`TensorServer` makes a `Connection` of each accepted socket, and a thread that runs it. The server's `Handler` does the
-work of the calls, and a `LaneRecord` lets a repeated call run once.
+`TensorServer` makes a `Connection` of each accepted socket, and a thread that runs it. The server's
+`Handler` does the work of the calls, and a `LaneRecord` lets a repeated call run once.
 """
 
 import contextlib
@@ -45,7 +45,8 @@ from runtime.wire.handles import ORDERS
 from runtime.wire.receiver import LARGE_BUFFER_BYTES, CallReceiver
 from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
 
-# Most handles with cached permissions. A full cache is emptied, so handles without end cost no memory without end.
+# Most handles with cached permissions. A full cache is emptied, so handles without end cost no
+# memory without end.
 _PERMITTED: Final = 4096
 _PONG: Final = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
 _CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -58,10 +59,12 @@ class Reply(NamedTuple):
     """The answer of a handler.
 
     Attributes:
-        buffers: Tensors. They are sent from their own memory without a copy, and released after the send unless
-            `remember` is set.
-        remember: True if the call had an effect, so must not run again. The reply is kept until the lane's next call.
-        dynamic: True to send shapes and dtypes along, which allows strings. The client receives with layout None.
+        buffers: Tensors. They are sent from their own memory without a copy, and released after the
+            send unless `remember` is set.
+        remember: True if the call had an effect, so must not run again. The reply is kept until the
+            lane's next call.
+        dynamic: True to send shapes and dtypes along, which allows strings. The client receives
+            with layout None.
     """
 
     buffers: Sequence[Buffer]
@@ -87,8 +90,9 @@ class Handler(Protocol):
             handle: Handle to run, u32.
             client: Id of the calling client, u64.
             step: Number of the client's step, u64.
-            inputs: Views of the connection's receive buffer, aligned to 64 bytes, valid until `call` returns. By then
-                every computation on the views must have ended, and every alias (`jax.device_put`) must be dropped.
+            inputs: Views of the connection's receive buffer, aligned to 64 bytes, valid until
+                `call` returns. By then every computation on the views must have ended, and every
+                alias (`jax.device_put`) must be dropped.
 
         Raises:
             OpError: Sent to the client with its code and message.
@@ -105,10 +109,11 @@ class Handler(Protocol):
     def disconnected(self, client: int, lane: int) -> None:
         """Notes that a client has hung up during or just after `call`.
 
-        Runs on another thread and must not block. `call` may end early; a client that has closed only its own side
-        (`Lane.cancel`) receives the answer. The client may also connect again and repeat the call. Whatever `call`
-        must not do twice stands in `call_memory()`. `current_lane()` returns the lane to `call`, and
-        `caller_is_gone()` says if the connection of `call` is meant.
+        Runs on another thread and must not block. `call` may end early; a client that has closed
+        only its own side (`Lane.cancel`) receives the answer. The client may also connect again and
+        repeat the call. Whatever `call` must not do twice stands in `call_memory()`.
+        `current_lane()` returns the lane to `call`, and `caller_is_gone()` says if the connection
+        of `call` is meant.
         """
 
     def gone(self, client: int, goodbye: bool) -> None:
@@ -116,8 +121,8 @@ class Handler(Protocol):
 
         Args:
             client: Id of the client.
-            goodbye: True if the client has said goodbye. False if the client had no connection for a while; a client
-                like this may come back.
+            goodbye: True if the client has said goodbye. False if the client had no connection for
+                a while; a client like this may come back.
         """
 
 
@@ -132,12 +137,13 @@ class ServerContext:
         task: Task of the server. With a key, a client that means another task is refused.
         limits: Limits on the number, the duration and the size of connections and calls.
         own: Identity in the task's own certificate.
-        tls: Function that returns the TLS context for a TCP connection; None for plain TCP. The Unix socket stays
-            plain.
+        tls: Function that returns the TLS context for a TCP connection; None for plain TCP. The
+            Unix socket stays plain.
         refusals: Log of the refused clients.
         lanes: Memories of the lanes.
         stopping: Event set when the server ends.
-        leaving: Event set before `stopping` if the server ends for good. Connected clients then receive a goodbye.
+        leaving: Event set before `stopping` if the server ends for good. Connected clients then
+            receive a goodbye.
         progress: Event set after each call while stopping.
     """
 
@@ -219,8 +225,8 @@ def caller_has_hung_up() -> bool:
 def call_memory() -> dict[str, Any]:
     """Returns the notes of the call that runs on this thread.
 
-    The notes include those of an earlier run of the same call that was cut off. They are dropped when the call has
-    been answered. Outside `Handler.call` the dict is fresh and empty.
+    The notes include those of an earlier run of the same call that was cut off. They are dropped
+    when the call has been answered. Outside `Handler.call` the dict is fresh and empty.
     """
     connection = _local.connection
     record = None if connection is None else connection._record
@@ -276,16 +282,19 @@ class Connection:
         lane: Number of the client's lane; 0 before the hello.
         who: Identity in the client's certificate.
         busy: True while a call is received or runs.
-        gone: True once the client has hung up or the server has cut the connection. Never False again.
+        gone: True once the client has hung up or the server has cut the connection. Never False
+            again.
         traffic: Counters of calls and bytes.
         receiver: Memory for calls, which the listener asks for their rate.
         peer_host: Address of the client without a port; a description in words if there is none.
         is_tls: True if the client must speak TLS. Then only the connection's own thread may write.
         accepted_at: `time.monotonic()` of the accept.
-        heard_at: `time.monotonic()` of the last ping; before the first ping, of the accept or the welcome.
-        idle_since: `time.monotonic()` since when nothing has come. Infinity until the listener looks for the first
-            time.
-        fd: Descriptor of the accepted socket. After `close` the number may belong to another socket.
+        heard_at: `time.monotonic()` of the last ping; before the first ping, of the accept or the
+            welcome.
+        idle_since: `time.monotonic()` since when nothing has come. Infinity until the listener
+            looks for the first time.
+        fd: Descriptor of the accepted socket. After `close` the number may belong to another
+            socket.
     """
 
     def __init__(self, context: ServerContext, sock: socket.socket) -> None:
@@ -310,9 +319,11 @@ class Connection:
         self._context = context
         self._sock = sock
         of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
-        self._greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
-        # Guards `_sock` and `_closed`: after the close the descriptor may belong to another socket, and must not be
-        # shut down.
+        self._greeting = Greeting(
+            context.task, context.key, context.incarnation, of_other_user=of_other_user
+        )
+        # Guards `_sock` and `_closed`: after the close the descriptor may belong to another socket,
+        # and must not be shut down.
         self._sock_lock = concurrency.Lock()
         self._closed = False
         # The memory of the lane; None before the hello.
@@ -343,7 +354,8 @@ class Connection:
         """Sends a client the reason of its refusal, without TLS and without waiting."""
         # A client that has hung up, or does not read, goes without the reason.
         with contextlib.suppress(OSError):
-            # The plain methods, also on a TLS socket, whose client has spoken something else than TLS.
+            # The plain methods, also on a TLS socket, whose client has spoken something else than
+            # TLS.
             socket.socket.send(self._sock, frames.pack_error(0, error), socket.MSG_DONTWAIT)
             # Closing a socket with unread bytes resets the connection, and takes the reason back.
             socket.socket.recv(self._sock, frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)
@@ -382,7 +394,9 @@ class Connection:
         finally:
             self.interrupt()
             if self._record is not None:
-                self._context.lanes.detach(self.client, self.lane, self._record, self, concurrency.monotonic())
+                self._context.lanes.detach(
+                    self.client, self.lane, self._record, self, concurrency.monotonic()
+                )
 
     def close(self) -> None:
         """Closes the socket, after `run` has ended."""
@@ -435,7 +449,10 @@ class Connection:
         notify(self._context.handler.disconnected, self.client, self.lane)
 
     def note_work(self, now: float) -> None:
-        """Updates `idle_since` of a welcome client at a `time.monotonic()`. For the thread of the listener."""
+        """Updates `idle_since` of a welcome client at a `time.monotonic()`.
+
+        For the thread of the listener.
+        """
         seen = (self.traffic.calls, self.heard_at)
         if self.busy or seen != self._seen:
             self._seen, self.idle_since = seen, now
@@ -446,7 +463,9 @@ class Connection:
         sockets.tune(self._sock)
         if self.is_tls:
             assert context.tls is not None
-            secure = context.tls().wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
+            secure = context.tls().wrap_socket(
+                self._sock, server_side=True, do_handshake_on_connect=False
+            )
             with self._sock_lock:
                 self._sock = secure
                 # The connection may have been cut before its descriptor went to `secure`.
@@ -455,20 +474,23 @@ class Connection:
             secure.do_handshake()
         sockets.tune_buffers(self._sock)
         try:
-            # With TLS the whole greeting is still to come. Without, the listener's thread has received it.
+            # With TLS the whole greeting is still to come. Without, the listener's thread has
+            # received it.
             self.receive_greeting()
             self._identify()
             hello, now = self._greeting.hello, concurrency.monotonic()
             self.client, self.lane = hello.client, hello.lane
-            attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
+            attached = context.lanes.attach(
+                hello.client, hello.lane, hello.attempt, self, now, self.who
+            )
         except OpError as error:
             # The client may have hung up.
             with contextlib.suppress(OSError):
                 self._send_error(0, error)
             raise
         self._record, known, before = attached
-        # The client has given up the lane's connection before this one. A call that still runs there should end soon,
-        # because the client will repeat it here.
+        # The client has given up the lane's connection before this one. A call that still runs
+        # there should end soon, because the client will repeat it here.
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
@@ -477,11 +499,15 @@ class Connection:
             self._sock.settimeout(times.TLS_TICK_SECS)
         self.heard_at = now
         flags = frames.RESUMED if known else 0
-        # No goodbye may overtake the welcome, so both are sent under the lock. The state changes before the client
-        # knows: until then the listener may end the connection for a newcomer.
+        # No goodbye may overtake the welcome, so both are sent under the lock. The state changes
+        # before the client knows: until then the listener may end the connection for a newcomer.
         with self._sock_lock:
             self.state = State.SERVED
-            self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
+            self._sock.sendall(
+                frames.pack_header(
+                    frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0
+                )
+            )
 
     def _identify(self) -> None:
         """Reads the client's certificate and checks that its role may connect.
@@ -517,7 +543,8 @@ class Connection:
 
     def _serve(self) -> None:
         sock, receiver, context = self._sock, self.receiver, self._context
-        # Reads all that was sent, also by a client that has hung up: its last frame may be a goodbye.
+        # Reads all that was sent, also by a client that has hung up: its last frame may be a
+        # goodbye.
         while True:
             try:
                 count = sock.recv_into(receiver.window)
@@ -569,7 +596,9 @@ class Connection:
         if kind != frames.GOODBYE:
             raise DataLossError(f"a client sent a frame of kind {kind}")
         whole = fields[2] & frames.WHOLE_CLIENT
-        self._context.lanes.forget(self.client, None if whole else self.lane, concurrency.monotonic())
+        self._context.lanes.forget(
+            self.client, None if whole else self.lane, concurrency.monotonic()
+        )
         if whole:
             notify(self._context.handler.gone, self.client, True)
         return True
@@ -587,7 +616,8 @@ class Connection:
                 self._permit(handle)
             _check_form(self._context.limits, layout, flags, handle, length)
         except Exception as error:
-            # The payload is read and dropped, so that the client can send its next call on this connection.
+            # The payload is read and dropped, so that the client can send its next call on this
+            # connection.
             self.receiver.drain(self._sock, length + frames.HEADER_BYTES - count)
             self._send_error(seq, self._notified(error, handle))
             return
@@ -607,19 +637,25 @@ class Connection:
         else:
             self._send_reply(seq, handle, answer)
 
-    def _run_handler(self, record: LaneRecord[Reply], layout: Layout | None, fields: _Fields) -> Reply | OpError:
+    def _run_handler(
+        self, record: LaneRecord[Reply], layout: Layout | None, fields: _Fields
+    ) -> Reply | OpError:
         handle, step, length = fields[3], fields[5], fields[6]
         kept: Reply | None = None
         try:
-            reply = self._context.handler.call(handle, self.client, step, self.receiver.inputs(layout, handle, length))
+            reply = self._context.handler.call(
+                handle, self.client, step, self.receiver.inputs(layout, handle, length)
+            )
             if reply.remember:
                 kept = reply
             return reply
         except Exception as error:
-            # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
+            # Without its traceback, which would keep the handler's tensors alive in a cycle with
+            # this frame.
             return self._notified(error, handle).with_traceback(None)
         finally:
-            # The notes are for a second run, which follows only if this run was cut off without a reply to keep.
+            # The notes are for a second run, which follows only if this run was cut off without a
+            # reply to keep.
             if record.memory and (kept is not None or not self.gone):
                 record.memory = {}
             record.finish(kept)
@@ -630,7 +666,9 @@ class Connection:
             if isinstance(error, ResourceExhaustedError) and error.limit:
                 self.log_refusal(error)
             return error
-        self._context.refusals.report_failure(self.peer_host, f"call {handle} of client {self.client:x}", error)
+        self._context.refusals.report_failure(
+            self.peer_host, f"call {handle} of client {self.client:x}", error
+        )
         return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
 
     def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:
@@ -663,11 +701,15 @@ class Connection:
             sockets.send_rest(sock, segments, sent, self.receiver)
 
 
-def _check_form(limits: Limits, layout: Layout | None, flags: int, handle: int, length: int) -> None:
+def _check_form(
+    limits: Limits, layout: Layout | None, flags: int, handle: int, length: int
+) -> None:
     """Checks that a call has the form that its handle takes."""
     if layout is None:
         if not flags & frames.DYNAMIC:
-            raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
+            raise InvalidArgumentError(
+                f"handle {handle} takes tensors that describe themselves (dynamic=True)"
+            )
         if length > limits.payload_bytes:
             raise limits.exceeded("payload_bytes", frames.too_long(length))
     elif flags & frames.DYNAMIC or length != layout.nbytes:

@@ -1,7 +1,7 @@
 """Connections to one task: finding the task, connecting, and the hello.
 
-The lanes of a `Peer` share a `Dialer`. It connects by the Unix socket of a task on this host, or else by TCP. A proxy
-in the environment replaces both.
+The lanes of a `Peer` share a `Dialer`. It connects by the Unix socket of a task on this host, or
+else by TCP. A proxy in the environment replaces both.
 """
 
 import hmac
@@ -29,11 +29,13 @@ class ChannelOptions:
     """The time limits and sizes of a channel.
 
     Attributes:
-        reconnect_secs: Seconds for which a call tries to reach a silent peer, before UnavailableError.
+        reconnect_secs: Seconds for which a call tries to reach a silent peer, before
+            UnavailableError.
         heartbeat_secs: Seconds between two pings.
-        heartbeat_timeout_secs: Seconds without an answer after which the peer is silent, and its connections are cut.
-        max_payload_bytes: Longest self-describing payload of a call, in bytes. A payload of a fixed layout may be
-            longer.
+        heartbeat_timeout_secs: Seconds without an answer after which the peer is silent, and its
+            connections are cut.
+        max_payload_bytes: Longest self-describing payload of a call, in bytes. A payload of a fixed
+            layout may be longer.
         prefer_unix: True to use the Unix socket of a peer on this host.
     """
 
@@ -62,8 +64,8 @@ class Welcome(NamedTuple):
 class Dialer:
     """A maker of connections from one client to one task.
 
-    Any number of threads may use a dialer. The network is not touched before the first call. The arguments are those
-    of `Peer`.
+    Any number of threads may use a dialer. The network is not touched before the first call. The
+    arguments are those of `Peer`.
 
     Attributes:
         task: Name of the peer, such as "/job:ps/task:0".
@@ -76,8 +78,8 @@ class Dialer:
     find_token: FindToken
     options: ChannelOptions
     certificates: Certificates | None
-    # The last endpoint of the task, None before the first question. A thread that asks holds `_lock`, so that many
-    # threads ask once.
+    # The last endpoint of the task, None before the first question. A thread that asks holds
+    # `_lock`, so that many threads ask once.
     _endpoint: Endpoint | None = field(default=None, init=False)
     _lock: concurrency.Lock = field(default_factory=concurrency.Lock, init=False)
 
@@ -90,7 +92,8 @@ class Dialer:
         """Returns the endpoint of the task.
 
         Args:
-            stale: Endpoint that did not work. The task is asked again, unless another thread has just done so.
+            stale: Endpoint that did not work. The task is asked again, unless another thread has
+                just done so.
             timeout: Seconds that the question may take.
 
         Raises:
@@ -98,7 +101,9 @@ class Dialer:
             DeadlineExceededError: The task did not answer in time.
         """
         if not self._lock.acquire(timeout=timeout):
-            raise DeadlineExceededError(f"did not tell its tensor port within {timeout:.1f} s", task=self.task)
+            raise DeadlineExceededError(
+                f"did not tell its tensor port within {timeout:.1f} s", task=self.task
+            )
         try:
             if self._endpoint is None or self._endpoint is stale:
                 self._endpoint = self.resolve(timeout)
@@ -107,7 +112,12 @@ class Dialer:
             self._lock.release()
 
     def dial(
-        self, endpoint: Endpoint, lane: int, attempt: int, timeout: float, adopt: Callable[[socket.socket], None]
+        self,
+        endpoint: Endpoint,
+        lane: int,
+        attempt: int,
+        timeout: float,
+        adopt: Callable[[socket.socket], None],
     ) -> Welcome:
         """Connects to the task and says hello.
 
@@ -116,19 +126,23 @@ class Dialer:
             lane: Number of the lane within this client.
             attempt: Count of the lane's connections.
             timeout: Seconds for the whole of it.
-            adopt: Function called with every socket before the socket may block, so that another thread can interrupt
-                it. After a failure the caller closes the socket of the last call.
+            adopt: Function called with every socket before the socket may block, so that another
+                thread can interrupt it. After a failure the caller closes the socket of the last
+                call.
 
         Raises:
             ConnectionRefusedError: No process listens at the endpoint.
             OSError: The connection failed, broke or took too long.
-            UnauthenticatedError: The server refused our token, or did not show that it has the token.
+            UnauthenticatedError: The server refused our token, or did not show that it has the
+                token.
             PermissionDeniedError: The server's certificate belongs to another task or another run.
             OpError: The server refused this client.
         """
         deadline = concurrency.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
-        hello = frames.Hello(self.client_id, lane, attempt, concurrency.random_bytes(frames.NONCE_BYTES))
+        hello = frames.Hello(
+            self.client_id, lane, attempt, concurrency.random_bytes(frames.NONCE_BYTES)
+        )
         _send(sock, frames.HELLO, frames.encode_hello(hello))
         kind, flags, incarnation, payload = self._read_answer(sock, deadline)
         try:
@@ -147,18 +161,28 @@ class Dialer:
         return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
 
     def _prove(
-        self, sock: socket.socket, token: Token | None, hello: frames.Hello, incarnation: int, challenge: bytes
+        self,
+        sock: socket.socket,
+        token: Token | None,
+        hello: frames.Hello,
+        incarnation: int,
+        challenge: bytes,
     ) -> None:
         """Answers a challenge, with a proof only if the server has proved itself.
 
         Raises:
-            UnauthenticatedError: This process and the server have no token in common. The server has been told.
+            UnauthenticatedError: This process and the server have no token in common. The server
+                has been told.
         """
         nonce, proof = challenge[: frames.NONCE_BYTES], challenge[frames.NONCE_BYTES :]
         about = (nonce, hello, self.task, incarnation)
-        if token is None or not hmac.compare_digest(proof, tensor_proof(token.key, b"server", *about)):
+        if token is None or not hmac.compare_digest(
+            proof, tensor_proof(token.key, b"server", *about)
+        ):
             _send(sock, frames.PROOF, frames.NO_PROOF)
-            raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+            raise UnauthenticatedError(
+                security.none_found() if token is None else security.wrong(token)
+            )
         _send(sock, frames.PROOF, tensor_proof(token.key, b"client", *about))
 
     def _read_answer(self, sock: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
@@ -179,7 +203,9 @@ class Dialer:
             raise frames.decode_error(payload, self.task)
         return kind, flags, incarnation, payload
 
-    def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
+    def _connect(
+        self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]
+    ) -> socket.socket:
         via = http_proxy.proxy()
         path = reachable_unix_path(endpoint) if self.options.prefer_unix and via is None else None
         if path is not None:
@@ -199,11 +225,19 @@ class Dialer:
         return self._connect_tcp(endpoint, via, deadline, adopt)
 
     def _connect_tcp(
-        self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
+        self,
+        endpoint: Endpoint,
+        via: tuple[str, int] | None,
+        deadline: float,
+        adopt: Callable[[socket.socket], None],
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
         context = None if self.certificates is None else self.certificates.client_context()
-        name = "" if self.certificates is None else self.certificates.name_of(self.task) or endpoint.host
+        name = (
+            ""
+            if self.certificates is None
+            else self.certificates.name_of(self.task) or endpoint.host
+        )
         sock = addresses.connect(
             addresses.look_up(host, port, deadline),
             lambda address: self._make_socket(address, name, context),
@@ -218,12 +252,15 @@ class Dialer:
             self._shake_hands(sock, endpoint, deadline)
         return sock
 
-    def _make_socket(self, address: addresses.Address, name: str, context: ssl.SSLContext | None) -> socket.socket:
+    def _make_socket(
+        self, address: addresses.Address, name: str, context: ssl.SSLContext | None
+    ) -> socket.socket:
         sock = socket.socket(address.family, address.kind, address.protocol)
         sockets.tune(sock)
         if context is None:
             return sock
-        # Before it connects: wrapping a connection that has just been cut would lose its descriptor.
+        # Before it connects: wrapping a connection that has just been cut would lose its
+        # descriptor.
         return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
     def _shake_hands(self, sock: ssl.SSLSocket, endpoint: Endpoint, deadline: float) -> None:
@@ -267,7 +304,8 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
             if data.startswith(security.TLS_ALERT):
                 raise UnauthenticatedError(security.speaks_tls())
             raise ConnectionResetError(
-                "the peer closed the connection during the hello: it is ending, or one side speaks TLS and one does not"
+                "the peer closed the connection during the hello: it is ending, or one side speaks "
+                "TLS and one does not"
             )
         window = window[got:]
     return bytes(data)

@@ -1,14 +1,18 @@
 """Frames of the tensor channel: a 32-byte header, and the payloads without tensors.
 
-Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64, payload length u64.
+Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64,
+payload length u64.
 
     client                                  server
     HELLO   client, lane, nonce         ->
-                                        <-  CHALLENGE  nonce, proof, step = incarnation; of a server with a token
+                                        <-  CHALLENGE  nonce, proof, step = incarnation; of a server
+                                        with a token
     PROOF   of the token                ->
-                                        <-  WELCOME  step = incarnation, flag RESUMED if the lane is known
+                                        <-  WELCOME  step = incarnation, flag RESUMED if the lane is
+                                        known
     CALL    handle, seq, step, tensors  ->
-                                        <-  REPLY tensors, or ERROR code, task, message; the same seq
+                                        <-  REPLY tensors, or ERROR code, task, message; the same
+                                        seq
     PING                                ->
                                         <-  PONG
     GOODBYE  forget the lane            ->  (no answer)
@@ -71,7 +75,8 @@ class Hello(NamedTuple):
     Attributes:
         client: Random id of the client, u64.
         lane: Number of the lane within the client, u64.
-        attempt: Count of the lane's connections, u32. A late connection has a lower count than the newest.
+        attempt: Count of the lane's connections, u32. A late connection has a lower count than the
+            newest.
         nonce: 16 random bytes.
     """
 
@@ -134,8 +139,8 @@ def decode_error(payload: bytes, task: str) -> OpError:
 def too_long(length: int) -> str:
     """Returns the error text for a self-describing payload over the limit.
 
-    Only calls with self-describing tensors need a limit. The length of a call with a fixed layout is checked exactly,
-    and the client asked for the reply.
+    Only calls with self-describing tensors need a limit. The length of a call with a fixed layout
+    is checked exactly, and the client asked for the reply.
     """
     return f"{length} bytes of tensors that describe themselves in one call (send them in several steps)"
 
@@ -148,7 +153,8 @@ def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -
         limit: Longest payload allowed here, in bytes.
 
     Raises:
-        DataLossError: The magic, the version or the kind is unknown, or the payload is longer than `limit`.
+        DataLossError: The magic, the version or the kind is unknown, or the payload is longer than
+            `limit`.
     """
     magic, kind, _, _, _, _, length = fields
     if magic != MAGIC:
@@ -156,10 +162,13 @@ def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -
         if magic >> 8 == MAGIC >> 8:
             ours, theirs = MAGIC & 0xFF, magic & 0xFF
             raise DataLossError(
-                f"the peer speaks wire version {theirs}, and this process {ours}: install one version of Bellwether on "
+                f"the peer speaks wire version {theirs}, and this process {ours}: install one "
+                "version of Bellwether on "
                 "all tasks of the cluster"
             )
-        raise DataLossError("what arrived is not a frame of the tensor channel (is one side TLS and the other not?)")
+        raise DataLossError(
+            "what arrived is not a frame of the tensor channel (is one side TLS and the other not?)"
+        )
     if not HELLO <= kind <= PROOF:
         raise DataLossError(f"a frame has the unknown kind {kind}")
     if length > limit:

@@ -9,4 +9,7 @@ PUSH = 0xFFFF_FFFE
 BACKUP = 0xFFFF_FFFD
 """The handle by which a task sends a message about its backup to the task that holds the backup."""
 ORDERS = {FETCH: "fetch", PULL: "checkpoint.bytes", PUSH: "checkpoint.bytes", BACKUP: "backup"}
-"""The order that the call of each handle gives (`roles.MAY`). A call of any other handle runs a stage."""
+"""The order that the call of each handle gives (`roles.MAY`).
+
+A call of any other handle runs a stage.
+"""

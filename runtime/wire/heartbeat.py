@@ -1,7 +1,8 @@
 """The pulse of a peer: pings on their own connection.
 
-A frozen process or a cut cable closes no connection, so a call would wait for ever. The heartbeat notices the silence
-and cuts the connections of the lanes. Their calls connect again, and give up if the peer stays silent.
+A frozen process or a cut cable closes no connection, so a call would wait for ever. The heartbeat
+notices the silence and cuts the connections of the lanes. Their calls connect again, and give up if
+the peer stays silent.
 """
 
 from collections.abc import Callable
@@ -39,10 +40,11 @@ class Heartbeat:
 
         Args:
             dialer: Dialer that opens the connection.
-            number: Lane number of the heartbeat, always the same: the server remembers one lane for it.
+            number: Lane number of the heartbeat, always the same: the server remembers one lane for
+                it.
             lanes: Function that returns the lanes to cut when the peer is silent.
-            bind: Function called with the incarnation of every new connection. Raises AbortedError if the peer has
-                restarted.
+            bind: Function called with the incarnation of every new connection. Raises AbortedError
+                if the peer has restarted.
             closed: Event that ends the heartbeat.
         """
         self.silent_since: float | None = None
@@ -53,7 +55,8 @@ class Heartbeat:
         self._lanes = lanes
         self._bind = bind
         self._closed = closed
-        # `_lock` guards `_busy`, which is True during a beat. Meanwhile other threads may only cancel `_lane`.
+        # `_lock` guards `_busy`, which is True during a beat. Meanwhile other threads may only
+        # cancel `_lane`.
         self._lock = concurrency.Lock()
         self._lane = Lane(dialer, number)
         self._busy = False
@@ -78,9 +81,15 @@ class Heartbeat:
                 else:
                     answered = concurrency.monotonic()
                     if self.silent_since is not None:
-                        logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
+                        logging.info(
+                            "%s answers again after %.1f s",
+                            self._dialer.name,
+                            answered - self.silent_since,
+                        )
                         self.silent_since = None
-                self._closed.wait(max(0.0, began + self._options.heartbeat_secs - concurrency.monotonic()))
+                self._closed.wait(
+                    max(0.0, began + self._options.heartbeat_secs - concurrency.monotonic())
+                )
             with self._lock:
                 self.goodbye_sent = self._lane.close(goodbye=True, whole_client=True)
         finally:
@@ -135,6 +144,7 @@ class Heartbeat:
                 error,
             )
         for lane, progress in marks.items():
-            # A lane that connected lately, or whose bytes still move, has better news of the peer than the pings.
+            # A lane that connected lately, or whose bytes still move, has better news of the peer
+            # than the pings.
             if lane.progress == progress and lane.connected_at < now - timeout:
                 lane.interrupt()

@@ -1,7 +1,8 @@
 """The connection under a lane, which is made again after each break.
 
-A lane has calls, and its link has the socket. The link knows the way to the task, how often the connection broke, and
-when the task counts as gone. `Lane` gives the link the call that a new connection must repeat.
+A lane has calls, and its link has the socket. The link knows the way to the task, how often the
+connection broke, and when the task counts as gone. `Lane` gives the link the call that a new
+connection must repeat.
 """
 
 import contextlib
@@ -71,8 +72,8 @@ class Wait:
         Args:
             repeats: True if the connection is to repeat a call.
         """
-        # The answer to a wait may have been lost with the connection, and be kept for a repeated call. So a wait
-        # connects for a little longer than its deadline.
+        # The answer to a wait may have been lost with the connection, and be kept for a repeated
+        # call. So a wait connects for a little longer than its deadline.
         late = timeouts.LAST_WORD_SECS if self.held_back and repeats else 0.0
         return math.inf if self.deadline is None else self.deadline + late
 
@@ -80,7 +81,8 @@ class Wait:
 class Link:
     """The connection of one lane to its task.
 
-    One thread at a time uses a link. Other threads may only call `cancel`, `interrupt` and `has_left`.
+    One thread at a time uses a link. Other threads may only call `cancel`, `interrupt` and
+    `has_left`.
 
     Attributes:
         task: Name of the peer, such as "/job:ps/task:0".
@@ -114,7 +116,8 @@ class Link:
         self._dialer = dialer
         self._number = number
         self._attempt = 0
-        # Guards `sock` against an interrupt after a close, when the descriptor may belong to another socket.
+        # Guards `sock` against an interrupt after a close, when the descriptor may belong to
+        # another socket.
         self._lock = concurrency.Lock()
 
     @property
@@ -127,7 +130,8 @@ class Link:
 
         Args:
             wait: Wait of the lane, with the deadline.
-            send: Function that repeats the call under way on the new connection; None without a call.
+            send: Function that repeats the call under way on the new connection; None without a
+                call.
 
         Raises:
             UnavailableError: The task is gone, or silent for `reconnect_secs`.
@@ -139,13 +143,17 @@ class Link:
         """
         started = concurrency.monotonic()
         limit = started + self._dialer.options.reconnect_secs
-        backoff = min(timeouts.LAST_BACKOFF_SECS, timeouts.FIRST_BACKOFF_SECS * 2 ** min(self.breaks, 10))
+        backoff = min(
+            timeouts.LAST_BACKOFF_SECS, timeouts.FIRST_BACKOFF_SECS * 2 ** min(self.breaks, 10)
+        )
         if send is not None:
             self._count_break(started)
         reason: Exception | None = self.fault
-        # True after a refused connection: the task may have moved, so its endpoint is asked for again.
+        # True after a refused connection: the task may have moved, so its endpoint is asked for
+        # again.
         stale = False
-        # The first attempt after a break comes at once. After more breaks each attempt waits, so as not to spin.
+        # The first attempt after a break comes at once. After more breaks each attempt waits, so as
+        # not to spin.
         pause = self.breaks > 1
         last_attempt = wait.last_attempt(send is not None)
         while True:
@@ -167,7 +175,8 @@ class Link:
                         send()
                     return
             except DeadlineExceededError as error:
-                # Nobody has told the endpoint in time: the task is silent, and not known to be gone.
+                # Nobody has told the endpoint in time: the task is silent, and not known to be
+                # gone.
                 reason = error
             except OpError:
                 raise
@@ -181,19 +190,27 @@ class Link:
         if self.incarnation:
             self.breaks = 1 if now - self.connected_at >= times.STEADY_SECS else self.breaks + 1
         if self.breaks > _MAX_BREAKS:
-            raise UnavailableError(f"the connection broke {self.breaks} times in a row during one call", task=self.task)
+            raise UnavailableError(
+                f"the connection broke {self.breaks} times in a row during one call", task=self.task
+            )
         if self.has_left():
             raise self.farewell()
 
     def _dial(self, endpoint: Endpoint, timeout: float) -> bool:
         """Makes one attempt; returns False if the task restarted after its endpoint was asked for."""
         self._attempt += 1
-        sock, incarnation, resumed = self._dialer.dial(endpoint, self._number, self._attempt, timeout, self._adopt)
+        sock, incarnation, resumed = self._dialer.dial(
+            endpoint, self._number, self._attempt, timeout, self._adopt
+        )
         if self.incarnation:
             if incarnation != self.incarnation:
-                raise AbortedError("restarted during the session, its state is gone", task=self.task)
+                raise AbortedError(
+                    "restarted during the session, its state is gone", task=self.task
+                )
             if not resumed:
-                raise AbortedError("forgot this lane, so the call cannot be known to run once", task=self.task)
+                raise AbortedError(
+                    "forgot this lane, so the call cannot be known to run once", task=self.task
+                )
         elif incarnation != endpoint.incarnation:
             self.endpoint = self._dialer.endpoint(endpoint, timeout)
             return False
@@ -204,7 +221,8 @@ class Link:
         self.connected_at = concurrency.monotonic()
         self.fault = None
         if isinstance(sock, ssl.SSLSocket):
-            # TLS has neither sendmsg nor recvmsg_into: `send_rest` sends all, and the header arrives alone.
+            # TLS has neither sendmsg nor recvmsg_into: `send_rest` sends all, and the header
+            # arrives alone.
             self.sendmsg = _nothing_sent
             self.recvmsg_into = lambda buffers: (sock.recv_into(buffers[0]),)
         else:
@@ -213,16 +231,25 @@ class Link:
         return True
 
     def _check_given_up(
-        self, now: float, started: float, limit: float, last_attempt: float, reason: Exception | None
+        self,
+        now: float,
+        started: float,
+        limit: float,
+        last_attempt: float,
+        reason: Exception | None,
     ) -> None:
         if self.cancelled.is_set():
             raise CancelledError("the call was cancelled", task=self.task)
         if now >= last_attempt:
-            raise DeadlineExceededError(f"no contact before the deadline ({reason})", task=self.task)
+            raise DeadlineExceededError(
+                f"no contact before the deadline ({reason})", task=self.task
+            )
         if now >= limit:
             at = f" at {self.endpoint}" if self.endpoint else ""
             patience = self._dialer.options.reconnect_secs
-            text = f"no contact{at} for {now - started:.1f} s (reconnect_secs={patience:g}): {reason}"
+            text = (
+                f"no contact{at} for {now - started:.1f} s (reconnect_secs={patience:g}): {reason}"
+            )
             raise UnavailableError(text, task=self.task)
 
     def _adopt(self, sock: socket.socket) -> None:
@@ -248,7 +275,9 @@ class Link:
     def farewell(self) -> TaskLeftError:
         """Returns the error of a call to a task that has left."""
         at = f" at {self.endpoint}" if self.endpoint else ""
-        return TaskLeftError(f"it has left{at}: training is over, and nothing more is taken", task=self.task)
+        return TaskLeftError(
+            f"it has left{at}: training is over, and nothing more is taken", task=self.task
+        )
 
     def cancel(self, *, listens: bool) -> None:
         """Makes each attempt to connect fail, from any thread.

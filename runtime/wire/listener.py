@@ -52,12 +52,12 @@ class ServerCounters:
 class TensorServer:
     """A server of the tensor channel, with a thread for each connection.
 
-    A call that blocks holds up its own lane only. One more thread accepts connections, notices clients that hang up
-    during a call, and forgets old lanes.
+    A call that blocks holds up its own lane only. One more thread accepts connections, notices
+    clients that hang up during a call, and forgets old lanes.
 
-    The same thread receives the greetings of plain connections, so a stranger costs a descriptor and no thread. A TLS
-    connection gets its thread with its first byte. At the limit of connections, a silent or idle connection gives way
-    to a new one; a working connection stays.
+    The same thread receives the greetings of plain connections, so a stranger costs a descriptor
+    and no thread. A TLS connection gets its thread with its first byte. At the limit of
+    connections, a silent or idle connection gives way to a new one; a working connection stays.
 
     Attributes:
         lanes: Memories of the lanes, by which clients are known.
@@ -77,12 +77,13 @@ class TensorServer:
 
         Args:
             context: State shared by the connections, with the handler of calls.
-            hosts: Addresses to listen on. An empty one or ``::`` means all, with IPv6 if the host has it.
+            hosts: Addresses to listen on. An empty one or ``::`` means all, with IPv6 if the host
+                has it.
             port: TCP port; 0 takes a free port.
             unix: True to listen on a Unix socket too, in a directory for this user only.
             lane_memory_secs: Seconds for which a lane without a connection is remembered.
-            gone_secs: Seconds for which a client without a connection is expected back. Then the handler's `gone` is
-                called.
+            gone_secs: Seconds for which a client without a connection is expected back. Then the
+                handler's `gone` is called.
         """
         self._context = context
         self._limits = context.limits
@@ -90,17 +91,22 @@ class TensorServer:
         self._listening = ListeningSockets(hosts, port, unix=unix)
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
-        # Guards `_past` and the removal from `_connections` together, so that `counters` counts each connection once.
+        # Guards `_past` and the removal from `_connections` together, so that `counters` counts
+        # each connection once.
         self._lock = concurrency.Lock()
         self._connections: dict[int, Connection] = {}
-        """All connections that are not closed, by descriptor, the oldest first. Only the listener's thread changes the
+        """All connections that are not closed, by descriptor, the oldest first.
+
+        Only the listener's thread changes the
         table.
         """
         self._ended: deque[Connection] = deque()
         """The connections whose thread ends; the listener's thread joins and removes them."""
         self._tidied_at = 0.0
         self._flooded = False
-        """True if a newcomer has given way since the last walk. To log a thousand in a second costs more than the
+        """True if a newcomer has given way since the last walk.
+
+        To log a thousand in a second costs more than the
         rest.
         """
         self._accepted = 0
@@ -140,8 +146,12 @@ class TensorServer:
         """The counters as of now."""
         with self._lock:
             there = list(self._connections.values())
-            calls, bytes_in, bytes_out = map(sum, zip(self._past, *map(_figures, there), strict=True))
-            return ServerCounters(len(there), self._accepted, len(self.lanes), calls, bytes_in, bytes_out)
+            calls, bytes_in, bytes_out = map(
+                sum, zip(self._past, *map(_figures, there), strict=True)
+            )
+            return ServerCounters(
+                len(there), self._accepted, len(self.lanes), calls, bytes_in, bytes_out
+            )
 
     def endpoint(self, host: str) -> Endpoint:
         """Returns the endpoint by which clients find this server.
@@ -173,9 +183,10 @@ class TensorServer:
         """Closes all connections and joins all threads. A second call does nothing.
 
         Args:
-            grace: Seconds for the calls under way to end. Then their connections are cut, and the handler's
-                `disconnected` is called.
-            leaving: True if this server is not expected back. Connected clients then receive a goodbye.
+            grace: Seconds for the calls under way to end. Then their connections are cut, and the
+                handler's `disconnected` is called.
+            leaving: True if this server is not expected back. Connected clients then receive a
+                goodbye.
         """
         if self._thread is None or self._context.stopping.is_set():
             self._context.stopping.set()
@@ -194,13 +205,19 @@ class TensorServer:
             if connection.join(max(0.0, limit - concurrency.monotonic())):
                 self._remove(connection)
             else:
-                logging.error("The call of client %x, lane %d does not end", connection.client, connection.lane)
+                logging.error(
+                    "The call of client %x, lane %d does not end",
+                    connection.client,
+                    connection.lane,
+                )
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)
         self._listening.remove_path()
 
-    def _end_connections(self, connections: list[Connection], deadline: float, leaving: bool) -> None:
+    def _end_connections(
+        self, connections: list[Connection], deadline: float, leaving: bool
+    ) -> None:
         """Waits for the calls under way until the deadline, and cuts all connections."""
         for connection in connections:
             # A TLS client receives its goodbye from the connection's own thread, within a tick.
@@ -209,7 +226,10 @@ class TensorServer:
                     connection.send_goodbye()
                 connection.interrupt()
         # The end of each call sets `progress`.
-        while any(connection.busy for connection in connections) and (left := deadline - concurrency.monotonic()) > 0:
+        while (
+            any(connection.busy for connection in connections)
+            and (left := deadline - concurrency.monotonic()) > 0
+        ):
             self._context.progress.wait(left)
             self._context.progress.clear()
         for connection in connections:
@@ -233,7 +253,8 @@ class TensorServer:
                     now = concurrency.monotonic()
                     self.lanes.note_turn(now)
                     found = self._epoll.poll(times.TURN_SECS)
-                    # Newcomers last: theirs may be the descriptor of a connection that gives way to them.
+                    # Newcomers last: theirs may be the descriptor of a connection that gives way to
+                    # them.
                     for fd, events in sorted(found, key=lambda event: event[0] in listeners):
                         if fd in listeners:
                             self._accept_some(listeners[fd])
@@ -249,7 +270,8 @@ class TensorServer:
                         self._tidied_at = now
                         self._tidy(now)
                 except Exception:
-                    # The thread survives every error: clients that are connected, and those to come, need it.
+                    # The thread survives every error: clients that are connected, and those to
+                    # come, need it.
                     logging.exception("The tensor port %d goes on after an error", self.port)
                     stopping.wait(times.TROUBLE_SECS)
         finally:
@@ -311,10 +333,18 @@ class TensorServer:
         # Then the connection that was idle for longest, of the client with the most connections.
         having = Counter(connection.client for connection in living)
         since = concurrency.monotonic() - times.WORKS_SECS
-        idle = [connection for connection in living if not connection.busy and connection.idle_since <= since]
+        idle = [
+            connection
+            for connection in living
+            if not connection.busy and connection.idle_since <= since
+        ]
         if not idle:
-            return limits.exceeded("connections", f"the tensor port has {len(living)} connections that work")
-        idlest = max(idle, key=lambda connection: (having[connection.client], -connection.idle_since))
+            return limits.exceeded(
+                "connections", f"the tensor port has {len(living)} connections that work"
+            )
+        idlest = max(
+            idle, key=lambda connection: (having[connection.client], -connection.idle_since)
+        )
         self._tell(idlest, "connections", "its idle connection gives way to a new one")
         idlest.interrupt()
         return None
@@ -331,7 +361,9 @@ class TensorServer:
     def _remove(self, connection: Connection) -> None:
         with self._lock:
             del self._connections[connection.fd]
-            self._past = [past + last for past, last in zip(self._past, _figures(connection), strict=True)]
+            self._past = [
+                past + last for past, last in zip(self._past, _figures(connection), strict=True)
+            ]
         # epoll forgets a closed descriptor.
         connection.close()
 
@@ -374,7 +406,11 @@ class TensorServer:
             # No thread, memory or descriptor is to be had just now. The client will try again.
             connection.state = before
             self._remove(connection)
-            logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
+            logging.error(
+                "Cannot serve a tensor connection, it is closed: %s: %s",
+                type(error).__name__,
+                error,
+            )
             self._context.stopping.wait(times.TROUBLE_SECS)
 
     def _serve(self, connection: Connection) -> None:

@@ -29,7 +29,8 @@ class ListeningSockets:
         """Opens nothing.
 
         Args:
-            hosts: Addresses to listen on. An empty one or ``::`` means all, with IPv6 if the host has it.
+            hosts: Addresses to listen on. An empty one or ``::`` means all, with IPv6 if the host
+                has it.
             port: TCP port; 0 takes a free port.
             unix: True to listen on a Unix socket too, in a directory for this user only.
         """
@@ -103,7 +104,9 @@ class ListeningSockets:
 def _listen_at(host: str, port: int) -> socket.socket:
     if host in ("", "::") and socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
         except OSError as error:
             # The system has IPv6, and does not let this process use it: IPv4 alone will do.
             if port:

@@ -38,7 +38,8 @@ def pack(arrays: Sequence[Array]) -> bytes:
     """Returns arrays in the dynamic encoding, as one piece for a message field.
 
     Raises:
-        ResourceExhaustedError: The arrays are larger than a gRPC message can be. Raised before any copy.
+        ResourceExhaustedError: The arrays are larger than a gRPC message can be. Raised before any
+            copy.
 
     Example:
         >>> unpack(pack([np.ones(2, np.float32)]))
@@ -47,10 +48,13 @@ def pack(arrays: Sequence[Array]) -> bytes:
     nbytes = sum(array.nbytes for array in arrays)
     if nbytes > MOST_BYTES:
         raise ResourceExhaustedError(
-            f"{nbytes:,} bytes of tensors in one message, {MOST_BYTES:,} are possible: its steps run elsewhere; "
+            f"{nbytes:,} bytes of tensors in one message, {MOST_BYTES:,} are possible: its steps "
+            "run elsewhere; "
             "open the session at a server of this process, or feed and fetch less at once"
         )
-    return b"".join(p.tobytes() if isinstance(p, np.ndarray) else bytes(p) for p in encode_dynamic(arrays))
+    return b"".join(
+        p.tobytes() if isinstance(p, np.ndarray) else bytes(p) for p in encode_dynamic(arrays)
+    )
 
 
 def unpack(data: bytes) -> list[Array]:
@@ -101,7 +105,10 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
             device=device_to_proto(stage.device),
             variables=[
                 pb.VariableSpecDef(
-                    name=v.name, spec=_spec_to(TensorSpec(v.shape, v.dtype)), container=v.container, local=v.local
+                    name=v.name,
+                    spec=_spec_to(TensorSpec(v.shape, v.dtype)),
+                    container=v.container,
+                    local=v.local,
                 )
                 for v in stage.variables
             ],
@@ -109,7 +116,10 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
             writes=stage.writes,
             dynamic=stage.inputs is None,
             inputs=[_spec_to(s) for s in stage.inputs or ()],
-            outputs=[pb.OutputDef(is_variable=isinstance(o, VariableOutput), index=o.index) for o in stage.outputs],
+            outputs=[
+                pb.OutputDef(is_variable=isinstance(o, VariableOutput), index=o.index)
+                for o in stage.outputs
+            ],
             output_specs=[_spec_to(s) for s in stage.output_specs or ()],
             host=[
                 pb.HostCallDef(
@@ -142,7 +152,9 @@ def _attributes_of(host: pb.HostCallDef) -> Any:
         return json.loads(host.attrs_json)
     except (ValueError, RecursionError):
         # Nesting without end in the text of another process raises RecursionError.
-        raise InvalidArgumentError(f"the attributes of the kernel {host.kernel[:100]!r} are no JSON") from None
+        raise InvalidArgumentError(
+            f"the attributes of the kernel {host.kernel[:100]!r} are no JSON"
+        ) from None
 
 
 def call_from_proto(message: pb.StageCallDef) -> StageCall:
@@ -159,16 +171,23 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
     stage = Stage(
         device=device_from_proto(m.device),
         variables=tuple(
-            VariableSpec(v.name, tuple(v.spec.shape), _spec_from(v.spec).dtype, v.container, v.local)
+            VariableSpec(
+                v.name, tuple(v.spec.shape), _spec_from(v.spec).dtype, v.container, v.local
+            )
             for v in m.variables
         ),
         reads=tuple(m.reads),
         writes=tuple(m.writes),
         inputs=None if m.dynamic else tuple(_spec_from(s) for s in m.inputs),
-        outputs=tuple(VariableOutput(o.index) if o.is_variable else ProgramOutput(o.index) for o in m.outputs),
+        outputs=tuple(
+            VariableOutput(o.index) if o.is_variable else ProgramOutput(o.index) for o in m.outputs
+        ),
         output_specs=None if m.dynamic else tuple(_spec_from(s) for s in m.output_specs),
         program=program,
-        host=tuple(HostCall(h.kernel, _attributes_of(h), tuple(h.arguments), h.results, h.op) for h in m.host),
+        host=tuple(
+            HostCall(h.kernel, _attributes_of(h), tuple(h.arguments), h.results, h.op)
+            for h in m.host
+        ),
         writes_state=m.writes_state,
         operations=tuple(m.operations),
     )
@@ -203,7 +222,8 @@ def plan_from_proto(message: pb.PlanDef, limits: Limits | None = None) -> Plan:
         limits: Limits of the task that runs the plan; the defaults if None.
 
     Raises:
-        ResourceExhaustedError: The plan has too many slots, each of which costs memory in every step.
+        ResourceExhaustedError: The plan has too many slots, each of which costs memory in every
+            step.
         InvalidArgumentError: The number of slots is negative.
     """
     limits = limits or Limits()

@@ -25,8 +25,8 @@ _lane_numbers: Final = itertools.count(1)
 class Peer:
     """A task as its clients see it. Any number of threads may use a peer.
 
-    The peer is bound to the incarnation of its first contact. After a restart of the task every later call raises
-    AbortedError; a new Peer reaches the new process.
+    The peer is bound to the incarnation of its first contact. After a restart of the task every
+    later call raises AbortedError; a new Peer reaches the new process.
 
     Attributes:
         task: Name of the task, such as "/job:ps/task:0".
@@ -47,31 +47,38 @@ class Peer:
 
         Args:
             task: Name of the task, for messages.
-            resolve: Function that asks the task for its tensor port, within the seconds given. Raises UnavailableError
-                if the task is surely gone (connection refused), DeadlineExceededError if the task does not answer.
+            resolve: Function that asks the task for its tensor port, within the seconds given.
+                Raises UnavailableError if the task is surely gone (connection refused),
+                DeadlineExceededError if the task does not answer.
             client_id: Random u64 of this process or session.
             find_token: Function that returns the token of the task, called for each connection.
             options: Time limits and sizes; the defaults if None.
-            certificates: Certificates of this process, or None. With certificates, TCP connections are TLS, and the
-                server's certificate must be that of the task. Unix sockets stay plain.
+            certificates: Certificates of this process, or None. With certificates, TCP connections
+                are TLS, and the server's certificate must be that of the task. Unix sockets stay
+                plain.
         """
         self.task = task
         self._home = HomeProcess("the connection")
         self.options = options or ChannelOptions()
         self._dialer = Dialer(task, resolve, client_id, find_token, self.options, certificates)
-        # `_lanes` holds all lanes that are not dropped, the idle ones among them, and needs `_lock`. `_idle` needs
-        # none: append, pop and remove of a list are atomic.
+        # `_lanes` holds all lanes that are not dropped, the idle ones among them, and needs
+        # `_lock`. `_idle` needs none: append, pop and remove of a list are atomic.
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = concurrency.Lock()
-        # Both change once: `_incarnation` at the first contact, `_lost` when the task is found to have restarted.
+        # Both change once: `_incarnation` at the first contact, `_lost` when the task is found to
+        # have restarted.
         self._incarnation: int | None = None
         self._lost = False
         self._closed = concurrency.Event()
         self._threads = concurrency.ThreadGroup(f"connections to {task}")
         self._heart_thread: concurrency.Thread | None = None
         self._heart = Heartbeat(
-            self._dialer, next(_lane_numbers), lanes=self._all_lanes, bind=self._bind, closed=self._closed
+            self._dialer,
+            next(_lane_numbers),
+            lanes=self._all_lanes,
+            bind=self._bind,
+            closed=self._closed,
         )
 
     @property
@@ -109,7 +116,8 @@ class Peer:
             UnauthenticatedError: The task refused our token, or did not show that it has the token.
             DeadlineExceededError: The deadline has passed.
             CancelledError: This peer is closed.
-            FailedPreconditionError: This process is a forked child of the process that made the peer.
+            FailedPreconditionError: This process is a forked child of the process that made the
+                peer.
         """
         self._home.check()
         while not self._lost:
@@ -132,8 +140,8 @@ class Peer:
             if not self._closed.is_set():
                 return
             try:
-                # `close` ran before or at this moment, and may or may not have seen the lane. The thread that removes
-                # it from the list closes it.
+                # `close` ran before or at this moment, and may or may not have seen the lane. The
+                # thread that removes it from the list closes it.
                 self._idle.remove(lane)
             except ValueError:
                 return
@@ -150,7 +158,8 @@ class Peer:
     def close(self) -> None:
         """Ends the heartbeat, cancels the calls under way and says goodbye.
 
-        A second call does nothing. A thread that holds a lane still releases it, which closes its socket.
+        A second call does nothing. A thread that holds a lane still releases it, which closes its
+        socket.
         """
         if self._home.was_left:
             return
@@ -167,8 +176,11 @@ class Peer:
         self._heart.wake()
         self._threads.close(times.JOIN_SECS)
         for lane in idle:
-            # The heartbeat says goodbye for all lanes, unless it was waiting for an answer or never got to connect.
-            self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
+            # The heartbeat says goodbye for all lanes, unless it was waiting for an answer or never
+            # got to connect.
+            self._discard(
+                lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent
+            )
 
     def _open(self, deadline: float | None) -> Lane:
         lane = Lane(self._dialer, next(_lane_numbers))

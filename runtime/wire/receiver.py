@@ -13,12 +13,14 @@ from runtime.wire.codec import Layout, decode_dynamic
 # A frame is received in one piece: its header ends where the aligned payload begins.
 _PAYLOAD_AT: Final = 64
 _HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
-# A buffer starts small, grows to the largest call, and shrinks after many small calls if it is large.
+# A buffer starts small, grows to the largest call, and shrinks after many small calls if it is
+# large.
 _FIRST_BUFFER_BYTES: Final = 64 << 10
 LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
-# Most handles with cached views. A full cache is emptied, so handles without end cost no memory without end.
+# Most handles with cached views. A full cache is emptied, so handles without end cost no memory
+# without end.
 _VIEWS: Final = 256
 
 
@@ -39,7 +41,8 @@ class CallReceiver:
         # The start of the payload under way, 0.0 while there is none, and `progress` at its start.
         self._frame_at = 0.0
         self._frame_from = 0
-        # The arrays over the buffer by handle. Emptied with each new buffer, so that no view keeps an old one.
+        # The arrays over the buffer by handle. Emptied with each new buffer, so that no view keeps
+        # an old one.
         self._views: dict[int, tuple[Layout, list[Array]]] = {}
         self._small_calls = 0
 
@@ -114,14 +117,19 @@ class CallReceiver:
     def too_slow(self, now: float) -> bool:
         """Returns True if a call arrives too slowly. For the thread of the listener.
 
-        A call that takes longer than `Limits.frame_secs` must come at `Limits.frame_rate` on average.
+        A call that takes longer than `Limits.frame_secs` must come at `Limits.frame_rate` on
+        average.
 
         Args:
             now: `time.monotonic()`.
         """
         began, limits = self._frame_at, self._limits
         secs = now - began
-        return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
+        return (
+            bool(began)
+            and secs > limits.frame_secs
+            and self.progress - self._frame_from < limits.frame_rate * secs
+        )
 
     def consider_shrinking(self, length: int) -> None:
         """Gives memory back after many small calls, of which the last had ``length`` bytes."""

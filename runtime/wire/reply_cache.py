@@ -1,7 +1,8 @@
 """The memory of each lane on a server, so that repeated calls run once.
 
-The calls of a lane are numbered. For each lane the server keeps the newest connection, the number of the newest call,
-and the reply of the last call with an effect. The reply stays until the next call shows that it arrived.
+The calls of a lane are numbered. For each lane the server keeps the newest connection, the number
+of the newest call, and the reply of the last call with an effect. The reply stays until the next
+call shows that it arrived.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,24 @@ class Superseded(Exception):
 class LaneRecord(Generic[Kept]):
     """The memory of one lane. The owner's thread calls `begin` and `finish` around each call."""
 
-    __slots__ = ("_changed", "_kept", "_running", "_waiting", "attempt", "closed_at", "lock", "memory", "owner", "seq")
+    __slots__ = (
+        "_changed",
+        "_kept",
+        "_running",
+        "_waiting",
+        "attempt",
+        "closed_at",
+        "lock",
+        "memory",
+        "owner",
+        "seq",
+    )
 
     def __init__(self) -> None:
         """Makes the memory of a lane without calls."""
         self.lock = concurrency.Lock()
-        # Notified when a call ends or the owner changes. `_waiting` counts the threads in `begin` that wait for it.
+        # Notified when a call ends or the owner changes. `_waiting` counts the threads in `begin`
+        # that wait for it.
         self._changed = concurrency.Condition(self.lock)
         self._waiting = 0
         self.seq = 0
@@ -150,11 +163,14 @@ class LaneTable(Generic[Kept]):
         # The last turn of the listener's thread, and the first turn after this process did not run.
         self._turned_at = self._awake_since = concurrency.monotonic()
 
-    def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
+    def inherit(
+        self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float
+    ) -> None:
         """Takes over the memory of an earlier process of the server.
 
-        A lane without an entry has had no effect that lasts, so it is welcomed as known. After ``until`` it is not: by
-        then this process may have forgotten a lane of its own, whose call has run.
+        A lane without an entry has had no effect that lasts, so it is welcomed as known. After
+        ``until`` it is not: by then this process may have forgotten a lane of its own, whose call
+        has run.
 
         Args:
             kept: Number and reply of the last call with an effect, by client and lane.
@@ -174,7 +190,13 @@ class LaneTable(Generic[Kept]):
             return sum(map(len, self._clients.values()))
 
     def attach(
-        self, client: int, lane: int, attempt: int, owner: Owner, now: float, who: Identity = ANYBODY
+        self,
+        client: int,
+        lane: int,
+        attempt: int,
+        owner: Owner,
+        now: float,
+        who: Identity = ANYBODY,
     ) -> tuple[LaneRecord[Kept], bool, Owner | None]:
         """Makes a connection the owner of a lane.
 
@@ -235,15 +257,19 @@ class LaneTable(Generic[Kept]):
         limits = self._limits
         closed = [lane for lane, record in lanes.items() if record.owner is None]
         if (connected := len(lanes) - len(closed)) >= limits.client_connections:
-            raise limits.exceeded("client_connections", f"this client has {connected} connections here")
+            raise limits.exceeded(
+                "client_connections", f"this client has {connected} connections here"
+            )
         if len(lanes) >= limits.client_lanes and closed:
             del lanes[min(closed, key=lambda lane: lanes[lane].closed_at)]
 
-    def detach(self, client: int, lane: int, record: LaneRecord[Kept], owner: Owner, now: float) -> None:
+    def detach(
+        self, client: int, lane: int, record: LaneRecord[Kept], owner: Owner, now: float
+    ) -> None:
         """Notes that a connection has closed. The memory stays until `expire`.
 
-        An exception is a lane without calls whose client has said goodbye: its hello was on the way when the client
-        left. Its memory goes at once.
+        An exception is a lane without calls whose client has said goodbye: its hello was on the way
+        when the client left. Its memory goes at once.
 
         Args:
             client: Id of the client.
@@ -309,7 +335,10 @@ class LaneTable(Generic[Kept]):
         """
         with self._lock:
             records = self._clients.get(client, {}).values()
-            return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
+            return max(
+                (r.closed_at if r.owner is None else r.owner.heard_at for r in records),
+                default=None,
+            )
 
     def note_turn(self, now: float) -> None:
         """Notes a turn of the listener's thread.
@@ -325,19 +354,25 @@ class LaneTable(Generic[Kept]):
     def silent_secs(self, client: int) -> float | None:
         """Returns the seconds since a client's last sign of life.
 
-        A sign of life is a connection or a ping. Returns None for an unknown client. Time in which this process did
-        not run (frozen, or starved) does not count.
+        A sign of life is a connection or a ping. Returns None for an unknown client. Time in which
+        this process did not run (frozen, or starved) does not count.
         """
         heard = self.heard_at(client)
         if heard is None:
             return None
         now = concurrency.monotonic()
-        return 0.0 if now - self._turned_at > times.ASLEEP_SECS else max(0.0, now - max(heard, self._awake_since))
+        return (
+            0.0
+            if now - self._turned_at > times.ASLEEP_SECS
+            else max(0.0, now - max(heard, self._awake_since))
+        )
 
     def connected(self, client: int) -> bool:
         """Returns True if a client has a connection now."""
         with self._lock:
-            return any(record.owner is not None for record in self._clients.get(client, {}).values())
+            return any(
+                record.owner is not None for record in self._clients.get(client, {}).values()
+            )
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""

@@ -1,6 +1,7 @@
 """Directories of Unix sockets, with the process id in the name.
 
-A server removes its directory at its end. A server that starts removes those of processes that died before.
+A server removes its directory at its end. A server that starts removes those of processes that died
+before.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ def make_directory() -> str:
 def sweep(parent: Path | None = None) -> int:
     """Removes this user's socket directories of processes that are gone.
 
-    A process id alone is no proof. Containers that share a directory for temporary files have process ids of their
-    own. So the socket is tried too.
+    A process id alone is no proof. Containers that share a directory for temporary files have
+    process ids of their own. So the socket is tried too.
 
     Args:
         parent: Directory to look in; the directory for temporary files by default.

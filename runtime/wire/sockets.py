@@ -1,8 +1,8 @@
 """Bytes over sockets: frames out of many buffers, exact reads, and setup.
 
-Plain sockets stay in blocking mode and get their time limit from the kernel (`set_tick`). A blocked call returns after
-one tick, and the caller looks at its deadline. A call that does not block for long pays nothing for this. Python's own
-timeouts cost a poll() for each read and write.
+Plain sockets stay in blocking mode and get their time limit from the kernel (`set_tick`). A blocked
+call returns after one tick, and the caller looks at its deadline. A call that does not block for
+long pays nothing for this. Python's own timeouts cost a poll() for each read and write.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ MAX_IOV: Final = 1024
 """Most buffers that the kernel takes in one sendmsg."""
 _TLS_JOIN_BYTES: Final = 16 << 10
 """Bytes up to which small pieces are joined; the longest record of TLS."""
-# Over loopback a socket buffer that fits the cache moves large tensors twice as fast as the automatic size (64 MB: 12
-# ms, not 31 ms). Between machines the automatic size follows the round trip time, which is not known here.
+# Over loopback a socket buffer that fits the cache moves large tensors twice as fast as the
+# automatic size (64 MB: 12 ms, not 31 ms). Between machines the automatic size follows the round
+# trip time, which is not known here.
 _LOOPBACK_BUFFER_BYTES: Final = 256 << 10
 _UNIX_BUFFER_BYTES: Final = 512 << 10
 _DRAIN_BYTES: Final = 64 << 10
@@ -74,7 +75,9 @@ def peer_user(sock: socket.socket) -> int | None:
     """
     if sock.family != socket.AF_UNIX:
         return None
-    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, user, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
     return int(user)
 
 
@@ -105,7 +108,8 @@ def interrupt(sock: socket.socket) -> None:
     A thread that is blocked in the connection returns at once. The owner still closes the socket.
     """
     try:
-        # Not sock.shutdown: SSLSocket's forgets the TLS state, and the blocked reader would get raw bytes.
+        # Not sock.shutdown: SSLSocket's forgets the TLS state, and the blocked reader would get raw
+        # bytes.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         # Not connected any more, so no thread is blocked in the connection.
@@ -221,7 +225,9 @@ def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter
         if count:
             views[first] = views[first][count:]
         try:
-            count = sock.send(views[first]) if secure else sock.sendmsg(views[first : first + MAX_IOV])
+            count = (
+                sock.send(views[first]) if secure else sock.sendmsg(views[first : first + MAX_IOV])
+            )
         except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError):
             # OpenSSL requires that the next send has the same bytes.
             waiter.stalled()
@@ -230,7 +236,8 @@ def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter
 
 
 def _joined(views: Sequence[memoryview]) -> list[memoryview]:
-    # Every send by TLS is a record of its own. So small pieces are joined, and large pieces never copied.
+    # Every send by TLS is a record of its own. So small pieces are joined, and large pieces never
+    # copied.
     found: list[memoryview] = []
     small = bytearray()
     for view in views:

@@ -1,7 +1,7 @@
 """Times of the tensor channel, in seconds, in one table; those that users may know are in ``runtime/timeouts.py``.
 
-A period is the time between two turns of a loop. A patience is the longest wait for another thread or process. A limit
-separates two states of a connection or of this process.
+A period is the time between two turns of a loop. A patience is the longest wait for another thread
+or process. A limit separates two states of a connection or of this process.
 """
 
 from typing import Final
@@ -20,7 +20,10 @@ LISTEN_SECS: Final = 0.1
 TURN_SECS: Final = 1.0
 """Longest wait of the listener's thread for news."""
 TIDY_SECS: Final = 0.25
-"""Time between two walks over all connections and lanes, at least. A flood of newcomers must not cause a walk each."""
+"""Time between two walks over all connections and lanes, at least.
+
+A flood of newcomers must not cause a walk each.
+"""
 EARLIER_RUN_SECS: Final = 1.0
 """Time between two looks for a client that has hung up, in a wait for an earlier run of its call."""
 STAGGER_SECS: Final = 0.25

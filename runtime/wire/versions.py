@@ -7,7 +7,9 @@ import re
 from typing import Final
 
 WIRE_VERSION: Final = 4
-"""The version of both planes. It changes with whatever a peer of the version before would not understand, or would
+"""The version of both planes.
+
+It changes with whatever a peer of the version before would not understand, or would
 understand differently.
 """
 _SAID = re.compile(r"(?P<wire>[0-9]{1,9}) (?P<release>[\w.+!-]{1,40})")
@@ -33,8 +35,8 @@ def spoken() -> str:
 def why_not_understood(said: str) -> str:
     """Returns the reason to refuse a client that sends ``said``.
 
-    Returns "" for a client of this wire version. A client without a version counts as such a client: no released
-    version is so old.
+    Returns "" for a client of this wire version. A client without a version counts as such a
+    client: no released version is so old.
 
     Example:
         >>> why_not_understood(spoken())
@@ -45,8 +47,13 @@ def why_not_understood(said: str) -> str:
     found = _SAID.fullmatch(said)
     if found is not None and int(found["wire"]) == WIRE_VERSION:
         return ""
-    theirs = f"Bellwether {found['release']} (wire version {found['wire']})" if found else "another version"
+    theirs = (
+        f"Bellwether {found['release']} (wire version {found['wire']})"
+        if found
+        else "another version"
+    )
     return (
-        f"this task runs Bellwether {version()} (wire version {WIRE_VERSION}) and its client {theirs}: install one "
+        f"this task runs Bellwether {version()} (wire version {WIRE_VERSION}) and its client "
+        f"{theirs}: install one "
         "version on all tasks of the cluster"
     )

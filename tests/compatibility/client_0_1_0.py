@@ -2,9 +2,9 @@
 
 python client_0_1_0.py HOST:PORT TASK TOKEN [WIRE]
 
-says hello to a ps on both planes, takes part in its run, initialises two variables, trains two steps, reads them,
-leaves, and prints what it has seen as JSON. What is refused is printed as {"refused": [code, text]}. WIRE is what it
-says of itself instead of "3 0.1.0".
+says hello to a ps on both planes, takes part in its run, initialises two variables, trains two
+steps, reads them, leaves, and prints what it has seen as JSON. What is refused is printed as
+{"refused": [code, text]}. WIRE is what it says of itself instead of "3 0.1.0".
 """
 
 import hashlib
@@ -21,7 +21,8 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 HERE = pathlib.Path(__file__).parent / "0.1.0"
-HEADER = struct.Struct("<HBBIQQQ")  # magic and wire version, kind, flags, handle, seq, step, payload length
+# magic and wire version, kind, flags, handle, seq, step, payload length
+HEADER = struct.Struct("<HBBIQQQ")
 MAGIC = 0xB703
 HELLO, WELCOME, CALL, REPLY, ERROR, PING, PONG, GOODBYE, CHALLENGE, PROOF = range(1, 11)
 
@@ -91,7 +92,9 @@ class Tensors:
         assert kind == CHALLENGE and len(challenge) == 48, (kind, challenge)
         about = struct.pack("<QQQI", incarnation, client, lane, attempt)
         drawn, shown = challenge[:16], challenge[16:]
-        assert shown == proof(key, b"tensors", b"server", drawn, nonce, about, task.encode()), "the server's proof"
+        assert shown == proof(key, b"tensors", b"server", drawn, nonce, about, task.encode()), (
+            "the server's proof"
+        )
         self._send(PROOF, proof(key, b"tensors", b"client", drawn, nonce, about, task.encode()))
         kind, self.incarnation, _ = self._receive()
         assert kind == WELCOME, kind
@@ -135,7 +138,13 @@ class Tensors:
 
 def order(incarnation: int, **of: Any) -> Any:
     """An order to the run record."""
-    return message("RunOrder", incarnation=incarnation, sender="/job:worker/task:0", address="127.0.0.1:1", **of)
+    return message(
+        "RunOrder",
+        incarnation=incarnation,
+        sender="/job:worker/task:0",
+        address="127.0.0.1:1",
+        **of,
+    )
 
 
 def session(address: str, task: str, token: str, wire: str) -> dict[str, Any]:
@@ -150,8 +159,14 @@ def session(address: str, task: str, token: str, wire: str) -> dict[str, Any]:
     seen["joined"] = list(control.call("Run", join, "RunReply").joined)
     handles = {}
     for name in ("init", "step", "read"):
-        request = text_format.Parse((HERE / f"{name}.txtpb").read_text(), message("RegisterRequest"))
-        request.incarnation, request.session, request.generation = status.incarnation, client, status.generation
+        request = text_format.Parse(
+            (HERE / f"{name}.txtpb").read_text(), message("RegisterRequest")
+        )
+        request.incarnation, request.session, request.generation = (
+            status.incarnation,
+            client,
+            status.generation,
+        )
         handles[name] = control.call("Register", request, "RegisterResponse").handle
     lane = Tensors(address.rpartition(":")[0], status.data_port, key, task, client)
     assert lane.incarnation == status.incarnation
@@ -159,7 +174,10 @@ def session(address: str, task: str, token: str, wire: str) -> dict[str, Any]:
     for _ in range(2):
         lane.call(handles["step"], struct.pack("<3f", 1, 2, 3))
     answer = lane.call(handles["read"])
-    seen["weights"], seen["count"] = struct.unpack_from("<3f", answer), *struct.unpack_from("<i", answer, 64)
+    seen["weights"], seen["count"] = (
+        struct.unpack_from("<3f", answer),
+        *struct.unpack_from("<i", answer, 64),
+    )
     seen["pong"] = lane.ping()
     lane.close()
     metrics = control.call("Metrics", message("MetricsRequest", variables=True), "MetricsResponse")

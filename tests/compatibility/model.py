@@ -19,7 +19,12 @@ TABLE = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3) / 4
 KERNEL = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
 HALF = np.array([0.5, -2.0, 3.0], ml_dtypes.bfloat16)
 FLAGS = np.array([True, False])
-STATE = {"epoch": 2, "order": np.arange(4, dtype=np.int16), "key": b"\x01", "nested": [1.5, None, {"name": "x"}]}
+STATE = {
+    "epoch": 2,
+    "order": np.arange(4, dtype=np.int16),
+    "key": b"\x01",
+    "nested": [1.5, None, {"name": "x"}],
+}
 STEPS = 3
 """So many steps of training were done."""
 
@@ -41,7 +46,9 @@ def build(ps: int, parts: int) -> tuple[rt.Variable, rt.Operation]:
     harness.partitioned("table", table)
     loss = rt.call(_loss, kernel, *table)
     # Plain addition, so that each value is the same whatever computes it.
-    train_op = harness.Optimizer(optax.sgd(0.5, momentum=0.5)).minimize(loss, global_step=global_step)
+    train_op = harness.Optimizer(optax.sgd(0.5, momentum=0.5)).minimize(
+        loss, global_step=global_step
+    )
     return global_step, train_op
 
 
@@ -55,7 +62,9 @@ def expected() -> dict[str, Any]:
     moved = np.float32(0.5 * (1 + 1.5 + 1.75))
     return {
         "global_step": np.int64(STEPS),
-        "words": np.array([word.encode() if isinstance(word, str) else word for word in WORDS], object),
+        "words": np.array(
+            [word.encode() if isinstance(word, str) else word for word in WORDS], object
+        ),
         "half": HALF,
         "flags": FLAGS,
         "net/kernel": KERNEL - moved,
@@ -71,7 +80,9 @@ def save(directory: pathlib.Path) -> None:
     with rt.Graph().as_default(), rt.local_cluster(ps=2, workers=1) as cluster:
         with cluster.device():
             global_step, train_op = build(ps=2, parts=3)
-        supervisor = harness.Supervisor(logdir=directory, global_step=global_step, summary_op=None, save_model_secs=0)
+        supervisor = harness.Supervisor(
+            logdir=directory, global_step=global_step, summary_op=None, save_model_secs=0
+        )
         with supervisor.managed_session(cluster.target) as session:
             for _ in range(STEPS):
                 session.run(train_op)

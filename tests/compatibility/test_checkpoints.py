@@ -38,7 +38,9 @@ def test_it_is_read_without_a_session(directory: str) -> None:
     assert path is not None and path.endswith(f"model.ckpt/{model.STEPS}")
     reader = harness.load_checkpoint(directory)
     wanted = model.expected()
-    assert reader.get_variable_to_shape_map() == {name: np.shape(value) for name, value in wanted.items()}
+    assert reader.get_variable_to_shape_map() == {
+        name: np.shape(value) for name, value in wanted.items()
+    }
     for name, value in wanted.items():
         same(reader.get_tensor(name), value)
     found = harness.load_pytree(directory, like={"kernel": model.KERNEL}, name="net")
@@ -59,13 +61,18 @@ def test_a_run_goes_on_from_it(directory: str, ps: int, parts: int) -> None:
         with rt.Graph().as_default() as graph, rt.local_cluster(ps=ps, workers=1) as cluster:
             with cluster.device():
                 global_step, train_op = model.build(ps, parts)
-            supervisor = harness.Supervisor(logdir=directory, global_step=global_step, summary_op=None)
+            supervisor = harness.Supervisor(
+                logdir=directory, global_step=global_step, summary_op=None
+            )
             with supervisor.managed_session(cluster.target) as session:
                 wanted = model.expected()
                 for name in ("words", "half", "flags", "net/kernel", "net/kernel/trace/trace"):
                     same(session.run(f"{name}:0"), wanted[name])
                 table = [v for v in rt.global_variables() if v.op.name.startswith("table/part_")]
-                same(np.concatenate(session.run([v for v in table if v.op.name.count("/") == 1])), wanted["table"])
+                same(
+                    np.concatenate(session.run([v for v in table if v.op.name.count("/") == 1])),
+                    wanted["table"],
+                )
                 assert session.run(global_step) == model.STEPS
                 session.run(train_op)
             assert graph.finalized

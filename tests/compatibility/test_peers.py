@@ -1,6 +1,7 @@
 """A peer of each version that was released is understood while its wire version is ours, else refused in one line.
 
-The peers are clients as they were then (client_*.py), which import nothing of ours and are never changed.
+The peers are clients as they were then (client_*.py), which import nothing of ours and are never
+changed.
 """
 
 import json
@@ -47,7 +48,10 @@ def test_a_released_client_trains_or_is_told_why_not(release: str, ps: rt.Server
     if theirs != WIRE_VERSION:
         code, text = seen["refused"]
         assert code == "UNIMPLEMENTED"
-        assert f"its client Bellwether {release} (wire version {theirs}): install one version on all tasks" in text
+        assert (
+            f"its client Bellwether {release} (wire version {theirs}): install one version on all "
+            "tasks" in text
+        )
         return
     assert seen == {
         "task": TASK,
@@ -61,23 +65,30 @@ def test_a_released_client_trains_or_is_told_why_not(release: str, ps: rt.Server
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("said", [f"{WIRE_VERSION + 1} 9.1.0", f"{WIRE_VERSION - 1} 0.0.9", "x" * 200])
+@pytest.mark.parametrize(
+    "said", [f"{WIRE_VERSION + 1} 9.1.0", f"{WIRE_VERSION - 1} 0.0.9", "x" * 200]
+)
 def test_a_client_of_another_wire_version_is_refused_in_one_line(ps: rt.Server, said: str) -> None:
     code, text = session(RELEASES[-1], ps, said)["refused"]
     assert code == "UNIMPLEMENTED" and "\n" not in text and len(text) < 250
-    assert text.startswith(f"this task runs Bellwether {rt.__version__} (wire version {WIRE_VERSION}) and its client ")
+    assert text.startswith(
+        f"this task runs Bellwether {rt.__version__} (wire version {WIRE_VERSION}) and its client "
+    )
     assert text.endswith("install one version on all tasks of the cluster")
     wire, _, release = said.partition(" ")
     assert not release or f"Bellwether {release} (wire version {wire})" in text
 
 
 SERVES = (
-    "import runtime as rt; s = rt.Server(rt.ClusterSpec({cluster!r}), 'ps', 0); print('serves', flush=True); s.join()"
+    "import runtime as rt; s = rt.Server(rt.ClusterSpec({cluster!r}), 'ps', 0); print('serves', "
+    "flush=True); s.join()"
 )
 
 
 @pytest.mark.cluster
-def test_a_session_on_a_cluster_of_another_version_ends_with_that_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_on_a_cluster_of_another_version_ends_with_that_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with rt.local_cluster(ps=1, workers=1) as free:
         cluster = {job: list(free.cluster.job_tasks(job)) for job in free.cluster.jobs}
     with Program("python", "-c", SERVES.format(cluster=cluster)) as ps:
@@ -87,9 +98,14 @@ def test_a_session_on_a_cluster_of_another_version_ends_with_that_line(monkeypat
         with rt.Server(rt.ClusterSpec(cluster), "worker", 0) as server, rt.Graph().as_default():
             with rt.device("/job:ps"):
                 weights = rt.Variable([1.0])
-            with pytest.raises(rt.UnimplementedError, match=line) as told, rt.Session(server.target) as session:
+            with (
+                pytest.raises(rt.UnimplementedError, match=line) as told,
+                rt.Session(server.target) as session,
+            ):
                 session.run(weights.initializer)
-            assert told.value.message.startswith(f"at {cluster['ps'][0]} this task runs Bellwether ")
+            assert told.value.message.startswith(
+                f"at {cluster['ps'][0]} this task runs Bellwether "
+            )
             with pytest.raises(rt.UnimplementedError, match=line):
                 rt.probe(cluster["ps"][0], 60)
 

@@ -1,8 +1,9 @@
 """The code blocks of the documentation, and how those in Python are run: ``python -m tests.docs.blocks docs/sync.md``.
 
-Blocks of a page run from top to bottom in one namespace, in a process and a directory of their own, with the names
-that tests/docs/scenes.py gives them. A block with a ``title="train.py"`` is a whole program: test_blocks.py writes it
-to a file of that name and starts it. Comments right before a block say more:
+Blocks of a page run from top to bottom in one namespace, in a process and a directory of their own,
+with the names that tests/docs/scenes.py gives them. A block with a ``title="train.py"`` is a whole
+program: test_blocks.py writes it to a file of that name and starts it. Comments right before a
+block say more:
 
 * ``<!-- fragment: why -->``: it is not run;
 * ``<!-- needs: grain -->``: it is run where these packages are installed.
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
-_BLOCK = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
 _MARK = re.compile(r"<!-- (?P<what>fragment|needs): (?P<why>.+?) -->\s*\Z")
 
 
@@ -83,7 +86,9 @@ def run(page: pathlib.Path, have: frozenset[str]) -> int:
         here = [block for block in blocks(page) if block.language == "python" and not block.title]
         ran = [block for block in here if not block.fragment and block.needs <= have]
         for block in ran:
-            tree = ast.increment_lineno(ast.parse(scene.as_here(block.code), str(page)), block.line - 1)
+            tree = ast.increment_lineno(
+                ast.parse(scene.as_here(block.code), str(page)), block.line - 1
+            )
             scene.before(block)
             exec(compile(tree, str(page), "exec"), scene.names)
             scene.after(block)

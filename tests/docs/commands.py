@@ -60,7 +60,10 @@ def given_flags() -> Iterator[Flags]:
                 for line in block.code.splitlines():
                     yield Flags(str(block), TRAINER, _names(_words(line)))
         text = re.sub(
-            r"^( *)```.*?^\1```$", lambda found: "\n" * found[0].count("\n"), page.read_text(), flags=re.M | re.S
+            r"^( *)```.*?^\1```$",
+            lambda found: "\n" * found[0].count("\n"),
+            page.read_text(),
+            flags=re.M | re.S,
         )
         for found in _COMMAND.finditer(text):
             where = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}"
@@ -83,5 +86,10 @@ def _words(line: str) -> list[str]:
 
 def _names(words: list[str]) -> tuple[str, ...]:
     """The flags among the arguments of one program; what stands after ``--`` is for another."""
-    own = words[: next((number for number, word in enumerate(words) if word in _ENDS or word == "--"), len(words))]
+    own = words[
+        : next(
+            (number for number, word in enumerate(words) if word in _ENDS or word == "--"),
+            len(words),
+        )
+    ]
     return tuple(word.lstrip("-").partition("=")[0] for word in own if re.match(r"--?[a-z]", word))

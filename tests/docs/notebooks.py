@@ -1,6 +1,7 @@
 """Runs a notebook of docs/notebooks and keeps what its cells print: ``python -m tests.docs.notebooks FILE...``.
 
-It runs in a directory of its own, as a kernel would run it: all cells in one namespace, one after the other.
+It runs in a directory of its own, as a kernel would run it: all cells in one namespace, one after
+the other.
 """
 
 import contextlib

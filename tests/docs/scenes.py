@@ -26,7 +26,10 @@ LABELS = np.arange(8, dtype=np.int32)
 def _init(key: object, x: object) -> dict[str, Any]:
     """Parameters as Flax linen nests them: 784 -> 4 -> 10."""
     layers = {"Dense_0": (784, 4), "Dense_1": (4, 10)}
-    return {n: {"kernel": np.full(s, 0.01, np.float32), "bias": np.zeros(s[1], np.float32)} for n, s in layers.items()}
+    return {
+        n: {"kernel": np.full(s, 0.01, np.float32), "bias": np.zeros(s[1], np.float32)}
+        for n, s in layers.items()
+    }
 
 
 def _apply(params: Any, x: jax.Array) -> jax.Array:
@@ -36,7 +39,9 @@ def _apply(params: Any, x: jax.Array) -> jax.Array:
 
 
 def _loss_fn(params: Any, x: jax.Array, y: jax.Array | int = 3) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(_apply(params, x), jnp.broadcast_to(y, x.shape[:1])).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(
+        _apply(params, x), jnp.broadcast_to(y, x.shape[:1])
+    ).mean()
 
 
 class Scene:
@@ -83,7 +88,9 @@ class Scene:
         """Adds an optimizer with moving averages, and a session in which all has its first value."""
         ema = harness.ExponentialMovingAverage(0.999)
         optimizer = harness.Optimizer(ema.after(optax.adam(1e-3)))
-        self.names["train_op"] = optimizer.minimize(self.names["loss"], global_step=self.names["global_step"])
+        self.names["train_op"] = optimizer.minimize(
+            self.names["loss"], global_step=self.names["global_step"]
+        )
         self.session()
 
     def session(self) -> None:
@@ -96,7 +103,9 @@ class Scene:
 
     def as_here(self, code: str) -> str:
         """The code with addresses and paths of this machine."""
-        return code.replace("ps0:2222", self.cluster.cluster.task_address("ps", 0)).replace("/tmp/run", "run")
+        return code.replace("ps0:2222", self.cluster.cluster.task_address("ps", 0)).replace(
+            "/tmp/run", "run"
+        )
 
     def before(self, block: Block) -> None:
         """Called before each block."""
@@ -115,12 +124,16 @@ class Checkpoints(Scene):
     def graph(self) -> None:
         super().graph()
         n = self.names
-        n["part_0"], n["part_1"] = (rt.Variable(np.ones((2, 3), np.float32), name=f"table/{i}") for i in range(2))
+        n["part_0"], n["part_1"] = (
+            rt.Variable(np.ones((2, 3), np.float32), name=f"table/{i}") for i in range(2)
+        )
         rt.Variable(np.zeros((784, 4), np.float32), name="mlp/dense/kernel")
         self.train_op()
         n["session"].run(rt.assign(n["global_step"], 1200))
         n["kernel"] = n["params"]["Dense_0"]["kernel"]
-        n["pipeline"] = types.SimpleNamespace(get_state=lambda: {"position": 7}, set_state=lambda state: None)
+        n["pipeline"] = types.SimpleNamespace(
+            get_state=lambda: {"position": 7}, set_state=lambda state: None
+        )
         theirs = {"params": {"dense": {"kernel": np.full((784, 4), 7, np.float32)}}}
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(os.path.abspath("their/checkpoint"), theirs)
@@ -137,11 +150,16 @@ class Training(Scene):
         super().graph()
         n = self.names
         n["server"] = self.cluster.servers["worker", 0]
-        examples = rt.FIFOQueue(20, [jnp.float32], [[8, 784]])  # what feeds a loop that feeds nothing, and ends it
+        # what feeds a loop that feeds nothing, and ends it
+        examples = rt.FIFOQueue(20, [jnp.float32], [[8, 784]])
         n["x"] = examples.dequeue()
         loss = rt.call(_loss_fn, n["params"], n["x"])
-        n["train_op"] = harness.Optimizer(optax.sgd(0.1)).minimize(loss, global_step=n["global_step"])
-        n["evaluate"] = lambda session: session.run(n["accuracy"], {n["images"]: BATCH, n["labels"]: LABELS})
+        n["train_op"] = harness.Optimizer(optax.sgd(0.1)).minimize(
+            loss, global_step=n["global_step"]
+        )
+        n["evaluate"] = lambda session: session.run(
+            n["accuracy"], {n["images"]: BATCH, n["labels"]: LABELS}
+        )
         with rt.Session(self.cluster.target) as session:
             many = rt.placeholder(jnp.float32, [None, 8, 784])
             session.run(examples.enqueue_many(many), {many: np.stack([BATCH] * 20)})
@@ -159,8 +177,12 @@ class Evaluation(Scene):
         super().graph()
         n = self.names
         n |= {"test_images": BATCH, "test_labels": LABELS}
-        train_op = harness.Optimizer(optax.sgd(0.1)).minimize(n["loss"], global_step=n["global_step"])
-        supervisor = harness.Supervisor(is_chief=True, logdir="run", global_step=n["global_step"], summary_op=None)
+        train_op = harness.Optimizer(optax.sgd(0.1)).minimize(
+            n["loss"], global_step=n["global_step"]
+        )
+        supervisor = harness.Supervisor(
+            is_chief=True, logdir="run", global_step=n["global_step"], summary_op=None
+        )
         with supervisor.managed_session(self.cluster.target) as session:
             for _ in range(5):
                 session.run(train_op, n["feeds"])
@@ -222,7 +244,9 @@ class Design(Scene):
     def as_here(self, code: str) -> str:
         free = rt.local_cluster(ps=1, workers=2)
         free.stop()
-        for name, task in zip(("ps0:2222", "w0:2222", "w1:2222"), free.cluster.tasks(), strict=True):
+        for name, task in zip(
+            ("ps0:2222", "w0:2222", "w1:2222"), free.cluster.tasks(), strict=True
+        ):
             code = code.replace(name, free.cluster.task_address(task.job, task.index))
         self._ps = self._open.enter_context(rt.Server(free.cluster, "ps", 0))
         return super().as_here(code)
@@ -251,7 +275,9 @@ class Faults(Scene):
         sys.argv = ["page"]
 
     def after(self, block: Block) -> None:
-        tests: list[Callable[[], None]] = [v for name, v in self.names.items() if name.startswith("test_")]
+        tests: list[Callable[[], None]] = [
+            v for name, v in self.names.items() if name.startswith("test_")
+        ]
         assert tests
         for test in tests:
             test()

@@ -23,7 +23,11 @@ ELSEWHERE = {"README.md": "tests/models/mnist/test_minimal.py runs its program a
 BLOCKS = [block for page in PAGES if page.name not in ELSEWHERE for block in blocks(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 SNIPPETS = sorted(
-    {(block.page, tuple(sorted(block.needs))) for block in PYTHON if not block.title and not block.fragment}
+    {
+        (block.page, tuple(sorted(block.needs)))
+        for block in PYTHON
+        if not block.title and not block.fragment
+    }
 )
 """Pages, each once for every set of packages that some of its blocks need."""
 FILES = [block for block in PYTHON if block.title]
@@ -32,7 +36,9 @@ PROGRAMS = [block for block in FILES if "__main__" in block.code]
 
 
 def test_every_block_says_its_language() -> None:
-    assert [f"{b}: {b.language}" for page in PAGES for b in blocks(page) if b.language not in LANGUAGES] == []
+    assert [
+        f"{b}: {b.language}" for page in PAGES for b in blocks(page) if b.language not in LANGUAGES
+    ] == []
 
 
 def test_python_is_fenced() -> None:
@@ -53,10 +59,14 @@ def test_python_is_fenced() -> None:
 def test_a_fragment_has_a_reason_and_is_python() -> None:
     compiled = [compile(block.code, str(block), "exec") for block in PYTHON]
     assert len(compiled) > 20
-    assert [str(block) for block in PYTHON if block.fragment and len(block.fragment.split()) < 3] == []
+    assert [
+        str(block) for block in PYTHON if block.fragment and len(block.fragment.split()) < 3
+    ] == []
 
 
-@pytest.mark.parametrize("block", [b for b in PYTHON if b.fragment.startswith("lines of ")], ids=str)
+@pytest.mark.parametrize(
+    "block", [b for b in PYTHON if b.fragment.startswith("lines of ")], ids=str
+)
 def test_lines_of_a_program_are_in_it(block: Block) -> None:
     program = (ROOT / block.fragment.removeprefix("lines of ")).read_text()
     assert statements(block.code) <= statements(program)
@@ -82,8 +92,12 @@ def without(needs: tuple[str, ...]) -> None:
             pytest.skip(f"{package} is not installed")
 
 
-@pytest.mark.parametrize(("page", "needs"), SNIPPETS, ids=["-".join([page.stem, *needs]) for page, needs in SNIPPETS])
-def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "needs"), SNIPPETS, ids=["-".join([page.stem, *needs]) for page, needs in SNIPPETS]
+)
+def test_the_blocks_of_a_page_run(
+    page: pathlib.Path, needs: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
     without(needs)
     done = python("-m", "tests.docs.blocks", str(page), *needs, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
@@ -91,7 +105,9 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tm
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "models.md"], ids=str)
+@pytest.mark.parametrize(
+    "block", [block for block in PROGRAMS if block.page.name == "models.md"], ids=str
+)
 def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
     save_files(block.page, tmp_path)
@@ -110,7 +126,9 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "data.md"], ids=str)
+@pytest.mark.parametrize(
+    "block", [block for block in PROGRAMS if block.page.name == "data.md"], ids=str
+)
 def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
     save_files(block.page, tmp_path)
@@ -118,7 +136,8 @@ def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -
     begun, again = begins(first), begins(second)
     assert len(begun) == len(again) == 2
     assert begun["0"] == begun["1"]  # the beginning
-    # Worker 1 had left before the last checkpoint; on a busy machine one of them comes when nothing is left to do.
+    # Worker 1 had left before the last checkpoint; on a busy machine one of them comes when nothing
+    # is left to do.
     assert again["0"] != begun["0"] or again["1"] != begun["1"]
     assert 0.87 < accuracy(second) <= 1
 
@@ -154,4 +173,6 @@ def accuracy(output: str) -> float:
 
 def python(*arguments: str, cwd: pathlib.Path) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280
+    )

@@ -33,7 +33,10 @@ APART = {
     "ray.md: python train.py": "needs Ray; tests/harness/ray runs such a program, and ray job submit",
     "security.md: export BELLWETHER_SECURITY": "needs Slurm; configs/slurm.sbatch has these lines",
 }
-"""Blocks that do not run here, by page and first words: why, and who runs the like of it. Their flags are checked."""
+"""Blocks that do not run here, by page and first words: why, and who runs the like of it.
+
+Their flags are checked.
+"""
 DRY = ("CONTRIBUTING.md: make setup", "monitoring.md: make tensorboard")
 """Blocks whose targets take minutes, or serve until they are stopped: make only says what it would do."""
 _ran: list[Block] = []
@@ -78,7 +81,9 @@ TF1_CHECK = shown("tf1.md", "--check old/")
 def test_every_block_runs_or_says_why_not() -> None:
     apart = [*APART, *DRY]
     there = shell_blocks()
-    assert [str(b) for b in there if sum(name(b).startswith(one) for one in apart) + _ran.count(b) != 1] == []
+    assert [
+        str(b) for b in there if sum(name(b).startswith(one) for one in apart) + _ran.count(b) != 1
+    ] == []
     assert [one for one in apart if not any(name(b).startswith(one) for b in there)] == []
 
 
@@ -97,7 +102,9 @@ def test_the_flags_of_the_pages_are_there(module: str) -> None:
         }
         return
     there = flags_of(module)
-    used = [(given.where, flag) for given in GIVEN if given.module == module for flag in given.names]
+    used = [
+        (given.where, flag) for given in GIVEN if given.module == module for flag in given.names
+    ]
     assert [f"{where}: {module} has no --{flag}" for where, flag in used if flag not in there] == []
 
 
@@ -117,14 +124,18 @@ def help_of(module: str, ask: str) -> str:
         return program.output()
 
 
-@pytest.mark.parametrize("line", [line for b in shell_blocks() for line in commands(b) if line.startswith("make ")])
+@pytest.mark.parametrize(
+    "line", [line for b in shell_blocks() for line in commands(b) if line.startswith("make ")]
+)
 def test_make_knows_what_it_is_asked_for(line: str) -> None:
     command = line.replace("make ", "make --dry-run --no-print-directory ", 1)
     done = bash(command, ROOT)
     assert done.stdout and done.returncode == 0, done.stderr
     makefile = (ROOT / "Makefile").read_text()
     assert [
-        variable for variable in re.findall(r" ([A-Z]+)=", line.partition("#")[0]) if f"$({variable}" not in makefile
+        variable
+        for variable in re.findall(r" ([A-Z]+)=", line.partition("#")[0])
+        if f"$({variable}" not in makefile
     ] == []
 
 
@@ -136,7 +147,12 @@ def bash(commands: str, folder: pathlib.Path) -> "subprocess.CompletedProcess[st
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands], cwd=folder, env=env, capture_output=True, text=True, timeout=200
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
 
 
@@ -169,21 +185,29 @@ def test_checkpoints_are_looked_into(tmp_path: pathlib.Path) -> None:
             saver.save(session, str(tmp_path / "runs" / "mnist" / "model.ckpt"), global_step=step)
     list_them, verify_them, print_one, compare = commands(INSPECT)
     assert {"100", "200", "mlp/w1"} <= set(result(list_them, tmp_path).split())
-    assert "--verify" in verify_them and {"100", "200"} <= set(result(verify_them, tmp_path).split())
+    assert "--verify" in verify_them and {"100", "200"} <= set(
+        result(verify_them, tmp_path).split()
+    )
     assert "[[2. 2.]" in result(print_one, tmp_path)
     done = bash(compare, tmp_path)
-    assert (done.returncode, done.stdout) == (1, "mlp/w1: 6 of 6 elements differ, by up to 1\n"), done.stderr
+    assert (done.returncode, done.stdout) == (1, "mlp/w1: 6 of 6 elements differ, by up to 1\n"), (
+        done.stderr
+    )
 
 
 def test_a_check_of_old_programs_says_what_the_page_shows(tmp_path: pathlib.Path) -> None:
     import harness.tf1 as tf
 
-    names = [f"tf.{one}" for one in dir(tf) if one[0].islower() and inspect.isfunction(getattr(tf, one))]
+    names = [
+        f"tf.{one}" for one in dir(tf) if one[0].islower() and inspect.isfunction(getattr(tf, one))
+    ]
     (tmp_path / "old").mkdir()
     train = ["import tensorflow as tf", *names[:41]]
     train += [""] * (87 - len(train)) + ["tf.estimator"]
     (tmp_path / "old" / "train.py").write_text("\n".join(train) + "\n")
-    (tmp_path / "old" / "worker.py").write_text("\n".join(["import tensorflow as tf", *names[23:57]]) + "\n")
+    (tmp_path / "old" / "worker.py").write_text(
+        "\n".join(["import tensorflow as tf", *names[23:57]]) + "\n"
+    )
     done = bash(script(TF1_CHECK), tmp_path)
     assert done.stdout.splitlines() == TF1_CHECK.code.splitlines()[1:], done.stderr
 
@@ -194,7 +218,9 @@ def test_a_check_of_old_programs_says_what_the_page_shows(tmp_path: pathlib.Path
 @contextlib.contextmanager
 def background(line: str, folder: pathlib.Path) -> Iterator[Program]:
     """Runs a line of a page, ``python`` and what is set before it, while a test goes on."""
-    *settings, command = re.split(r" (?=python )", line, maxsplit=1) if not line.startswith("python") else [line]
+    *settings, command = (
+        re.split(r" (?=python )", line, maxsplit=1) if not line.startswith("python") else [line]
+    )
     env = dict(setting.split("=", 1) for text in settings for setting in text.split())
     with Program(*command.split(), cwd=folder, env=env) as program:
         yield program
@@ -244,14 +270,18 @@ def until(done: Callable[[], "subprocess.CompletedProcess[str]"]) -> str:
 
 def test_a_run_is_watched_from_a_terminal(tmp_path: pathlib.Path) -> None:
     launch, scrape = commands(DASHBOARD)
-    assert (ROOT / re.findall(r"--config\.file=(\S+)", scrape)[0]).is_file()  # test_dashboard.py gives it to Prometheus
+    # test_dashboard.py gives it to Prometheus
+    assert (ROOT / re.findall(r"--config\.file=(\S+)", scrape)[0]).is_file()
     with background(launch.replace("9100", str(free_ports(1)[0])), tmp_path) as run:
         target = run.expect(r"what the tasks do: python -m harness\.status --target=(\S+)")[1]
         one, all_of_them = commands(STATUS)
         run.expect("figures for Prometheus at port")
-        assert "/job:worker/task:1" in until(lambda: bash(one.replace("host:port", target), tmp_path))
+        assert "/job:worker/task:1" in until(
+            lambda: bash(one.replace("host:port", target), tmp_path)
+        )
         with background(
-            all_of_them.replace('"', "").replace("ps=a:2222;worker=b:2222,c:2222", f"ps={target}"), tmp_path
+            all_of_them.replace('"', "").replace("ps=a:2222;worker=b:2222,c:2222", f"ps={target}"),
+            tmp_path,
         ) as watch:
             watch.expect("/job:ps/task:0")
             watch.expect("/job:ps/task:0")  # again, a while later
@@ -279,12 +309,17 @@ def test_programs_of_tensorflow_start_unchanged(tmp_path: pathlib.Path) -> None:
     (tmp_path / "package").mkdir()
     for file in ("mnist_replica.py", "package/module.py"):
         (tmp_path / file).write_text(FLAGS)
-    assert [result(line, tmp_path).split() for line in commands(TF1)] == [["GIVEN", "worker"], ["GIVEN", "value"]]
+    assert [result(line, tmp_path).split() for line in commands(TF1)] == [
+        ["GIVEN", "worker"],
+        ["GIVEN", "value"],
+    ]
 
 
 def test_a_program_of_tensorflow_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
     program = (ROOT / "tests" / "harness" / "tf1" / "programs" / "counter.py").read_text()
-    (tmp_path / "mnist_replica.py").write_text(program.replace("import harness.tf1 as tf", "import tensorflow as tf"))
+    (tmp_path / "mnist_replica.py").write_text(
+        program.replace("import harness.tf1 as tf", "import tensorflow as tf")
+    )
     (line,) = commands(TF1_CLUSTER)
     with background(line, tmp_path) as run:
         assert run.wait() == 0, run.story()

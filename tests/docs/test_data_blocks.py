@@ -25,7 +25,9 @@ CERTIFICATE, POD, LINE = shown("kind: Certificate"), shown("volumeMounts"), show
 
 
 def test_all_blocks_are_looked_at() -> None:
-    assert {str(block) for found in DATA.values() for block in found} == {str(b) for b in (CERTIFICATE, POD, LINE)}
+    assert {str(block) for found in DATA.values() for block in found} == {
+        str(b) for b in (CERTIFICATE, POD, LINE)
+    }
 
 
 def test_the_certificate_serves_and_asks_and_has_a_name_for_each_host() -> None:
@@ -40,10 +42,22 @@ def test_the_pods_part_is_one_that_kubernetes_knows() -> None:
     kubernetes = pytest.importorskip("kubernetes", reason="needs PyPI's kubernetes")
     api = kubernetes.client.ApiClient()
     part = yaml.safe_load(POD.code)
-    container = {"name": "task", "image": "mnist", "volumeMounts": part["volumeMounts"], "env": part["env"]}
+    container = {
+        "name": "task",
+        "image": "mnist",
+        "volumeMounts": part["volumeMounts"],
+        "env": part["env"],
+    }
     pod = {"spec": {"containers": [container], "volumes": part["volumes"]}}
-    assert api.sanitize_for_serialization(api.deserialize(json.dumps(pod), "V1Pod", "application/json")) == pod
-    assert {mount["name"] for mount in part["volumeMounts"]} == {volume["name"] for volume in part["volumes"]}
+    assert (
+        api.sanitize_for_serialization(
+            api.deserialize(json.dumps(pod), "V1Pod", "application/json")
+        )
+        == pod
+    )
+    assert {mount["name"] for mount in part["volumeMounts"]} == {
+        volume["name"] for volume in part["volumes"]
+    }
     (variable,) = part["env"]
     assert variable["value"] == part["volumeMounts"][0]["mountPath"]
 
@@ -51,7 +65,13 @@ def test_the_pods_part_is_one_that_kubernetes_knows() -> None:
 def test_a_line_of_the_audit_log_has_the_fields_that_are_written(tmp_path: Path) -> None:
     line = ast.literal_eval(LINE.code)
     log = AuditLog(line["task"], tmp_path / "audit")
-    log.write(line["action"], peer=line["peer"], outcome=line["outcome"], who=line["who"], what=line["what"])
+    log.write(
+        line["action"],
+        peer=line["peer"],
+        outcome=line["outcome"],
+        who=line["who"],
+        what=line["what"],
+    )
     log.close()
     written = json.loads((tmp_path / "audit").read_text())
     assert {**written, "time": line["time"]} == line and list(written) == list(line)

@@ -19,4 +19,7 @@ MODULES = sorted(
 def test_examples_run(name: str) -> None:
     """Every example of a module gives the output that its docstring shows."""
     module = importlib.import_module(name)
-    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).failed == 0
+    assert (
+        doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).failed
+        == 0
+    )

@@ -27,7 +27,11 @@ def rows() -> list[list[str]]:
 def names(file: str) -> set[str]:
     """The tests of a file."""
     tree = ast.parse((ROOT / file).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def test_every_finding_names_tests_that_are_there_or_is_said_to_be_open() -> None:

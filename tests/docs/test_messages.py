@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MESSAGES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "messages.md").read_text(), re.MULTILINE)
+MESSAGES = re.findall(
+    r"^\| `([^`]+)` \|", (ROOT / "docs" / "messages.md").read_text(), re.MULTILINE
+)
 
 
 def texts(path: pathlib.Path) -> Iterator[str]:
@@ -17,12 +19,18 @@ def texts(path: pathlib.Path) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else "\0" for part in node.values
+            )
 
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    modules = [path for package in ("harness", "runtime") for path in sorted((ROOT / package).rglob("*.py"))]
+    modules = [
+        path
+        for package in ("harness", "runtime")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
     return "\n".join(text for path in modules for text in texts(path))
 
 

@@ -21,7 +21,9 @@ def test_a_notebook_prints_what_it_shows(path: pathlib.Path, tmp_path: pathlib.P
     command = [sys.executable, "-m", "tests.docs.notebooks", str(copy)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    shown, printed = ([kept(cell) for cell in code_cells(json.loads(p.read_text()))] for p in (path, copy))
+    shown, printed = (
+        [kept(cell) for cell in code_cells(json.loads(p.read_text()))] for p in (path, copy)
+    )
     assert any(shown) and shown == printed, f"run: python -m tests.docs.notebooks {path}"
 
 

@@ -27,14 +27,19 @@ def prose(page: pathlib.Path) -> str:
 
 def anchors(page: pathlib.Path) -> set[str]:
     """Returns the places of a page that links can name, as the site and GitHub make them from headings."""
-    heads = [re.sub(r"[^\w\s-]", "", head.lower()).strip() for head in re.findall(r"^#+ (.+)$", prose(page), re.M)]
+    heads = [
+        re.sub(r"[^\w\s-]", "", head.lower()).strip()
+        for head in re.findall(r"^#+ (.+)$", prose(page), re.M)
+    ]
     return {re.sub(r"\s+", "-", head) for head in heads}
 
 
 def sentences(text: str) -> Iterator[int]:
     """Returns the number of words of each sentence outside of tables, headings and code."""
     text = re.sub(r"`[^`\n]*`", "x", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
-    lines = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(\||#|<|!| {4})", line))
+    lines = "\n".join(
+        line for line in text.splitlines() if not re.match(r"\s*(\||#|<|!| {4})", line)
+    )
     for part in re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\"(])|\n\s*\n|\n\s*[-*] ", lines):
         count = len(re.findall(r"[A-Za-z']+", part))
         if count > 2:
@@ -47,7 +52,9 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
     lost = []
     for path, anchor in _LINK.findall(prose(page)):
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors(target)
+        ):
             lost.append(f"{path}#{anchor}")
     assert lost == []
 
@@ -55,15 +62,23 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_named_files_are_there(page: pathlib.Path) -> None:
     """Each path of the repository that a page names exists."""
-    assert [path for path in _PATH.findall(page.read_text(encoding="utf-8")) if not (ROOT / path).exists()] == []
+    assert [
+        path
+        for path in _PATH.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ] == []
 
 
 def test_newcomers_table_names_classes() -> None:
     """CONTRIBUTING names files with the classes that they define, and tests that are there."""
-    rows = re.findall(r"^\| (`\w+/.*?) \| .*? \| (.*?) \| `make test TESTS=(.*?)` \|$", CONTRIBUTING, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`\w+/.*?) \| .*? \| (.*?) \| `make test TESTS=(.*?)` \|$", CONTRIBUTING, re.MULTILINE
+    )
     assert len(rows) > 10
     for files, classes, tests in rows:
-        source = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in re.findall(r"`(.*?)`", files))
+        source = "\n".join(
+            (ROOT / file).read_text(encoding="utf-8") for file in re.findall(r"`(.*?)`", files)
+        )
         defined = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
         assert set(re.findall(r"`(.*?)`", classes)) <= defined and (ROOT / tests).exists()
 

@@ -27,7 +27,10 @@ PHONE = 390
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     built = tmp_path_factory.mktemp("docs")
     made = subprocess.run(
-        [sys.executable, ROOT / "docs" / "site.py", f"--out={built}"], capture_output=True, text=True, timeout=250
+        [sys.executable, ROOT / "docs" / "site.py", f"--out={built}"],
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert "No issues found" in made.stdout + made.stderr
@@ -50,9 +53,15 @@ class Page(html.parser.HTMLParser):
 
 
 def test_every_public_name_is_on_a_page(site: pathlib.Path) -> None:
-    for page, face in {"harness": "harness", "runtime": "runtime", "lowlevel": "runtime.lowlevel"}.items():
+    for page, face in {
+        "harness": "harness",
+        "runtime": "runtime",
+        "lowlevel": "runtime.lowlevel",
+    }.items():
         ids = Page(site / "reference" / f"{page}.html").ids
-        assert [name for name in importlib.import_module(face).__all__ if f"{face}.{name}" not in ids] == []
+        assert [
+            name for name in importlib.import_module(face).__all__ if f"{face}.{name}" not in ids
+        ] == []
 
 
 def test_no_link_is_broken(site: pathlib.Path) -> None:
@@ -97,7 +106,9 @@ def served(folder: pathlib.Path) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

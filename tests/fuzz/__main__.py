@@ -2,8 +2,8 @@
 
     python -m tests.fuzz [KIND] [NUMBER] [SEED]
 
-Without a kind, or with "all", all are tried, each as often as its row says. A failure names the seed and the number by
-which it is found again.
+Without a kind, or with "all", all are tried, each as often as its row says. A failure names the
+seed and the number by which it is found again.
 """
 
 from __future__ import annotations

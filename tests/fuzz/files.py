@@ -1,6 +1,7 @@
 """Damaged checkpoint directories: an error that names them, or what they hold; no more.
 
-Each is read by a process of its own that reads one after the other; if it ends, or takes memory, the damage is named.
+Each is read by a process of its own that reads one after the other; if it ends, or takes memory,
+the damage is named.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SECS: Final = 300.0
 def damage(path: Path, chance: random.Random) -> str:
     """Changes one file below a directory, or the file itself; says how."""
     below = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    files = [p for p in below if p.stat().st_size <= SMALL]  # what is a hole already is not for us to read
+    # what is a hole already is not for us to read
+    files = [p for p in below if p.stat().st_size <= SMALL]
     file = chance.choice(files)
     data = bytearray(file.read_bytes())
     match chance.randrange(8):
@@ -59,7 +61,9 @@ def damage(path: Path, chance: random.Random) -> str:
     changes = chance.choice((1, 2, 8))
     for _ in range(changes if data else 0):
         at = chance.randrange(len(data))
-        data[at] = chance.choice((data[at] ^ (1 << chance.randrange(8)), 0, 255, chance.randrange(256)))
+        data[at] = chance.choice(
+            (data[at] ^ (1 << chance.randrange(8)), 0, 255, chance.randrange(256))
+        )
     file.write_bytes(data)
     return f"{changes} bytes of {file.name} changed"
 
@@ -112,10 +116,18 @@ def fuzz_checkpoints(count: int, seed: int) -> str:
     command = [sys.executable, "-m", "tests.fuzz.files", "0", str(count), str(seed)]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECS + 5.0 * count, errors="replace"
+        command,
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=SECS + 5.0 * count,
+        errors="replace",
     )
     lines = [line for line in done.stdout.splitlines() if line]
-    assert done.returncode == 0, f"{lines[-1] if lines else 'nothing'} ended it: {done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{lines[-1] if lines else 'nothing'} ended it: {done.stderr[-3000:]}"
+    )
     counts = Counter(line for line in lines if not line.startswith("at "))
     assert counts.total() == count
     return f"{count:,} checkpoints: {dict(counts.most_common())}"

@@ -53,7 +53,9 @@ def value(chance: random.Random) -> str:
     """A text, or several beside each other."""
     made = "".join(chance.choice(TEXTS) for _ in range(chance.choice((1, 1, 2, 3))))
     return (
-        made if chance.random() < 0.9 else "".join(chr(chance.randrange(1, 0x2FF)) for _ in range(chance.randrange(9)))
+        made
+        if chance.random() < 0.9
+        else "".join(chr(chance.randrange(1, 0x2FF)) for _ in range(chance.randrange(9)))
     )
 
 
@@ -61,7 +63,10 @@ def fuzz(count: int, seed: int) -> str:
     """Reads so many command lines."""
     chance = random.Random(f"flags:{seed}")
     counts: Counter[str] = Counter()
-    names = sorted([row.name for row in fields(Config) if row.metadata] + [f"limit_{r.name}" for r in rt.Limits.rows()])
+    names = sorted(
+        [row.name for row in fields(Config) if row.metadata]
+        + [f"limit_{r.name}" for r in rt.Limits.rows()]
+    )
     for _ in range(count):
         chosen = chance.sample(names, chance.choice((1, 1, 2, 3)))
         line = ["program", *(f"--{name}={value(chance)}" for name in chosen)]
@@ -71,6 +76,9 @@ def fuzz(count: int, seed: int) -> str:
                 problem = Config.from_flags().problem()
             except (flags.Error, rt.OpError) as error:
                 problem = str(error)
-        assert problem is None or any(name.removeprefix("limit_") in problem for name in names), (line, problem)
+        assert problem is None or any(name.removeprefix("limit_") in problem for name in names), (
+            line,
+            problem,
+        )
         counts["taken" if problem is None else "refused by name"] += 1
     return f"{count:,} command lines: {dict(counts.most_common())}"

@@ -18,7 +18,20 @@ ANSWER_SECS: Final = 30.0
 CLIENTS: Final = 64
 """So many clients come again and again, each with a few lanes."""
 CHECKS: Final = 20
-NUMBERS: Final = (0, 1, 2, 7, 255, 256, 65535, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+NUMBERS: Final = (
+    0,
+    1,
+    2,
+    7,
+    255,
+    256,
+    65535,
+    1 << 31,
+    (1 << 32) - 1,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
 HANDLES: Final = (FETCH, PULL, PUSH, BACKUP, 1, 2, 3, 4, 99, 1 << 31)
 
 
@@ -39,7 +52,13 @@ def call(chance: random.Random, seq: int) -> bytes:
     flags = chance.choice((0, frames.DYNAMIC, frames.DYNAMIC, 255))
     number = chance.choice(NUMBERS) if chance.random() < 0.05 else seq
     head = frames.pack_header(
-        frames.MAGIC, frames.CALL, flags, chance.choice(HANDLES), number, chance.choice(NUMBERS), len(said)
+        frames.MAGIC,
+        frames.CALL,
+        flags,
+        chance.choice(HANDLES),
+        number,
+        chance.choice(NUMBERS),
+        len(said),
     )
     return head + said
 
@@ -69,23 +88,31 @@ def fuzz(count: int, seed: int) -> str:
                 checked = sent * CHECKS // count
                 victim.lives()
         victim.lives()
-        return f"{sent:,} frames on {counts['connections']:,} connections, {counts['answers']:,} answers; " + (
-            victim.story()
+        return (
+            f"{sent:,} frames on {counts['connections']:,} connections, {counts['answers']:,} "
+            "answers; " + (victim.story())
         )
 
 
-def _one_connection(port: int, key: bytes, chance: random.Random, counts: Counter[str], most: int) -> int:
+def _one_connection(
+    port: int, key: bytes, chance: random.Random, counts: Counter[str], most: int
+) -> int:
     """Sends frames until the connection is of no use; gives how many."""
     counts["connections"] += 1
     sent = 0
-    with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECS) as sock, sock.makefile("rwb") as file:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECS) as sock,
+        sock.makefile("rwb") as file,
+    ):
         try:
             if chance.random() < 0.3:  # before the welcome
                 _damage(sock, file, chance)
                 return 1
             client, lane = chance.randrange(1, CLIENTS), chance.randrange(1, 4)
             counts["attempts"] += 1
-            kind, said = say_hello(file, client, key, PS, lane=lane, attempt=counts["attempts"] & 0xFFFF_FFFF)
+            kind, said = say_hello(
+                file, client, key, PS, lane=lane, attempt=counts["attempts"] & 0xFFFF_FFFF
+            )
             assert kind in (frames.WELCOME, frames.ERROR), (kind, said)
             while kind == frames.WELCOME and sent < most:
                 sent += 1
@@ -97,7 +124,8 @@ def _one_connection(port: int, key: bytes, chance: random.Random, counts: Counte
                 assert answer in (frames.REPLY, frames.ERROR), answer
                 if answer == frames.ERROR:
                     error = frames.decode_error(said, "")
-                    assert not isinstance(error, rt.InternalError), error  # something that nobody has thought of
+                    # something that nobody has thought of
+                    assert not isinstance(error, rt.InternalError), error
                 counts["answers"] += 1
         except (ConnectionError, ValueError):
             counts["cut"] += 1

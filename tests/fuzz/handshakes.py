@@ -1,7 +1,7 @@
 """TLS handshakes with both ports of a task, many at once: whole, torn and damaged, with good certificates and without.
 
-They are Python's own TLS, so that what is damaged was right before. Whoever has a certificate of the CA and does
-nothing wrong is let in each time; nobody else ever hears more than a refusal.
+They are Python's own TLS, so that what is damaged was right before. Whoever has a certificate of
+the CA and does nothing wrong is let in each time; nobody else ever hears more than a refusal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _number(said: list[bytes], chance: random.Random) -> list[bytes]:
     whole = bytearray(b"".join(said))
     size = chance.choice((1, 2, 2, 3))
     at = chance.randrange(len(whole) - size)
-    whole[at : at + size] = chance.choice((0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1)).to_bytes(size)
+    whole[at : at + size] = chance.choice((0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1)).to_bytes(
+        size
+    )
     return [bytes(whole)]
 
 
@@ -90,7 +92,11 @@ def _head(said: list[bytes], chance: random.Random) -> list[bytes]:
             version = chance.choice(VERSIONS)
         case _:
             length = chance.choice((length - 1, length + 1, *LENGTHS)) & 0xFFFF
-    return [*said[:at], struct.pack(">BHH", kind, version, length) + said[at][HEAD:], *said[at + 1 :]]
+    return [
+        *said[:at],
+        struct.pack(">BHH", kind, version, length) + said[at][HEAD:],
+        *said[at + 1 :],
+    ]
 
 
 def _cut(said: list[bytes], chance: random.Random) -> list[bytes]:
@@ -109,7 +115,16 @@ def _turned(said: list[bytes], chance: random.Random) -> list[bytes]:
 
 def _inserted(said: list[bytes], chance: random.Random) -> list[bytes]:
     at = chance.randrange(len(said) + 1)
-    body = chance.choice((b"", b"\x01", b"\x01\x00", b"\x01\x5a", b"\x02\x28", chance.randbytes(chance.randrange(300))))
+    body = chance.choice(
+        (
+            b"",
+            b"\x01",
+            b"\x01\x00",
+            b"\x01\x5a",
+            b"\x02\x28",
+            chance.randbytes(chance.randrange(300)),
+        )
+    )
     made = record(chance.choice(TYPES), body, chance.choice(VERSIONS))
     return [*said[:at], *[made] * chance.choice((1, 1, 2, 33, 1000)), *said[at:]]
 
@@ -137,14 +152,20 @@ class Client:
         session: of an earlier connection that this one goes on with.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, session: ssl.SSLSession | None) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, session: ssl.SSLSession | None
+    ) -> None:
         self._sock = sock
         self._heard, self._said = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self._heard, self._said, server_hostname="localhost", session=session)
+        self.tls = context.wrap_bio(
+            self._heard, self._said, server_hostname="localhost", session=session
+        )
         self._shaken = False
 
     def flight(self) -> bytes:
-        """What is to be said next; empty when the handshake is over. Hears the server where that has to come first.
+        """What is to be said next; empty when the handshake is over.
+
+        Hears the server where that has to come first.
 
         Raises:
             Refused: there is no next.
@@ -196,7 +217,10 @@ class Flood:
     """The two ports, what clients have to show, and how it goes."""
 
     def __init__(self, victim: Victim, seed: int, directory: pathlib.Path, authority: CA) -> None:
-        self._ports: Mapping[Port, int] = {"grpc": split_address(victim.address)[1], "tensors": victim.data_port}
+        self._ports: Mapping[Port, int] = {
+            "grpc": split_address(victim.address)[1],
+            "tensors": victim.data_port,
+        }
         self._seed = seed
         self._contexts = _contexts(directory, authority)
         self._lock = threading.Lock()
@@ -213,7 +237,9 @@ class Flood:
         try:
             found = self._tried(port, who, how, chance, number)
         except (OSError, AssertionError) as error:
-            raise AssertionError(f"handshake {number} of seed {self._seed}, {port}, {who}, {how}: {error!r}") from error
+            raise AssertionError(
+                f"handshake {number} of seed {self._seed}, {port}, {who}, {how}: {error!r}"
+            ) from error
         with self._lock:
             self.counts[f"{how}: {found}"] += 1
 
@@ -245,11 +271,17 @@ class Flood:
                 self._send(sock, client.packed(said), chance)
                 answer = client.answer()
             except Refused as refused:
-                wanted = who == "ours" and (port == "tensors" or client.tls.selected_alpn_protocol() == "h2")
+                wanted = who == "ours" and (
+                    port == "tensors" or client.tls.selected_alpn_protocol() == "h2"
+                )
                 assert how != "whole" or not wanted, refused
                 return "refused"
             assert who == "ours", f"let in, and told {answer!r}"
-            right = answer[3] == SETTINGS if port == "grpc" else frames.unpack_header(answer)[1] == frames.WELCOME
+            right = (
+                answer[3] == SETTINGS
+                if port == "grpc"
+                else frames.unpack_header(answer)[1] == frames.WELCOME
+            )
             assert right, answer
             if client.tls.session is not None:
                 self._sessions[context] = client.tls.session
@@ -277,12 +309,16 @@ class Flood:
         """Sends it damaged and no more; the server says what it likes, and then hangs up."""
         said = records(flight)
         for _ in range(chance.choice((1, 1, 2))):
-            said = chance.choice(DAMAGE)([part for part in said if len(part) > HEAD] or [flight], chance)
+            said = chance.choice(DAMAGE)(
+                [part for part in said if len(part) > HEAD] or [flight], chance
+            )
         self._send(sock, b"".join(said), chance)
         _hear_out(sock)
         return "over"
 
-    def _torn(self, sock: socket.socket, flight: bytes, chance: random.Random, stack: contextlib.ExitStack) -> str:
+    def _torn(
+        self, sock: socket.socket, flight: bytes, chance: random.Random, stack: contextlib.ExitStack
+    ) -> str:
         """Sends a part of it, and then leaves, in one of the ways that there are."""
         self._send(sock, flight[: chance.randrange(len(flight))], chance)
         match chance.randrange(4):

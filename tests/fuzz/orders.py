@@ -1,7 +1,7 @@
 """Sequences of valid orders to a task, by hypothesis: whoever leads takes, writes, reads, compares, commits and drops.
 
-Beside a worker that trains on the same task. A restored value belongs to a variable of its own, so that each step of
-the worker counts.
+Beside a worker that trains on the same task. A restored value belongs to a variable of its own, so
+that each step of the worker counts.
 """
 
 from __future__ import annotations
@@ -79,12 +79,15 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
                 return self.refused(error)
 
         def refused(self, error: grpc.RpcError) -> None:
-            assert error.code() in EXPECTED and error.details() != "Deadline Exceeded", error  # which is the client's
+            # which is the client's
+            assert error.code() in EXPECTED and error.details() != "Deadline Exceeded", error
             assert "\n" not in (error.details() or "")
 
         def run(self, **order: Any) -> Any:
             leadership = Leadership(self.epoch, self.owner).to_proto()
-            message = run_record_pb2.RunOrder(incarnation=victim.incarnation, leadership=leadership, **order)
+            message = run_record_pb2.RunOrder(
+                incarnation=victim.incarnation, leadership=leadership, **order
+            )
             try:
                 return self.worker.Run(message, timeout=120)
             except grpc.RpcError as error:
@@ -104,7 +107,11 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
         def take(self, job: int, names: list[str], paused: bool) -> None:
             if paused:
                 self.order(pause=ORDER.Pause(job=job, seconds=5.0))
-            self.order(take=ORDER.Take(job=job, slices=[slice_of(name, np.zeros(3, np.int32)) for name in names]))
+            self.order(
+                take=ORDER.Take(
+                    job=job, slices=[slice_of(name, np.zeros(3, np.int32)) for name in names]
+                )
+            )
             self.order(drop=ORDER.Drop(job=job + 100))
 
         @rule(job=JOBS)
@@ -127,7 +134,9 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
 
         @rule(job=JOBS)
         def receive(self, job: int) -> None:
-            self.order(receive=ORDER.Receive(job=job, slices=[slice_of("other", np.zeros(3, np.int32))]))
+            self.order(
+                receive=ORDER.Receive(job=job, slices=[slice_of("other", np.zeros(3, np.int32))])
+            )
 
         @rule(job=JOBS)
         def commit(self, job: int) -> None:
@@ -139,13 +148,18 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
 
         @rule(job=JOBS)
         def changed(self, job: int) -> None:
-            self.order(changed=ORDER.Changed(job=job, slices=[slice_of("w", np.zeros(3, np.int32))]))
+            self.order(
+                changed=ORDER.Changed(job=job, slices=[slice_of("w", np.zeros(3, np.int32))])
+            )
 
         @rule()
         def states(self) -> None:
             self.order(states=ORDER.States())
 
-        @rule(who=st.sampled_from(["/job:worker/task:7", "/job:worker/task:8"]), session=st.integers(1, 9))
+        @rule(
+            who=st.sampled_from(["/job:worker/task:7", "/job:worker/task:8"]),
+            session=st.integers(1, 9),
+        )
         def join_and_rest(self, who: str, session: int) -> None:
             self.run(sender=who, join=run_record_pb2.RunOrder.Join())
             self.run(sender=who, rest=run_record_pb2.RunOrder.Rest())

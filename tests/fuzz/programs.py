@@ -1,7 +1,8 @@
 """Mutated expression lists, sent to a ps on which a worker trains: registered there, and run.
 
-Each goes through a child process first (`tests.runtime.expressions.fuzz`), which must not end. What takes too long
-there is not sent: such a program ends a task by intent (`runtime.task.program_watch`).
+Each goes through a child process first (`tests.runtime.expressions.fuzz`), which must not end. What
+takes too long there is not sent: such a program ends a task by intent
+(`runtime.task.program_watch`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def fuzz(count: int, seed: int) -> str:
     sizes = [run for run in outcome.memory if len(run) > 1]
     assert all(run[-1] < 1.5 * run[0] for run in sizes), f"memory grows: {sizes}"
     return (
-        f"{count:,} programs: {outcome.counts}; took too long: {outcome.slow}; sent to the ps: {dict(answers)}; {story}"
+        f"{count:,} programs: {outcome.counts}; took too long: {outcome.slow}; sent to the ps: "
+        f"{dict(answers)}; {story}"
     )
 
 
@@ -58,7 +60,10 @@ def fuzz_shapes(count: int, seed: int) -> str:
     """Tries so many long, deep and wide lists, in two processes that compile and run a share of them as a task does."""
     half = count // 2
     with ThreadPoolExecutor(2) as pool:
-        halves = [pool.submit(mutation.fuzz, n, seed, at, kind="shapes") for at, n in ((0, half), (half, count - half))]
+        halves = [
+            pool.submit(mutation.fuzz, n, seed, at, kind="shapes")
+            for at, n in ((0, half), (half, count - half))
+        ]
         outcomes = [made.result() for made in halves]
     crashed, slow = [c for o in outcomes for c in o.crashed], [n for o in outcomes for n in o.slow]
     assert not crashed, f"lists that ended the process: {crashed}"
@@ -91,12 +96,19 @@ class Sender:
         slots = range(len(arguments), len(arguments) + len(results))
         outputs = tuple(ProgramOutput(i) for i in range(len(results)))
         stage = Stage(CPU, inputs=arguments, outputs=outputs, output_specs=results, program=program)
-        call = StageCall(stage, 0, tuple(range(len(arguments))), tuple(slots), {}, {}, tuple(range(len(results))))
+        call = StageCall(
+            stage, 0, tuple(range(len(arguments))), tuple(slots), {}, {}, tuple(range(len(results)))
+        )
         try:
             registered = self._task.register(call, frozenset(slots), ANSWER_SECS)
             lane = self._task.peer.acquire()
             try:
-                lane.call(registered.handle, 1, [np.ones(s.shape, s.dtype) for s in arguments], registered.reply_layout)
+                lane.call(
+                    registered.handle,
+                    1,
+                    [np.ones(s.shape, s.dtype) for s in arguments],
+                    registered.reply_layout,
+                )
             finally:
                 self._task.peer.release(lane)
             self._task.unregister(self._session, [registered.handle])
@@ -116,6 +128,9 @@ def _specs(data: bytes) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
         with jax.enable_x64(True), jax_settings(expressions):
             avals = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in expressions.arguments]
             results = jax.eval_shape(expressions.compute, *avals)
-        return tuple(expressions.arguments), tuple(TensorSpec.of(result) for result in jax.tree.leaves(results))
-    except Exception:  # whatever JAX says of a program that is none; or its results are no tensors, but random keys
+        return tuple(expressions.arguments), tuple(
+            TensorSpec.of(result) for result in jax.tree.leaves(results)
+        )
+    # whatever JAX says of a program that is none; or its results are no tensors, but random keys
+    except Exception:
         return any_specs

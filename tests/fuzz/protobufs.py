@@ -58,7 +58,9 @@ def made_up(message: Message, chance: random.Random, known: Known, depth: int = 
             setattr(message, field.name, _value(field, chance, known))
 
 
-def _add(message: Message, field: FieldDescriptor, chance: random.Random, known: Known, depth: int) -> None:
+def _add(
+    message: Message, field: FieldDescriptor, chance: random.Random, known: Known, depth: int
+) -> None:
     values: Any = getattr(message, field.name)
     if field.type != FieldDescriptor.TYPE_MESSAGE:
         values.append(_value(field, chance, known))
@@ -117,7 +119,9 @@ def methods(channel: grpc.Channel) -> Iterator[tuple[str, type[Message], Callabl
         for method in service.methods:
             if method.name not in FORBIDDEN:
                 path = f"/{service.full_name}/{method.name}"
-                call = channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+                call = channel.unary_unary(
+                    path, request_serializer=bytes, response_deserializer=bytes
+                )
                 yield method.name, GetMessageClass(method.input_type), call
 
 
@@ -143,14 +147,18 @@ def _known(victim: Victim, before: Known) -> Known:
     request = pb.CreateSessionRequest(options=options)
     with rpc.open_channel(victim.address) as channel:
         try:
-            opened = services_pb2_grpc.MasterServiceStub(channel).CreateSession(request, timeout=120)
+            opened = services_pb2_grpc.MasterServiceStub(channel).CreateSession(
+                request, timeout=120
+            )
         except grpc.RpcError as error:
             assert before and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
             return before
     return {"incarnation": victim.incarnation, "session": opened.session}
 
 
-def _sent(kind: type[Message], call: Callable[..., Any], chance: random.Random, known: Known) -> str:
+def _sent(
+    kind: type[Message], call: Callable[..., Any], chance: random.Random, known: Known
+) -> str:
     while True:
         message = kind()
         made_up(message, chance, known)

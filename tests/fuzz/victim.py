@@ -1,7 +1,7 @@
 """A ps in a process of its own and a worker that trains on it, beside whatever is sent to the ps.
 
-Whoever is let in sends what it likes: nothing of that may end the process, leak memory or descriptors, or cost the
-worker a step.
+Whoever is let in sends what it likes: nothing of that may end the process, leak memory or
+descriptors, or cost the worker a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Victim:
     """The ps, its address, and the training.
 
     Args:
-        certificates: directory with those of both tasks, which then talk over TLS alone; by default they have a token.
+        certificates: directory with those of both tasks, which then talk over TLS alone; by default
+            they have a token.
 
     Attributes:
         address: of its control plane.
@@ -80,7 +81,9 @@ class Victim:
             status = rt.probe(self.address, 60)
             self.incarnation = status.incarnation
             with rpc.open_channel(self.address) as channel:
-                asked = services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+                asked = services_pb2_grpc.WorkerServiceStub(channel).Status(
+                    pb.StatusRequest(), timeout=60
+                )
             self.data_port = int(asked.data_port)
             self._stack = self._stack.pop_all()
         return self
@@ -115,14 +118,20 @@ class Victim:
         """Sees that the ps is the same process, that training goes on, and that nothing grows."""
         with self._moved:
             goal = self.steps + 3
-            assert self._moved.wait_for(lambda: self.steps >= goal or self._failure is not None, 120)
+            assert self._moved.wait_for(
+                lambda: self.steps >= goal or self._failure is not None, 120
+            )
         assert self._failure is None, self._failure
         assert self._process.code is None
         memory, descriptors, threads = found = self.figures()
         if self._first is None:
             self._first = found
-        assert memory < self._first[0] + MEMORY, f"{memory >> 20} MB of memory, {self._first[0] >> 20} before"
-        assert descriptors < self._first[1] + DESCRIPTORS, f"{descriptors} descriptors, {self._first[1]} before"
+        assert memory < self._first[0] + MEMORY, (
+            f"{memory >> 20} MB of memory, {self._first[0] >> 20} before"
+        )
+        assert descriptors < self._first[1] + DESCRIPTORS, (
+            f"{descriptors} descriptors, {self._first[1]} before"
+        )
         assert threads < self._first[2] + THREADS, f"{threads} threads, {self._first[2]} before"
 
     def figures(self) -> tuple[int, int, int]:

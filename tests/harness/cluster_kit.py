@@ -61,7 +61,8 @@ def cluster(ps: int, workers: int, **options: Any) -> Iterator[Cluster]:
 
 def wait_saved(logdir: Path, step: int) -> None:
     """Waits until a checkpoint that is written in the background is there."""
-    until((logdir / "model.ckpt" / str(step)).is_dir, f"step {step} is saved")  # it gets this name when it is whole
+    # it gets this name when it is whole
+    until((logdir / "model.ckpt" / str(step)).is_dir, f"step {step} is saved")
 
 
 def consistent(values: list[Any]) -> int:

@@ -1,7 +1,8 @@
 """The program of the recovery tests' tasks: a tiny model that counts, and a parent that says what to do next.
 
-Every worker's step adds 1 to the global step and to two vectors; the three live on different ps tasks as soon as there
-are two. So in any consistent state all elements of both vectors equal the global step.
+Every worker's step adds 1 to the global step and to two vectors; the three live on different ps
+tasks as soon as there are two. So in any consistent state all elements of both vectors equal the
+global step.
 """
 
 import threading
@@ -32,7 +33,9 @@ class _Lines(Handler):
             self._pipe.send(("LOG", record.getMessage(), record.levelname))
 
 
-def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any], pipe: Connection) -> None:
+def run(
+    job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any], pipe: Connection
+) -> None:
     """One task, in a process of its own."""
     started = time.monotonic()
     lock = threading.Lock()
@@ -63,9 +66,17 @@ def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, 
 
 
 def _work(
-    server: rt.Server, index: int, cluster: Any, options: dict[str, Any], say: Any, pipe: Any, started: float
+    server: rt.Server,
+    index: int,
+    cluster: Any,
+    options: dict[str, Any],
+    say: Any,
+    pipe: Any,
+    started: float,
 ) -> None:
-    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
+    with rt.device(
+        rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")
+    ):
         global_step = harness.get_or_create_global_step()
         first = rt.Variable(np.zeros(SIZE, np.float32), name="first")
         second = rt.Variable(np.zeros(SIZE, np.float32), name="second")
@@ -74,7 +85,9 @@ def _work(
         count = global_step.assign_add(1)
     fetches = [count, step]
     if options.get("monitored"):
-        _monitored(server, index, options, say, pipe, fetches, [global_step, first, second], started)
+        _monitored(
+            server, index, options, say, pipe, fetches, [global_step, first, second], started
+        )
         return
     logdir = options.get("logdir")
     saver: Any = harness.Supervisor.USE_DEFAULT if logdir else None
@@ -93,14 +106,19 @@ def _work(
         stop_grace_secs=options.get("grace_secs", 10),
         init_fn=(lambda _: _init(say, pipe)) if options.get("init_fn") and index == 0 else None,
     )
-    extra = {"max_wait_secs": options.get("max_wait_secs", 60), "recover": options.get("recover", True)}
+    extra = {
+        "max_wait_secs": options.get("max_wait_secs", 60),
+        "recover": options.get("recover", True),
+    }
     with supervisor.managed_session(server.target, **extra) as session:
         say("READY", int(session.run(global_step)), round(time.monotonic() - started, 3))
         _obey(
             supervisor.should_stop,
             lambda: int(session.run(fetches)[0]),
             lambda: session.run([global_step, first, second]),
-            lambda: supervisor.saver.save(session.raw, supervisor.save_path, global_step=global_step),
+            lambda: supervisor.saver.save(
+                session.raw, supervisor.save_path, global_step=global_step
+            ),
             say,
             pipe,
         )
@@ -126,7 +144,14 @@ def _init(say: Any, pipe: Any) -> None:
 
 
 def _monitored(
-    server: Any, index: int, options: Any, say: Any, pipe: Any, fetches: Any, state: Any, started: float
+    server: Any,
+    index: int,
+    options: Any,
+    say: Any,
+    pipe: Any,
+    fetches: Any,
+    state: Any,
+    started: float,
 ) -> None:
     with harness.MonitoredTrainingSession(
         server.target,

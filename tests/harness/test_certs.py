@@ -27,7 +27,10 @@ def load(path: pathlib.Path) -> x509.Certificate:
 
 def names(path: pathlib.Path) -> list[str]:
     found = load(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+    return [
+        *found.get_values_for_type(x509.DNSName),
+        *map(str, found.get_values_for_type(x509.IPAddress)),
+    ]
 
 
 def contents(out: pathlib.Path) -> dict[str, bytes]:
@@ -56,7 +59,14 @@ def test_a_certificate_names_its_host_and_is_good_for_both_sides(
     made.verify_directly_issued_by(authority)
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     checked = subprocess.run(
-        ["openssl", "verify", "-x509_strict", "-CAfile", tmp_path / "ca.pem", tmp_path / f"{file}.pem"],
+        [
+            "openssl",
+            "verify",
+            "-x509_strict",
+            "-CAfile",
+            tmp_path / "ca.pem",
+            tmp_path / f"{file}.pem",
+        ],
         capture_output=True,
         text=True,
     )
@@ -79,15 +89,23 @@ def test_keys_are_for_this_user_alone_whatever_the_umask(tmp_path: pathlib.Path)
     }
 
 
-def test_what_is_there_stays_and_hosts_can_be_added(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_stays_and_hosts_can_be_added(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert make(tmp_path, "--hosts=ps0,w0") == 0
     before = contents(tmp_path)
     assert make(tmp_path, "--hosts=w1,ps0") == 2
-    assert "has certificates of ps0, which stay: --renew" in (told := capsys.readouterr().err) and told.count("\n") == 1
+    assert (
+        "has certificates of ps0, which stay: --renew" in (told := capsys.readouterr().err)
+        and told.count("\n") == 1
+    )
     assert contents(tmp_path) == before
     assert make(tmp_path, "--hosts=w1") == 0
     after = contents(tmp_path)
-    assert {name: after[name] for name in before} == before and set(after) - set(before) == {"w1.pem", "w1.key"}
+    assert {name: after[name] for name in before} == before and set(after) - set(before) == {
+        "w1.pem",
+        "w1.key",
+    }
     load(tmp_path / "w1.pem").verify_directly_issued_by(load(tmp_path / "ca.pem"))
 
 
@@ -144,34 +162,74 @@ def test_hosts_are_added_only_where_the_key_of_the_ca_is(
 def test_the_command_says_what_to_do_next_and_its_help_shows_how(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "harness.certs"]
     done = subprocess.run(
-        [*command, f"--out={tmp_path}", "--hosts=ps0,w0"], cwd=ROOT, capture_output=True, text=True, check=True
+        [*command, f"--out={tmp_path}", "--hosts=ps0,w0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert f"scp -p {tmp_path}/ca.pem {tmp_path}/ps0.pem {tmp_path}/ps0.key ps0:" in done.stdout
-    assert "BELLWETHER_SECURITY=" in done.stdout and "--renew" in done.stdout and "ca.key" in done.stdout
-    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (
+        "BELLWETHER_SECURITY=" in done.stdout
+        and "--renew" in done.stdout
+        and "ca.key" in done.stdout
+    )
+    shown = subprocess.run(
+        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert all(word in shown for word in ("--out", "--hosts", "--days", "--renew", "ps1+10.0.0.7"))
 
 
 def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
-    assert make(tmp_path, "--hosts=w1,w2+10.0.0.2", "--role=worker", "--tasks=worker/1, worker/2", "--run=mnist") == 0
+    assert (
+        make(
+            tmp_path,
+            "--hosts=w1,w2+10.0.0.2",
+            "--role=worker",
+            "--tasks=worker/1, worker/2",
+            "--run=mnist",
+        )
+        == 0
+    )
     assert make(tmp_path, "--hosts=ps0", "--role=ps") == 0
     assert make(tmp_path, "--hosts=alice", "--role=observer") == 0
     assert make(tmp_path, "--hosts=admin", "--role=admin") == 0
 
     def role(name: str) -> list[str]:
-        found = load(tmp_path / f"{name}.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = (
+            load(tmp_path / f"{name}.pem")
+            .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            .value
+        )
         return found.get_values_for_type(x509.UniformResourceIdentifier)
 
     assert role("w1") == ["bellwether://mnist/worker/worker/1"]
     assert role("w2") == ["bellwether://mnist/worker/worker/2"]
-    assert names(tmp_path / "w2.pem") == ["w2", "2.worker.mnist.bellwether", "mnist.bellwether", "10.0.0.2"]
-    assert names(tmp_path / "ps0.pem") == ["ps0", "*.ps.bellwether.bellwether", "bellwether.bellwether"]
+    assert names(tmp_path / "w2.pem") == [
+        "w2",
+        "2.worker.mnist.bellwether",
+        "mnist.bellwether",
+        "10.0.0.2",
+    ]
+    assert names(tmp_path / "ps0.pem") == [
+        "ps0",
+        "*.ps.bellwether.bellwether",
+        "bellwether.bellwether",
+    ]
     assert names(tmp_path / "alice.pem") == ["alice"]
     assert role("ps0") == ["bellwether://bellwether/ps"]
     assert role("alice") == ["bellwether://bellwether/observer"]
     both = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
-    for name, uses in (("w1", both), ("ps0", both), ("alice", both - {ExtendedKeyUsageOID.SERVER_AUTH})):
-        found = load(tmp_path / f"{name}.pem").extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    for name, uses in (
+        ("w1", both),
+        ("ps0", both),
+        ("alice", both - {ExtendedKeyUsageOID.SERVER_AUTH}),
+    ):
+        found = (
+            load(tmp_path / f"{name}.pem")
+            .extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+            .value
+        )
         assert set(found) == uses
 
 
@@ -182,7 +240,10 @@ def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
         (["--tasks=ps/0"], "go with a --role"),
         (["--run=mnist"], "go with a --role"),
         (["--role=ps", "--tasks=ps/0,ps/1"], "names 2 tasks and --hosts 1 hosts"),
-        (["--role=ps", "--tasks=ps0"], "/ps/ps0, which is not of the form bellwether://RUN/ROLE/JOB/INDEX"),
+        (
+            ["--role=ps", "--tasks=ps0"],
+            "/ps/ps0, which is not of the form bellwether://RUN/ROLE/JOB/INDEX",
+        ),
         (["--role=ps", "--run=a/b"], "bellwether://a/b/ps, which is not of the form"),
         (["--role=observer", "--tasks=ps/0"], "that of no task"),
     ],

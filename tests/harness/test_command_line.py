@@ -13,8 +13,16 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("main", "arguments", "said"),
     [
-        (status.main, ["--traget=localhost:1"], "there is no flag --traget; did you mean --target?"),
-        (status.main, ["--target=localhost:1", "--vraiables"], "no flag --vraiables; did you mean --variables?"),
+        (
+            status.main,
+            ["--traget=localhost:1"],
+            "there is no flag --traget; did you mean --target?",
+        ),
+        (
+            status.main,
+            ["--target=localhost:1", "--vraiables"],
+            "no flag --vraiables; did you mean --variables?",
+        ),
         (status.main, ["--xyz"], "there is no flag --xyz (see"),
         (inspection.main, ["--vlaues", "runs"], "did you mean --values?"),
         (certs.main, ["--uot=certs", "--hosts=a"], "did you mean --out?"),

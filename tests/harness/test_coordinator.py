@@ -18,7 +18,9 @@ LIMIT = 30.0
 """Seconds after which a wait in here has failed; nothing is near it."""
 
 
-def start(target: Callable[..., object], *args: object, name: str | None = None) -> threading.Thread:
+def start(
+    target: Callable[..., object], *args: object, name: str | None = None
+) -> threading.Thread:
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     thread.start()
     return thread
@@ -71,7 +73,10 @@ def test_join_without_threads() -> None:
 
 def test_the_error_comes_out_of_join_with_the_traceback_of_its_thread() -> None:
     coord = Coordinator()
-    threads = [start(coord.wait_for_stop, LIMIT), start(fail_deep_inside, coord, AbortedError("gone", task="/job:ps"))]
+    threads = [
+        start(coord.wait_for_stop, LIMIT),
+        start(fail_deep_inside, coord, AbortedError("gone", task="/job:ps")),
+    ]
     for _ in range(2):
         with pytest.raises(AbortedError, match="^/job:ps: gone$") as caught:
             coord.join(threads)
@@ -123,7 +128,9 @@ def test_clean_stop_types() -> None:
 
     nothing_is_clean = Coordinator(clean_stop_exception_types=[])
     with pytest.raises(OutOfRangeError):
-        nothing_is_clean.join([start(fail_deep_inside, nothing_is_clean, OutOfRangeError("end of input"))])
+        nothing_is_clean.join(
+            [start(fail_deep_inside, nothing_is_clean, OutOfRangeError("end of input"))]
+        )
 
     others = Coordinator(clean_stop_exception_types=(KeyError, OSError))
     others.join([start(fail_deep_inside, others, FileNotFoundError("x"))])
@@ -220,7 +227,9 @@ def test_stragglers_are_named(registered: bool, caplog: pytest.LogCaptureFixture
     try:
         coord = stopping()
         coord.request_stop()
-        with pytest.raises(RuntimeError, match="^Coordinator stopped with threads still running: slow-a slow-b$"):
+        with pytest.raises(
+            RuntimeError, match="^Coordinator stopped with threads still running: slow-a slow-b$"
+        ):
             coord.join(passed, stop_grace_period_secs=0.01)
 
         coord = stopping()
@@ -271,7 +280,11 @@ class Recorder(LooperThread):
     """Writes down what is called, and stops after a number of runs."""
 
     def __init__(
-        self, coord: Coordinator, interval: float | None, runs: int, error: BaseException | None = None
+        self,
+        coord: Coordinator,
+        interval: float | None,
+        runs: int,
+        error: BaseException | None = None,
     ) -> None:
         super().__init__(coord, interval)
         self.coord = coord

@@ -16,7 +16,8 @@ from harness.exit_codes import TABLE, Retry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "launch.md").read_text()
-# What Kubeflow's TFJob does with a container's exit code under restartPolicy: ExitCode. All others fail the job, too.
+# What Kubeflow's TFJob does with a container's exit code under restartPolicy: ExitCode. All others
+# fail the job, too.
 TFJOB_RETRIES = {130, 137, 138, 143}
 
 
@@ -61,10 +62,16 @@ def test_codes_are_translated_at_the_edge(scheme: str) -> None:
 def test_the_errors_of_the_table_exist_and_their_subclasses_are_found() -> None:
     for row in TABLE:
         for name in row.errors:
-            (kind,) = {getattr(place, name) for place in (rt, rt.lowlevel, builtins, bdb) if hasattr(place, name)}
+            (kind,) = {
+                getattr(place, name)
+                for place in (rt, rt.lowlevel, builtins, bdb)
+                if hasattr(place, name)
+            }
             for error in (kind("x"), type("Sub", (kind,), {})("x")):
                 assert exit_codes.of_error(error, begun=False) is row
-                assert exit_codes.of_error(error) is (exit_codes.FAILED if row is exit_codes.BUG else row)
+                assert exit_codes.of_error(error) is (
+                    exit_codes.FAILED if row is exit_codes.BUG else row
+                )
     for error in (rt.NotFoundError("x"), OSError("x"), RuntimeError("x"), MemoryError()):
         assert exit_codes.of_error(error, begun=False) is exit_codes.FAILED
 
@@ -83,7 +90,8 @@ def test_the_guide_has_this_table() -> None:
     ("flags", "code", "said"),
     [
         (["--job_name=evaluater"], 2, "--job_name given without --ps_hosts"),
-        (["--task_index=-1", "--exit_codes=jobset"], 2, "flag --task_index=-1"),  # too early for --exit_codes
+        # too early for --exit_codes
+        (["--task_index=-1", "--exit_codes=jobset"], 2, "flag --task_index=-1"),
         (["left over"], 2, "no arguments but flags are taken"),
         (["--ps_hosts=a:1"], 2, "--ps_hosts given without --job_name"),
         (["--ps_hosts=a:1", "--exit_codes=jobset"], 42, "--ps_hosts given without --job_name"),
@@ -96,7 +104,9 @@ def test_the_guide_has_this_table() -> None:
         (["--data_dir=nowhere", "--exit_codes=tfjob"], 2, "--data_dir=nowhere has neither"),
     ],
 )
-def test_the_trainer_ends_with_one_line_and_its_code(flags: list[str], code: int, said: str) -> None:
+def test_the_trainer_ends_with_one_line_and_its_code(
+    flags: list[str], code: int, said: str
+) -> None:
     command = [sys.executable, "-m", "models.mnist.trainer", "--logdir=", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
@@ -124,11 +134,19 @@ def test_the_launcher_ends_with_the_code_of_the_engine(ends: str, scheme: str, c
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({}, "launch: SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun"),
-        ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}, "launch: SLURM_STEP_ID is not set, although SLURM_PROCID is"),
+        (
+            {},
+            "launch: SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun",
+        ),
+        (
+            {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7"},
+            "launch: SLURM_STEP_ID is not set, although SLURM_PROCID is",
+        ),
     ],
 )
-def test_a_variable_of_the_engine_that_is_missing_is_one_line(environ: dict[str, str], said: str) -> None:
+def test_a_variable_of_the_engine_that_is_missing_is_one_line(
+    environ: dict[str, str], said: str
+) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     done = subprocess.run(
         [sys.executable, "-m", "harness.launch", "--per_task", "--exit_codes=jobset", "--", "true"],

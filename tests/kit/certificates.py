@@ -11,13 +11,19 @@ HERE = ("127.0.0.1", "localhost")
 """The names of a host that is this machine, as tests know it."""
 
 
-def write(directory: pathlib.Path, name: str, authority: CA, pair: tuple[bytes, bytes]) -> pathlib.Path:
+def write(
+    directory: pathlib.Path, name: str, authority: CA, pair: tuple[bytes, bytes]
+) -> pathlib.Path:
     """Puts a key and a certificate, and the CA's, into a directory as NAME.key, NAME.pem and ca.pem; gives it.
 
     Each file is replaced as a whole, one after the other.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    for ending, content in ((f"{name}.key", pair[0]), (f"{name}.pem", pair[1]), ("ca.pem", authority.pem()[1])):
+    for ending, content in (
+        (f"{name}.key", pair[0]),
+        (f"{name}.pem", pair[1]),
+        ("ca.pem", authority.pem()[1]),
+    ):
         fresh = directory / f".{ending}"
         fresh.touch(mode=0o600)
         fresh.write_bytes(content)
@@ -26,7 +32,11 @@ def write(directory: pathlib.Path, name: str, authority: CA, pair: tuple[bytes, 
 
 
 def pair_of(
-    authority: CA, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0, role: str = ""
+    authority: CA,
+    names: Sequence[str] = HERE,
+    begins: float = -3600.0,
+    ends: float = 86400.0,
+    role: str = "",
 ) -> tuple[bytes, bytes]:
     """Returns a key and its certificate as PEM. The times are seconds from now."""
     now = datetime.datetime.now(datetime.UTC)

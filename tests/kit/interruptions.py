@@ -10,7 +10,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 LOOKS = ("CALL", "JUMP_BACKWARD", "BEFORE_WITH", "LOAD_SPECIAL")
-"""How the names of those instructions begin after which Python looks for signals. It does so at the beginning of a
+"""How the names of those instructions begin after which Python looks for signals.
+
+It does so at the beginning of a
 function that is written in Python, and not after its return."""
 
 
@@ -75,7 +77,9 @@ class Interruption:
         """Returns the name of the instruction that a frame runs now."""
         names = self._codes.get(frame.f_code)
         if names is None:
-            names = self._codes[frame.f_code] = {i.offset: i.opname for i in dis.get_instructions(frame.f_code)}
+            names = self._codes[frame.f_code] = {
+                i.offset: i.opname for i in dis.get_instructions(frame.f_code)
+            }
         return names[frame.f_lasti]
 
 

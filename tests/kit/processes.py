@@ -1,7 +1,8 @@
 """Programs in processes of their own: forked from the process that ``harness.testing`` keeps, read, told, and ended.
 
-A ``Program`` is a command with its output; a ``Task`` is a function of a test module that talks with the test through a
-pipe. Both start in a tenth of a second, because JAX and the rest are imported once for the whole test run.
+A ``Program`` is a command with its output; a ``Task`` is a function of a test module that talks
+with the test through a pipe. Both start in a tenth of a second, because JAX and the rest are
+imported once for the whole test run.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class Program:
             program.expect("hello")
 
     Args:
-        *command: Program and arguments. ``python`` is this interpreter, and then these forms are forked:
-            ``"python", "-m", module``, ``"python", "-c", code`` and ``"python", file``.
+        *command: Program and arguments. ``python`` is this interpreter, and then these forms are
+            forked: ``"python", "-m", module``, ``"python", "-c", code`` and ``"python", file``.
         cwd: Working directory.
-        cold: True starts a new interpreter, for promises of a start and for variables that imports read.
+        cold: True starts a new interpreter, for promises of a start and for variables that imports
+            read.
         stdin: Descriptor that becomes the standard input; by default ``enter`` writes to it.
         env: Environment variables beside those of the test run; None removes a variable.
     """
@@ -58,7 +60,8 @@ class Program:
         argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
         base = {**os.environ, "JAX_PLATFORMS": "cpu"}
         if pathlib.Path(cwd) != ROOT or command[0] != "python" or command[1] not in ("-m", "-c"):
-            base["PYTHONPATH"] = str(ROOT)  # else the modules of the checkout are found in the working directory
+            # else the modules of the checkout are found in the working directory
+            base["PYTHONPATH"] = str(ROOT)
         given = {**base, **(env or {})}
         self.name = " ".join(command)[:80]
         present = {name: value for name, value in given.items() if value is not None}
@@ -77,7 +80,10 @@ class Program:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends the program. Shows the end of its output when the test fails."""
         if error is not None:
@@ -118,7 +124,10 @@ class Program:
         os.write(self._input, f"{line}\n".encode())
 
     def wait(self, secs: float = TIMEOUT_SECS) -> int:
-        """Waits for the end. Returns the exit code, negative for a signal, or raises TimeoutError."""
+        """Waits for the end.
+
+        Returns the exit code, negative for a signal, or raises TimeoutError.
+        """
         return self._processes.wait(_ONLY, secs)
 
     def result(self, secs: float = TIMEOUT_SECS) -> str:
@@ -173,8 +182,8 @@ class Program:
 class Task(Program):
     """A process that runs ``function(*arguments, pipe)`` and sends tuples to the test.
 
-    The function sends by ``pipe.send``. The first element of a tuple is its kind. Orders of the test come by
-    ``pipe.recv``.
+    The function sends by ``pipe.send``. The first element of a tuple is its kind. Orders of the
+    test come by ``pipe.recv``.
 
     Args:
         function: Function of a module that can be imported.
@@ -199,14 +208,18 @@ class Task(Program):
         self._pipe, theirs = multiprocessing.Pipe()
         self._pipe.send((module.__name__, function.__name__, arguments))
         try:
-            super().__init__("python", "-m", "tests.kit.task", cold=cold, stdin=theirs.fileno(), env=env)
+            super().__init__(
+                "python", "-m", "tests.kit.task", cold=cold, stdin=theirs.fileno(), env=env
+            )
         except BaseException:
             self._pipe.close()
             raise
         finally:
             theirs.close()
         self.name = f"{function.__name__}{arguments[:2]}"
-        self._reader = threading.Thread(target=self._read, name=f"reader of {self.name}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, name=f"reader of {self.name}", daemon=True
+        )
         self._reader.start()
 
     def _read(self) -> None:
@@ -225,7 +238,10 @@ class Task(Program):
         self._pipe.send(order)
 
     def hear(self, kind: str, pattern: str = "", secs: float = TIMEOUT_SECS) -> tuple[Any, ...]:
-        """Waits for the next tuple of a kind (and of a matching text). The end of the process is a failure."""
+        """Waits for the next tuple of a kind (and of a matching text).
+
+        The end of the process is a failure.
+        """
         with self._new:
             deadline = time.monotonic() + secs
             while True:
@@ -234,17 +250,26 @@ class Task(Program):
                     self._heard += 1
                     if what[0] == kind and (not pattern or re.search(pattern, str(what[1]))):
                         return what
-                    assert what != ("GONE",), f"{self.name} ended without {kind} {pattern}: {self.story()}"
+                    assert what != ("GONE",), (
+                        f"{self.name} ended without {kind} {pattern}: {self.story()}"
+                    )
                 left = deadline - time.monotonic()
-                assert left > 0, f"{self.name} did not say {kind} {pattern} in {secs} s: {self.story()}"
+                assert left > 0, (
+                    f"{self.name} did not say {kind} {pattern} in {secs} s: {self.story()}"
+                )
                 self._new.wait(left)
 
     def request(self, order: str, *arguments: Any, answer: str = "") -> Any:
-        """Sends an order and returns the value of its answer. By default the kind is the order in capitals."""
+        """Sends an order and returns the value of its answer.
+
+        By default the kind is the order in capitals.
+        """
         self.tell(order, *arguments)
         return self.hear(answer or order.upper())[1]
 
-    def wait_for(self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = TIMEOUT_SECS) -> None:
+    def wait_for(
+        self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = TIMEOUT_SECS
+    ) -> None:
         """Waits until a condition of the tuples holds. Fails after ``secs``."""
         with self._new:
             self._new.wait_for(lambda: holds(self.said) or self.said[-1:] == [("GONE",)], secs)
@@ -253,7 +278,11 @@ class Task(Program):
     def said_so_far(self, kind: str, pattern: str = "") -> list[Any]:
         """Returns the values of all tuples of a kind (and of a matching text)."""
         with self._new:
-            return [what[1] for what in self.said if what[0] == kind and re.search(pattern, str(what[1]))]
+            return [
+                what[1]
+                for what in self.said
+                if what[0] == kind and re.search(pattern, str(what[1]))
+            ]
 
     def story(self) -> str:
         """Returns the last tuples and lines, for failures."""
@@ -269,11 +298,16 @@ class Task(Program):
 def _caught(pid: int) -> int:
     """Returns the signals for which a process has a handler; bit 0 is signal 1."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return next(
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")
+    )
 
 
 @contextlib.contextmanager
 def programs() -> Iterator[Callable[..., Program]]:
-    """Opens a function that starts programs with the arguments of ``Program``. All end with the block."""
+    """Opens a function that starts programs with the arguments of ``Program``.
+
+    All end with the block.
+    """
     with contextlib.ExitStack() as stack:
         yield lambda *command, **options: stack.enter_context(Program(*command, **options))

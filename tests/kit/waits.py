@@ -10,7 +10,9 @@ TIMEOUT_SECS = 100.0
 _POLL_SECS = 0.01
 
 
-def until(look: Callable[[], T], what: str = "", secs: float = TIMEOUT_SECS, *, every: float = _POLL_SECS) -> T:
+def until(
+    look: Callable[[], T], what: str = "", secs: float = TIMEOUT_SECS, *, every: float = _POLL_SECS
+) -> T:
     """Waits until ``look`` returns a true value, and returns that value.
 
     Args:

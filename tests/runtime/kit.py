@@ -16,7 +16,8 @@ from tests.kit.processes import Program
 
 TARGET = "/job:worker/task:0"
 SERVE = (
-    "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], int(sys.argv[3])).join()"
+    "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], "
+    "int(sys.argv[3])).join()"
 )
 
 
@@ -31,7 +32,8 @@ def servers(*, sockets: bool = False, **jobs: int) -> Iterator[dict[str, rt.Serv
     """A cluster in this process, its servers by task name.
 
     Args:
-        sockets: let the other tasks talk to worker 0 (and each other) as if they were in other processes.
+        sockets: let the other tasks talk to worker 0 (and each other) as if they were in other
+            processes.
         **jobs: how many tasks each job has.
     """
     cluster = addresses(**jobs)
@@ -54,7 +56,9 @@ def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int, **options:
 
 
 @contextlib.contextmanager
-def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int], **options: Any) -> Iterator[list[Program]]:
+def processes(
+    cluster: Mapping[str, Sequence[str]], *names: tuple[str, int], **options: Any
+) -> Iterator[list[Program]]:
     """Server processes for some tasks of a cluster, each with the ``options``; all gone at the end, by SIGTERM."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(serve(cluster, job, index, **options)) for job, index in names]

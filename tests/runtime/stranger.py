@@ -58,7 +58,9 @@ class Stranger:
         self.incarnation = server.incarnation
         self.epoch = self.jobs = 0
         self.session = secrets.randbits(62) | 1
-        self.tensors = functools.partial(RemoteTask, server.worker.task, server.address, self.session, ChannelOptions())
+        self.tensors = functools.partial(
+            RemoteTask, server.worker.task, server.address, self.session, ChannelOptions()
+        )
         self._connected: RemoteTask | None = None
 
     def close_session(self) -> None:
@@ -84,7 +86,9 @@ class Stranger:
             # gRPC shares the memory of a server that was at this port before, and had stopped.
             epoch = self.worker.Run(inspect, timeout=60, wait_for_ready=True).leadership.epoch + 1
         leadership = Leadership(epoch, OWNER).to_proto()
-        order = RunOrder(incarnation=self.incarnation, leadership=leadership, claim=RunOrder.Claim())
+        order = RunOrder(
+            incarnation=self.incarnation, leadership=leadership, claim=RunOrder.Claim()
+        )
         assert self.worker.Run(order, timeout=60).leadership == leadership
         self.epoch = epoch
 

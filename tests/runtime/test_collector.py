@@ -14,7 +14,9 @@ _REPORT = "import gc, json, runtime; print(json.dumps([gc.isenabled(), gc.get_fr
 def _collector_after(*before: str) -> tuple[bool, int, int]:
     """Returns, after the import: True if the collector is on, the number of frozen objects, and of full collections."""
     program = "; ".join([*before, _REPORT])
-    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
     enabled, frozen, oldest = json.loads(printed)
     return enabled, frozen, oldest["collections"]
 

@@ -170,7 +170,9 @@ def test_a_forked_child_has_a_timer_of_its_own() -> None:
             inherited, own = calls.count, Calls()
             every(0.01, own.call)
             until(lambda: own.count > 2, secs=30)
-            code = 0 if calls.count == inherited and [t.name for t in own.threads] == ["timer"] else 2
+            code = (
+                0 if calls.count == inherited and [t.name for t in own.threads] == ["timer"] else 2
+            )
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -30,7 +30,9 @@ def test_codes_are_those_of_grpc() -> None:
 
 def test_every_subclass_is_in_the_table_and_in_the_tree() -> None:
     subclasses = errors.OpError.__subclasses__()
-    assert set(errors.ERROR_TYPES.values()) == {sub for sub in subclasses if sub.__module__ == errors.__name__}
+    assert set(errors.ERROR_TYPES.values()) == {
+        sub for sub in subclasses if sub.__module__ == errors.__name__
+    }
     lines = (errors.__doc__ or "").splitlines()
     for code, error_type in ALL:
         (line,) = [line for line in lines if f"-- {error_type.__name__} " in line]
@@ -41,7 +43,13 @@ def test_every_subclass_is_in_the_table_and_in_the_tree() -> None:
 
 @pytest.mark.parametrize(
     ("code", "builtin"),
-    [(3, ValueError), (4, TimeoutError), (5, LookupError), (7, PermissionError), (14, ConnectionError)],
+    [
+        (3, ValueError),
+        (4, TimeoutError),
+        (5, LookupError),
+        (7, PermissionError),
+        (14, ConnectionError),
+    ],
 )
 def test_caught_as_the_builtin(code: int, builtin: type[Exception]) -> None:
     with pytest.raises(builtin, match="^/job:ps/task:0: boom$"):
@@ -54,14 +62,22 @@ def test_survives_pickle_and_copy(code: int, message: str, task: str) -> None:
     error.add_note("seen")
     for again in (error, pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(again) is errors.ERROR_TYPES[code]
-        assert (again.code, again.message, again.task, again.args) == (code, message, task, (message,))
+        assert (again.code, again.message, again.task, again.args) == (
+            code,
+            message,
+            task,
+            (message,),
+        )
         assert again.__notes__ == ["seen"]
         assert str(again) == (f"{task}: {message}" if task else message)
 
 
 def test_repr_shows_the_call() -> None:
     assert repr(errors.AbortedError("gone")) == "AbortedError('gone')"
-    assert repr(errors.UnavailableError("no", task="/job:ps")) == "UnavailableError('no', task='/job:ps')"
+    assert (
+        repr(errors.UnavailableError("no", task="/job:ps"))
+        == "UnavailableError('no', task='/job:ps')"
+    )
 
 
 def test_unknown_code_keeps_the_number() -> None:
@@ -75,7 +91,12 @@ def test_success_is_not_an_error() -> None:
         errors.error_from_code(0, "fine")
 
 
-KINDS = [sub for error_type in errors.ERROR_TYPES.values() for sub in error_type.__subclasses__() if sub.kind]
+KINDS = [
+    sub
+    for error_type in errors.ERROR_TYPES.values()
+    for sub in error_type.__subclasses__()
+    if sub.kind
+]
 
 
 def test_every_kind_is_in_the_tree_and_has_a_number_of_its_own() -> None:
@@ -102,7 +123,9 @@ def test_a_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> N
 
     server = grpc.server(futures.ThreadPoolExecutor(1))
     handler = grpc.unary_unary_rpc_method_handler(Servicer().fail)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"fail": handler})])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("test", {"fail": handler})]
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

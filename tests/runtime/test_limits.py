@@ -46,7 +46,9 @@ def test_the_environment_gives_limits() -> None:
         ("hello_secs=1000", "the limit hello_secs is 1000.0, not a number above 0 and at most 600"),
     ],
 )
-def test_what_the_environment_cannot_give_is_one_line(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_cannot_give_is_one_line(
+    text: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BELLWETHER_LIMITS", text)
     with pytest.raises(rt.InvalidArgumentError, match=re.escape(says)):
         rt.Server({"local": ["localhost:0"]}, "local", 0)
@@ -62,11 +64,19 @@ def test_connections_leave_files_to_others() -> None:
 def test_an_error_says_the_limit_its_value_and_how_to_change_it() -> None:
     error = rt.Limits(sessions=3).exceeded("sessions", "3 sessions are open", "/job:ps/task:0")
     assert error.limit == "sessions" and error.task == "/job:ps/task:0"
-    for part in ("3 sessions are open", "limit sessions is 3", "--limit_sessions", "limits=", "BELLWETHER_LIMITS"):
+    for part in (
+        "3 sessions are open",
+        "limit sessions is 3",
+        "--limit_sessions",
+        "limits=",
+        "BELLWETHER_LIMITS",
+    ):
         assert part in error.message
 
 
-def test_each_limit_is_a_flag_of_the_trainer_that_says_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_limit_is_a_flag_of_the_trainer_that_says_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("BELLWETHER_LIMITS", raising=False)
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
@@ -103,7 +113,9 @@ def test_the_guide_has_all_limits_with_their_defaults() -> None:
 
 def test_there_are_few_limits_and_a_name_that_is_gone_says_what_to_use() -> None:
     assert len(ROWS) <= 15
-    with pytest.raises(rt.InvalidArgumentError, match="frame_rate=. is gone: since 0.2 this is a constant"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="frame_rate=. is gone: since 0.2 this is a constant"
+    ):
         rt.Limits(frame_rate=5)
     assert explain_flags(["--limit_client_held_bytes=5"]) == (
         "--limit_client_held_bytes is gone: since 0.2 use client_bytes (docs/limits.md)"

@@ -15,7 +15,18 @@ def test_every_numeric_dtype(name):
 
 
 def test_names_include_those_that_training_uses():
-    expected = {"bool", "int8", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64", "complex64"}
+    expected = {
+        "bool",
+        "int8",
+        "int32",
+        "int64",
+        "uint8",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+    }
     assert expected | {"float8_e4m3fn", "int4"} <= set(NUMERIC_DTYPES)
 
 
@@ -33,7 +44,9 @@ def test_foreign_byte_order_and_aliases_become_canonical():
     assert canonical_dtype(object) is STRING
 
 
-@pytest.mark.parametrize("dtype", ["S3", "U2", "datetime64[s]", [("a", "i4")], "V4", "no such", np.longdouble])
+@pytest.mark.parametrize(
+    "dtype", ["S3", "U2", "datetime64[s]", [("a", "i4")], "V4", "no such", np.longdouble]
+)
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(InvalidArgumentError):
         TensorSpec((1,), dtype)

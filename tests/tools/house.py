@@ -1,7 +1,9 @@
-"""The house in figures: ``python -m tests.tools.house``. Rooms, floors, circles, retired words, lines, ``Any``s.
+"""The house in figures: ``python -m tests.tools.house``.
 
-A room is a folder of a package, or one of its modules at the top. Each room may import those before it in its list of
-layers; no module may import itself over others, however the import is written.
+Rooms, floors, circles, retired words, lines, ``Any``s.
+
+A room is a folder of a package, or one of its modules at the top. Each room may import those before
+it in its list of layers; no module may import itself over others, however the import is written.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
 }
-"""By package, its rooms from the ground up; rooms on one floor do not import each other. "" is the package's face."""
+"""By package, its rooms from the ground up; rooms on one floor do not import each other.
+
+"" is the package's face.
+"""
 
 PACKAGES = [package for package in LAYERS if "." not in package]
 """The packages that lie in no other one."""
@@ -148,7 +153,9 @@ def imports(package: str, root: pathlib.Path = ROOT) -> list[Import]:
     return found
 
 
-def _imported(node: ast.AST, within: tuple[str, ...], known: Mapping[str, pathlib.Path]) -> Iterator[str]:
+def _imported(
+    node: ast.AST, within: tuple[str, ...], known: Mapping[str, pathlib.Path]
+) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
     elif isinstance(node, ast.ImportFrom):
@@ -175,9 +182,14 @@ def arrows_up(package: str, root: pathlib.Path = ROOT) -> list[str]:
         if not own:  # the face of the package
             continue
         if other not in floor:
-            wrong.append(f"{i.importer}:{i.line}: inside {package} name the module, not the package: {i.imported}")
+            wrong.append(
+                f"{i.importer}:{i.line}: inside {package} name the module, not the package: "
+                f"{i.imported}"
+            )
         elif own != other and floor[other] >= floor[own] and (own, other) not in ARROWS_UP:
-            wrong.append(f"{i.importer}:{i.line}: {own} is not above {other}, and imports {i.imported}")
+            wrong.append(
+                f"{i.importer}:{i.line}: {own} is not above {other}, and imports {i.imported}"
+            )
     return wrong
 
 
@@ -217,9 +229,16 @@ def circles(package: str, root: pathlib.Path = ROOT) -> list[list[str]]:
 
 def retired(root: pathlib.Path = ROOT) -> list[str]:
     """Modules and public classes whose name is a retired word."""
-    found = [name for package in PACKAGES for name in modules(package, root) if name.split(".")[-1] in RETIRED_MODULES]
+    found = [
+        name
+        for package in PACKAGES
+        for name in modules(package, root)
+        if name.split(".")[-1] in RETIRED_MODULES
+    ]
     classes = class_names(root).items()
-    return found + [f"{module}.{name}" for name, where in classes if name in RETIRED_CLASSES for module in where]
+    return found + [
+        f"{module}.{name}" for name, where in classes if name in RETIRED_CLASSES for module in where
+    ]
 
 
 def doubles(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
@@ -276,7 +295,10 @@ def main() -> int:
     print(f"retired words {retired()}")
     print(f"classes of one name {doubles()}")
     product = lines("harness", "runtime", "models") - lines("harness/tf1")
-    print(f"lines: product {product}, tf1 {lines('harness/tf1')}, tests {lines('tests')}; Any {anys()}")
+    print(
+        f"lines: product {product}, tf1 {lines('harness/tf1')}, tests {lines('tests')}; Any "
+        f"{anys()}"
+    )
     return int(wrong > 0)
 
 

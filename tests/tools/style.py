@@ -1,7 +1,8 @@
 """The figures of style, ``python -m tests.tools.style``: sizes, words and names of the product, its pages and tests.
 
-``tests/test_style.py`` holds them below limits, so that a change that makes them worse is seen. Only the standard
-library is used, and nothing of the project is imported, so a figure costs a second.
+``tests/test_style.py`` holds them below limits, so that a change that makes them worse is seen.
+Only the standard library is used, and nothing of the project is imported, so a figure costs a
+second.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ QUESTIONS = frozenset("what whether how who whom whose where which why when whoe
 
 _CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 _PRAGMA = re.compile(r"#\s*(type:|noqa|ruff|mypy|!|pragma|isort)")
-# A thread of a group, whatever the name of the group: `self._threads.start`, `ThreadGroup("x").create`.
-_STARTS = re.compile(r"(\bThread|ThreadPoolExecutor|(hreads\w*|group|ThreadGroup\(.*\))\.(start|create))$")
+# A thread of a group, whatever the name of the group: `self._threads.start`,
+# `ThreadGroup("x").create`.
+_STARTS = re.compile(
+    r"(\bThread|ThreadPoolExecutor|(hreads\w*|group|ThreadGroup\(.*\))\.(start|create))$"
+)
 _EXAMPLE = re.compile(r">>>|```|^\s*Examples?:|::\s*$", re.MULTILINE)
 
 
@@ -83,11 +87,11 @@ class Figures:
     anys: int = 0
     threads: int = 0
 
-    def functions_over(self, tokens: int = 0, branches: int = 0) -> list[str]:
+    def functions_over(self, tokens: int = -1, branches: int = -1) -> list[str]:
         """Returns the functions with more tokens, and more branches, than given."""
         return [f.where for f in sorted(self.functions) if f.size > tokens and f.other > branches]
 
-    def classes_over(self, lines: int = 0, attributes: int = 0) -> list[str]:
+    def classes_over(self, lines: int = -1, attributes: int = -1) -> list[str]:
         """Returns the classes with more lines, and more attributes, than given."""
         return [c.where for c in sorted(self.classes) if c.size > lines and c.other > attributes]
 
@@ -96,25 +100,37 @@ class Figures:
         named, classes = max(1, self.named_functions), max(1, len(self.classes))
         return (
             f"tokens {self.tokens:,}, code lines {self.code_lines:,}\n"
-            f"functions {len(self.functions):,}: over 300 tokens {len(self.functions_over(tokens=300))}, "
+            f"functions {len(self.functions):,}: over 300 tokens "
+            f"{len(self.functions_over(tokens=300))}, "
             f"over 400 {len(self.functions_over(tokens=400))}, over 15 branches "
-            f"{len(self.functions_over(branches=15))}, of one word {self.one_word_functions / named:.0%}\n"
-            f"classes {classes:,}: over 350 lines {len(self.classes_over(lines=350))}, over 20 attributes "
-            f"{len(self.classes_over(attributes=20))}, of one word {self.one_word_classes / classes:.0%}\n"
+            f"{len(self.functions_over(branches=15))}, of one word "
+            f"{self.one_word_functions / named:.0%}\n"
+            f"classes {classes:,}: over 350 lines {len(self.classes_over(lines=350))}, over 20 "
+            "attributes "
+            f"{len(self.classes_over(attributes=20))}, of one word "
+            f"{self.one_word_classes / classes:.0%}\n"
             f"docstrings: {len(self.questions)} begin with What and the like, "
-            f"{100 * self.pronouns / max(1, self.words):.1f} pronouns in 100 words, {self.examples} have an example\n"
-            f"comments per 1,000 code lines {self.comments / lines:.0f}, trailing {self.trailing / lines:.0f}; "
+            f"{100 * self.pronouns / max(1, self.words):.1f} pronouns in 100 words, "
+            f"{self.examples} have an example\n"
+            f"comments per 1,000 code lines {self.comments / lines:.0f}, trailing "
+            f"{self.trailing / lines:.0f}; "
             f"asserts per 1,000 tokens {self.asserts / tokens:.1f}; Any {self.anys}; "
             f"places that start a thread {self.threads}"
         )
 
 
-def product(prefix: str = "", without: str = "", root: pathlib.Path = house.ROOT) -> Iterator[pathlib.Path]:
+def product(
+    prefix: str = "", without: str = "", root: pathlib.Path = house.ROOT
+) -> Iterator[pathlib.Path]:
     """Yields the files of the product below a prefix, without generated ones and those below another prefix."""
     for package in house.LAYERS.keys() | {"models"}:
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root).as_posix()
-            if name.startswith(prefix) and not (without and name.startswith(without)) and "_pb2" not in path.name:
+            if (
+                name.startswith(prefix)
+                and not (without and name.startswith(without))
+                and "_pb2" not in path.name
+            ):
                 yield path
 
 
@@ -123,6 +139,13 @@ def measure(paths: Iterable[pathlib.Path], root: pathlib.Path = house.ROOT) -> F
     figures = Figures()
     for path in paths:
         _add_file(figures, path.read_text(), path.relative_to(root).as_posix())
+    return figures
+
+
+def measure_text(source: str, name: str) -> Figures:
+    """Measures the text of one file."""
+    figures = Figures()
+    _add_file(figures, source, name)
     return figures
 
 
@@ -139,14 +162,18 @@ def _add_file(figures: Figures, source: str, name: str) -> None:
                 figures.comments += 1
     for node in ast.walk(ast.parse(source)):
         where = f"{name}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', 'module')}"
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+            text := ast.get_docstring(node)
+        ):
             code_lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
             figures.tokens -= 1
             _add_docstring(figures, text, where)
         if isinstance(node, ast.FunctionDef):
             figures.functions.append(Sized(_body_tokens(source, node), _branches(node), where))
             figures.named_functions += not node.name.startswith("__")
-            figures.one_word_functions += not node.name.startswith("__") and "_" not in node.name.strip("_")
+            figures.one_word_functions += not node.name.startswith(
+                "__"
+            ) and "_" not in node.name.strip("_")
         elif isinstance(node, ast.ClassDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             figures.classes.append(Sized(lines, len(_attributes(node)), where))
@@ -178,15 +205,23 @@ def _prose(text: str) -> str:
     text = re.sub(r"```.*?```", " ", text, flags=re.DOTALL)
     text = re.sub(r"`[^`\n]*`", " x ", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(\||#|>>>|    \S.*[=(]|<)", line))
-    return re.sub(r"^\s*(Args|Returns|Raises|Yields|Attributes|Examples?):\s*$", " ", text, flags=re.MULTILINE)
+    text = "\n".join(
+        line for line in text.splitlines() if not re.match(r"\s*(\||#|>>>|    \S.*[=(]|<)", line)
+    )
+    return re.sub(
+        r"^\s*(Args|Returns|Raises|Yields|Attributes|Examples?):\s*$", " ", text, flags=re.MULTILINE
+    )
 
 
 def _body_tokens(source: str, node: ast.FunctionDef) -> int:
     first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-    body = textwrap.dedent("\n".join(source.splitlines()[first.lineno - 1 : node.end_lineno]) + "\n")
+    body = textwrap.dedent(
+        "\n".join(source.splitlines()[first.lineno - 1 : node.end_lineno]) + "\n"
+    )
     try:
-        return sum(token.type in _CODE for token in tokenize.generate_tokens(io.StringIO(body).readline))
+        return sum(
+            token.type in _CODE for token in tokenize.generate_tokens(io.StringIO(body).readline)
+        )
     except (tokenize.TokenError, IndentationError):
         # The body stands on the line of its def, or a text in it is not indented.
         return 0
@@ -195,7 +230,9 @@ def _body_tokens(source: str, node: ast.FunctionDef) -> int:
 def _branches(node: ast.AST) -> int:
     total = 0
     for child in ast.walk(node):
-        if isinstance(child, ast.If | ast.For | ast.While | ast.ExceptHandler | ast.match_case | ast.IfExp):
+        if isinstance(
+            child, ast.If | ast.For | ast.While | ast.ExceptHandler | ast.match_case | ast.IfExp
+        ):
             total += 1
         elif isinstance(child, ast.BoolOp):
             total += len(child.values) - 1
@@ -254,7 +291,9 @@ def measure_tests(root: pathlib.Path = house.ROOT) -> TestFigures:
         figures.private += len(re.findall(r"[a-z\])]\._[a-z]\w+", source))
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                figures.words[f"{name}:{node.lineno} {node.name}"] = len([w for w in node.name.split("_")[1:] if w])
+                figures.words[f"{name}:{node.lineno} {node.name}"] = len(
+                    [w for w in node.name.split("_")[1:] if w]
+                )
                 figures.documented += ast.get_docstring(node) is not None
     return figures
 
@@ -262,8 +301,12 @@ def measure_tests(root: pathlib.Path = house.ROOT) -> TestFigures:
 def main() -> None:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--room", default="", help="only files whose path begins with this, such as runtime/wire")
-    parser.add_argument("--worst", type=int, default=0, help="also the largest functions and classes")
+    parser.add_argument(
+        "--room", default="", help="only files whose path begins with this, such as runtime/wire"
+    )
+    parser.add_argument(
+        "--worst", type=int, default=0, help="also the largest functions and classes"
+    )
     options = parser.parse_args()
     shown = (
         {options.room: product(options.room)}
@@ -284,11 +327,14 @@ def main() -> None:
                 print(f"    {label}: {row.size} {row.other} {row.where}")
     if not options.room:
         words = {name: page_words(text) for name, text in pages().items()}
-        print(f"pages: {sum(words.values()):,} words, the longest {max(words, key=words.__getitem__)}")
+        print(
+            f"pages: {sum(words.values()):,} words, the longest {max(words, key=words.__getitem__)}"
+        )
         tests = measure_tests()
         mean = sum(tests.words.values()) / len(tests.words)
         print(
-            f"tests: {len(tests.words):,}, {mean:.1f} words in a name, {tests.documented} with a docstring, "
+            f"tests: {len(tests.words):,}, {mean:.1f} words in a name, {tests.documented} with a "
+            "docstring, "
             f"monkeypatch {tests.patches}, private attributes {tests.private}"
         )
 

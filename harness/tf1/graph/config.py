@@ -13,7 +13,10 @@ import runtime as rt
 
 
 class _Options:
-    """Options without an effect here. Any may be set; an option that is not set has TensorFlow's default."""
+    """Options without an effect here.
+
+    Any may be set; an option that is not set has TensorFlow's default.
+    """
 
     defaults: Mapping[str, Any] = {}
 
@@ -21,7 +24,9 @@ class _Options:
         try:
             return self.defaults[name]
         except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}, and it was not set") from None
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}, and it was not set"
+            ) from None
 
     def __init__(self, **options: Any) -> None:
         self.__dict__.update(options)
@@ -74,10 +79,13 @@ class ConfigProto(rt.SessionConfig):
     Args:
         allow_soft_placement: run on the CPU what asks for a device that its task does not have.
         log_device_placement: log the device of every operation.
-        device_filters: the session waits for and touches only tasks that match one, and its target's own.
-        operation_timeout_in_ms: time limit of a step; 0 for none. It bounds the wait for the tasks to join, too.
+        device_filters: the session waits for and touches only tasks that match one, and its
+            target's own.
+        operation_timeout_in_ms: time limit of a step; 0 for none. It bounds the wait for the tasks
+            to join, too.
         device_count: ``{"CPU": n}`` makes n host devices, if JAX has not started its own yet.
-        gpu_options: accepted, without an effect; so are ``graph_options`` and the numbers of threads.
+        gpu_options: accepted, without an effect; so are ``graph_options`` and the numbers of
+            threads.
         graph_options: see above.
         intra_op_parallelism_threads: see above.
         inter_op_parallelism_threads: see above.
@@ -112,8 +120,13 @@ class ConfigProto(rt.SessionConfig):
         **options: Any,
     ) -> None:
         if isolate_session_state:
-            raise ValueError("isolate_session_state is not possible on a server: use a session with the target ''")
-        limit = operation_timeout_in_ms / 1000 if operation_timeout_in_ms else operation_timeout_secs
+            raise ValueError(
+                "isolate_session_state is not possible on a server: use a session with the target "
+                "''"
+            )
+        limit = (
+            operation_timeout_in_ms / 1000 if operation_timeout_in_ms else operation_timeout_secs
+        )
         super().__init__(
             allow_soft_placement=allow_soft_placement,
             log_device_placement=log_device_placement,
@@ -162,7 +175,9 @@ class ConfigProto(rt.SessionConfig):
         except RuntimeError:
             have = len(jax.local_devices(backend="cpu"))
             if have < wanted:
-                logging.warning("device_count asks for %d CPUs, but JAX has started with %d", wanted, have)
+                logging.warning(
+                    "device_count asks for %d CPUs, but JAX has started with %d", wanted, have
+                )
 
 
 def apply(config: Any) -> Any:

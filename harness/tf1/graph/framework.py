@@ -95,7 +95,11 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
     os.makedirs(logdir, exist_ok=True)
     path = os.path.join(logdir, name)
     with open(path, "wb") as file:
-        file.write(text_format.MessageToString(message).encode() if as_text else message.SerializeToString())
+        file.write(
+            text_format.MessageToString(message).encode()
+            if as_text
+            else message.SerializeToString()
+        )
     return path
 
 
@@ -133,7 +137,8 @@ class Graph(rt.Graph, metaclass=_AnyGraph):
 
 def _refuse_slices(tensor: rt.Tensor) -> NoReturn:
     raise AttributeError(
-        f"gradients are dense here: {tensor.name!r} is the whole tensor, not tf.IndexedSlices with values and indices"
+        f"gradients are dense here: {tensor.name!r} is the whole tensor, not tf.IndexedSlices with "
+        "values and indices"
     )
 
 
@@ -143,8 +148,11 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
         "set_shape": lambda tensor: functools.partial(set_shape, tensor),
     },
     rt.Tensor: {
-        "consumers": lambda tensor: lambda: [op for op in tensor.graph.get_operations() if tensor in op.inputs],
-        # Programs read these of tf.IndexedSlices, which tf.gradients gives in TensorFlow for a gather.
+        "consumers": lambda tensor: (
+            lambda: [op for op in tensor.graph.get_operations() if tensor in op.inputs]
+        ),
+        # Programs read these of tf.IndexedSlices, which tf.gradients gives in TensorFlow for a
+        # gather.
         **dict.fromkeys(("values", "indices", "dense_shape"), _refuse_slices),
     },
     rt.Operation: {
@@ -182,7 +190,9 @@ def op_scope(
 
 
 @public.add()
-def control_dependencies(control_inputs: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
+def control_dependencies(
+    control_inputs: Iterable[object] | None,
+) -> contextlib.AbstractContextManager[None]:
     """Calls ``rt.control_dependencies``."""
     return rt.control_dependencies(control_inputs)
 
@@ -224,7 +234,9 @@ def group(*inputs: object, name: str | None = None) -> rt.Operation:
 
 @public.add()
 def tuple(
-    tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[object] | None = None
+    tensors: Sequence[rt.TensorLike],
+    name: str | None = None,
+    control_inputs: Sequence[object] | None = None,
 ) -> list[rt.Tensor | None]:  # noqa: A001
     """Returns the tensors, each of which waits for all of them."""
     gate = [t for t in tensors if t is not None]
@@ -243,7 +255,9 @@ def with_dependencies(
 @public.add()
 def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """Calls ``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
-    return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
+    return rt.lowlevel.without_derivative(
+        rt.stop_gradient(operand(input), name=name or "StopGradient")
+    )
 
 
 @public.add()
@@ -288,17 +302,30 @@ def Print(  # noqa: N802 - TensorFlow's name
 
 @public.add()
 def Assert(  # noqa: N802
-    condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
+    condition: rt.TensorLike,
+    data: Sequence[rt.TensorLike],
+    summarize: int | None = None,
+    name: str | None = None,
 ) -> rt.Operation:
     """Calls ``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
     return _check(constant(condition), "assertion failed", data, summarize, name)
 
 
 def _check(
-    holds: rt.TensorLike, said: str, data: Sequence[rt.TensorLike], summarize: int | None, name: str | None
+    holds: rt.TensorLike,
+    said: str,
+    data: Sequence[rt.TensorLike],
+    summarize: int | None,
+    name: str | None,
 ) -> rt.Operation:
     shown = [constant(d) for d in data]
-    return rt.check(holds, f"{said.lstrip()}: ", shown, summarize=3 if summarize is None else summarize, name=name)
+    return rt.check(
+        holds,
+        f"{said.lstrip()}: ",
+        shown,
+        summarize=3 if summarize is None else summarize,
+        name=name,
+    )
 
 
 def _assert_that(shown: str, comparison: str, sign: str) -> None:
@@ -314,7 +341,13 @@ def _assert_that(shown: str, comparison: str, sign: str) -> None:
     ) -> rt.Operation:
         x, y = constant(x), constant(y)
         said = f"{message or ''} x {sign} y does not hold for all elements"
-        return _check(TABLE["tf"][comparison](x, y), said, [x, y] if data is None else data, summarize, name or shown)
+        return _check(
+            TABLE["tf"][comparison](x, y),
+            said,
+            [x, y] if data is None else data,
+            summarize,
+            name or shown,
+        )
 
     check.__doc__ = f"``rt.check`` of ``x {sign} y`` for all elements."
     check.__name__ = check.__qualname__ = shown
@@ -333,7 +366,13 @@ def _assert_sign(shown: str, comparison: str, sign: str) -> None:
     ) -> rt.Operation:
         x = constant(x)
         said = f"{message or ''} x {sign} 0 does not hold for all elements"
-        return _check(TABLE["tf"][comparison](x, 0), said, [x] if data is None else data, summarize, name or shown)
+        return _check(
+            TABLE["tf"][comparison](x, 0),
+            said,
+            [x] if data is None else data,
+            summarize,
+            name or shown,
+        )
 
     check.__doc__ = f"``rt.check`` of ``x {sign} 0`` for all elements."
     check.__name__ = check.__qualname__ = shown
@@ -354,7 +393,9 @@ _assert_sign("assert_positive", "greater", ">")
 def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
     """Returns ``tensor``; the step fails with ``message`` unless all of ``tensor`` is finite."""
     value = operand(tensor)
-    with rt.control_dependencies([rt.check(TABLE["tf"]["is_finite"](value), f"{message}: not finite: ", [value])]):
+    with rt.control_dependencies(
+        [rt.check(TABLE["tf"]["is_finite"](value), f"{message}: not finite: ", [value])]
+    ):
         return rt.identity(value, name or "CheckNumerics")
 
 
@@ -382,9 +423,13 @@ def assert_rank(
     if value.shape is None:
         holds = rt.call(lambda array: jnp.asarray(jnp.ndim(array) == rank), value)
         said = f"{message or ''} the rank is not {rank}"
-        return _check(holds, said, [value] if data is None else data, summarize, name or "assert_rank")
+        return _check(
+            holds, said, [value] if data is None else data, summarize, name or "assert_rank"
+        )
     if len(value.shape) != rank:
-        raise ValueError(f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip())
+        raise ValueError(
+            f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip()
+        )
     return rt.no_op(name or "assert_rank")
 
 

@@ -131,8 +131,8 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     Args:
         scale: see above.
         mode: "fan_in", "fan_out" or "fan_avg".
-        distribution: "normal" or "truncated_normal" (the same, with the standard deviation that is left after the cut),
-            "untruncated_normal", or "uniform".
+        distribution: "normal" or "truncated_normal" (the same, with the standard deviation that is
+            left after the cut), "untruncated_normal", or "uniform".
         seed: seed of the draw.
         dtype: default dtype.
 
@@ -149,12 +149,17 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     def __post_init__(self) -> None:
         """Checks the arguments."""
         if self.scale <= 0:
-            raise ValueError(f"variance_scaling_initializer: scale={self.scale}, it must be positive")
+            raise ValueError(
+                f"variance_scaling_initializer: scale={self.scale}, it must be positive"
+            )
         if self.mode not in _MODES:
-            raise ValueError(f"variance_scaling_initializer: mode={self.mode!r} is none of {_MODES}")
+            raise ValueError(
+                f"variance_scaling_initializer: mode={self.mode!r} is none of {_MODES}"
+            )
         if self.distribution.lower() not in _DISTRIBUTIONS:
             raise ValueError(
-                f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
+                f"variance_scaling_initializer: distribution={self.distribution!r} is none of "
+                f"{_DISTRIBUTIONS}"
             )
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
@@ -168,17 +173,23 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
             return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
         if distribution == "untruncated_normal":
             return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
-        return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
+        return random_ops.truncated_normal(
+            shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed
+        )
 
 
 @public.add()
-def glorot_uniform_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
+def glorot_uniform_initializer(
+    seed: int | None = None, dtype: DTypeLike = np.float32
+) -> Initializer:
     """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
     return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
 
 
 @public.add()
-def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
+def glorot_normal_initializer(
+    seed: int | None = None, dtype: DTypeLike = np.float32
+) -> Initializer:
     """Xavier's normal initializer."""
     return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
 

@@ -30,7 +30,10 @@ public.update(
 
 @public.add()
 class AggregationMethod:
-    """The ways to add up the gradients of one variable. XLA decides, so all values mean the same."""
+    """The ways to add up the gradients of one variable.
+
+    XLA decides, so all values mean the same.
+    """
 
     ADD_N = DEFAULT = 0
     EXPERIMENTAL_TREE = 1
@@ -48,8 +51,13 @@ class Timeline:
     def __init__(self, step_stats: Any, graph: Any = None) -> None:
         self._step_stats = step_stats
 
-    def generate_chrome_trace_format(self, show_dataflow: bool = True, show_memory: bool = False) -> str:
-        """Returns the trace as JSON text, empty where nothing ran. Transfers are always shown, memory never."""
+    def generate_chrome_trace_format(
+        self, show_dataflow: bool = True, show_memory: bool = False
+    ) -> str:
+        """Returns the trace as JSON text, empty where nothing ran.
+
+        Transfers are always shown, memory never.
+        """
         if not self._step_stats.dev_stats:
             return json.dumps({"traceEvents": []})
         return json.dumps(chrome_trace(SimpleNamespace(step_stats=self._step_stats)))  # type: ignore[arg-type]
@@ -79,6 +87,8 @@ def list_local_devices(session_config: object = None) -> list[DeviceAttributes]:
         kind = "GPU" if device.platform in ("gpu", "cuda", "rocm") else device.platform.upper()
         limit = (device.memory_stats() or {}).get("bytes_limit", 0) if kind != "CPU" else 0
         found.append(
-            DeviceAttributes(f"/device:{kind}:{device.local_hardware_id or 0}", kind, limit, device.device_kind)
+            DeviceAttributes(
+                f"/device:{kind}:{device.local_hardware_id or 0}", kind, limit, device.device_kind
+            )
         )
     return found

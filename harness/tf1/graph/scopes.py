@@ -98,7 +98,9 @@ class _OfThread(concurrency.local):
 
     def __init__(self) -> None:
         self.scopes: list[tuple[rt.Graph, VariableScope]] = []
-        self.opened: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] = weakref.WeakKeyDictionary()
+        self.opened: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] = (
+            weakref.WeakKeyDictionary()
+        )
 
 
 _threads = _OfThread()
@@ -107,8 +109,8 @@ _threads = _OfThread()
 def _opened() -> dict[str, int]:
     """Counts how often this thread has opened each variable scope of the default graph, by full name.
 
-    Default names are numbered by it. Leaving a scope forgets those below it, so that a model built a second time, in
-    the same scope opened again, finds its layers under the names that they had.
+    Default names are numbered by it. Leaving a scope forgets those below it, so that a model built
+    a second time, in the same scope opened again, finds its layers under the names that they had.
     """
     return _threads.opened.setdefault(rt.get_default_graph(), {})
 
@@ -155,9 +157,10 @@ def variable_scope(
     """Opens a variable scope, and a name scope of the same name.
 
     Args:
-        name_or_scope: a name, appended to that of the open scope; or a scope to open again; or None.
-        default_name: with None, a name that is made unique by a number. The numbers begin again when the scope around
-            it is opened again.
+        name_or_scope: a name, appended to that of the open scope; or a scope to open again; or
+            None.
+        default_name: with None, a name that is made unique by a number. The numbers begin again
+            when the scope around it is opened again.
         values: not needed.
         initializer: default initializer of the variables inside.
         regularizer: default regularizer of the variables inside.
@@ -169,7 +172,8 @@ def variable_scope(
         use_resource: not needed.
 
     Raises:
-        ValueError: neither a name nor a default name, one that needs a partitioner, or ``reuse=True`` without a name.
+        ValueError: neither a name nor a default name, one that needs a partitioner, or
+            ``reuse=True`` without a name.
     """
     if name_or_scope is None and default_name is None:
         raise ValueError("variable_scope: give a name or a default_name")
@@ -180,7 +184,8 @@ def variable_scope(
     outer = get_variable_scope()
     again = isinstance(name_or_scope, VariableScope)
     if again:
-        # A scope object goes back to its own variables, under a new name scope of the last part of the name.
+        # A scope object goes back to its own variables, under a new name scope of the last part of
+        # the name.
         base, name, shown = name_or_scope, name_or_scope.name, name_or_scope.name.rsplit("/", 1)[-1]
     else:
         prefix = f"{outer.name}/" if outer.name else ""
@@ -217,8 +222,8 @@ def _named(name: str) -> Any:
 def _numbered(name: str, again: bool) -> Iterator[None]:
     """Counts the opening of the scope ``name``, and puts the counts below it back when it is left.
 
-    TensorFlow's rule: after a scope that was given by name they are 0; after a scope object that was opened ``again``
-    all counts are what they were before.
+    TensorFlow's rule: after a scope that was given by name they are 0; after a scope object that
+    was opened ``again`` all counts are what they were before.
     """
     counts = _opened()
     counts[name] = counts.get(name, 0) + 1
@@ -246,7 +251,11 @@ def _unique(prefix: str, name: str) -> str:
 
 @public.add()
 def variable_op_scope(
-    values: rt.TensorLike, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
+    values: rt.TensorLike,
+    name_or_scope: Any,
+    default_name: str | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Calls ``variable_scope``, with the argument order of before 1.0."""
     return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
@@ -273,8 +282,8 @@ def get_variable(
         name: name inside the open variable scope; name scopes do not count.
         shape: its shape; not needed with an initial value.
         dtype: float32 by default.
-        initializer: an initializer, a function of (shape, dtype=), or an initial value; by default the scope's, else
-            Glorot's uniform one for floating point and zeros for the rest.
+        initializer: an initializer, a function of (shape, dtype=), or an initial value; by default
+            the scope's, else Glorot's uniform one for floating point and zeros for the rest.
         regularizer: gives a loss that is added to ``REGULARIZATION_LOSSES``.
         trainable: whether optimizers update it by default.
         collections: collections to add it to.
@@ -285,8 +294,8 @@ def get_variable(
         custom_getter: a function around this one.
 
     Raises:
-        ValueError: it is there and the scope does not reuse, it is not there and the scope only reuses, or shape and
-            dtype are others than before.
+        ValueError: it is there and the scope does not reuse, it is not there and the scope only
+            reuses, or shape and dtype are others than before.
     """
     scope = get_variable_scope()
     _no_partitioner(partitioner)
@@ -300,7 +309,8 @@ def get_variable(
         collections=collections,
     )
     full = f"{scope.name}/{name}" if scope.name else name
-    # TensorFlow gives a custom getter the full name, and takes the name that the getter passes on as it is.
+    # TensorFlow gives a custom getter the full name, and takes the name that the getter passes on
+    # as it is.
     if getter is not None:
         return getter(lambda name, **kw: _get(scope, name, **(options | kw)), full, **options)
     return _get(scope, full, **options)
@@ -326,20 +336,33 @@ def _get(
 ) -> Any:
     variables = _made.setdefault(rt.get_default_graph(), {})
     wanted = as_dtype(scope.dtype if dtype is None else dtype).dtype
-    sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
+    sizes = (
+        None
+        if shape is None
+        else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
+    )
     found = variables.get(full)
     if found is not None:
         if not scope.reuse:
             raise ValueError(
-                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True in variable_scope?"
+                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True in "
+                "variable_scope?"
             )
         return _checked(found, full, sizes, wanted if dtype is not None else None)
     if scope.reuse is True:
         raise ValueError(
-            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you mean to set "
+            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
+            "mean to set "
             "reuse=None in variable_scope?"
         )
-    made = _make(full, sizes, wanted, scope.initializer if initializer is None else initializer, trainable, collections)
+    made = _make(
+        full,
+        sizes,
+        wanted,
+        scope.initializer if initializer is None else initializer,
+        trainable,
+        collections,
+    )
     variables[full] = made
     chosen = scope.regularizer if regularizer is None else regularizer
     if chosen is not None:
@@ -354,10 +377,14 @@ def _get(
 def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
     if sizes is not None and not TensorShape(found.shape).is_compatible_with(sizes):
         raise ValueError(
-            f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape {found.shape}."
+            f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape "
+            f"{found.shape}."
         )
     if dtype is not None and found.dtype != dtype:
-        raise ValueError(f"Trying to share variable {full}, but specified dtype {dtype} and found dtype {found.dtype}.")
+        raise ValueError(
+            f"Trying to share variable {full}, but specified dtype {dtype} and found dtype "
+            f"{found.dtype}."
+        )
     return found
 
 
@@ -370,9 +397,12 @@ def _make(
     collections: Sequence[str] | None,
 ) -> Any:
     if initializer is None:
-        if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):
+        if not (
+            np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"
+        ):
             raise ValueError(f"variable {full} of dtype {dtype} needs an initializer")
-        # TensorFlow 1.1 and later: Glorot's initializer for floating point, zeros for integers and bools.
+        # TensorFlow 1.1 and later: Glorot's initializer for floating point, zeros for integers and
+        # bools.
         floating = dtype.kind == "f" or dtype.name == "bfloat16"
         initializer = glorot_uniform_initializer() if floating else zeros_initializer()
     value: Any = initializer
@@ -390,10 +420,17 @@ def _make(
     # The name of a variable has the variable scope and no name scope in front.
     with rt.name_scope(None):
         return Variable(
-            value, trainable=trainable, collections=collections, name=full, dtype=None if is_tensor(value) else dtype
+            value,
+            trainable=trainable,
+            collections=collections,
+            name=full,
+            dtype=None if is_tensor(value) else dtype,
         )
 
 
 def _no_partitioner(partitioner: object) -> None:
     if partitioner is not None:
-        raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")
+        raise ValueError(
+            "partitioners are not in harness.tf1: make one variable for each part, on a device of "
+            "its own"
+        )

@@ -28,10 +28,11 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
     """A variable, by TensorFlow's arguments.
 
     Args:
-        initial_value: array, number, tensor, or a function of no arguments; a numpy array keeps its dtype.
+        initial_value: array, number, tensor, or a function of no arguments; a numpy array keeps its
+            dtype.
         trainable: whether optimizers update it by default.
-        collections: collections to add it to. With ``LOCAL_VARIABLES`` among them it is a local variable: each session
-            has a copy of its own.
+        collections: collections to add it to. With ``LOCAL_VARIABLES`` among them it is a local
+            variable: each session has a copy of its own.
         validate_shape: must be True: a variable has one static shape.
         caching_device: not used; a step reads a variable once in any case.
         name: its name.
@@ -61,7 +62,8 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             raise ValueError("initial_value must be specified.")
         if not validate_shape:
             raise ValueError(
-                f"variable {name!r}: validate_shape=False is not possible: a variable has one static shape"
+                f"variable {name!r}: validate_shape=False is not possible: a variable has one "
+                "static shape"
             )
         wanted = None if dtype is None else as_dtype(dtype).dtype
         if not is_tensor(initial_value) and not callable(initial_value):
@@ -69,10 +71,19 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             wanted = wanted or initial_value.dtype
         local = collections is not None and rt.GraphKeys.LOCAL_VARIABLES in collections
         super().__init__(
-            initial_value, name=name, dtype=wanted, trainable=trainable, collections=collections, local=local
+            initial_value,
+            name=name,
+            dtype=wanted,
+            trainable=trainable,
+            collections=collections,
+            local=local,
         )
-        if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(expected_shape):
-            raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
+        if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(
+            expected_shape
+        ):
+            raise ValueError(
+                f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}"
+            )
 
     def _ref(self) -> Variable:
         return self
@@ -99,7 +110,9 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         """Assigns a value in ``session`` or the default session, without adding to the graph."""
         chosen = session or rt.get_default_session()
         if chosen is None:
-            raise ValueError(f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'")
+            raise ValueError(
+                f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'"
+            )
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
 
@@ -109,10 +122,16 @@ def _name(use_locking: object, name: str | None) -> str | None:
 
 
 def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
-    """Returns a literal by the variable's dtype. Raises TypeError for a tensor of a different dtype."""
+    """Returns a literal by the variable's dtype.
+
+    Raises TypeError for a tensor of a different dtype.
+    """
     if is_tensor(value) and value.dtype != variable.dtype:
         names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
-        raise TypeError(f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use tf.cast")
+        raise TypeError(
+            f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use "
+            "tf.cast"
+        )
     if is_tensor(value) or variable.dtype.hasobject:
         return value
     with variable.graph.as_default():
@@ -121,41 +140,61 @@ def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
 
 @public.add()
 def assign(
-    ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
+    ref: Any,
+    value: rt.TensorLike,
+    validate_shape: object = None,
+    use_locking: object = None,
+    name: str | None = None,
 ) -> Any:
     """Returns ``ref.assign(value)``."""
     return rt.assign(ref, _as(value, ref), name)
 
 
 @public.add()
-def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
+def assign_add(
+    ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None
+) -> Any:
     """Returns ``ref.assign_add(value)``: atomic, on the variable's task."""
     return rt.assign_add(ref, _as(value, ref), name)
 
 
 @public.add()
-def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
+def assign_sub(
+    ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None
+) -> Any:
     """Returns ``ref.assign_sub(value)``: atomic, on the variable's task."""
     return rt.assign_sub(ref, _as(value, ref), name)
 
 
 def _scatter(kind: str) -> Any:
     def scatter(
-        ref: rt.Variable, indices: Any, updates: Any, use_locking: object = None, name: str | None = None
+        ref: rt.Variable,
+        indices: Any,
+        updates: Any,
+        use_locking: object = None,
+        name: str | None = None,
     ) -> rt.Tensor:
         def change(value: Any, where: Any, what: Any) -> Any:
             rows = value.at[where]
-            return {"update": rows.set, "add": rows.add, "sub": lambda w: rows.add(-w), "mul": rows.multiply}[kind](
-                what
-            )
+            return {
+                "update": rows.set,
+                "add": rows.add,
+                "sub": lambda w: rows.add(-w),
+                "mul": rows.multiply,
+            }[kind](what)
 
         what = _as(updates, ref) if is_tensor(updates) else to_array(updates).astype(ref.dtype)
         rows, where = ref.shape[0], _index(indices)
         check_known(indices, rows, f"scatter_{kind} of {ref.op.name!r}")
         checks = []
-        if literal(indices) is None:  # a program cannot raise, so somebody looks before the variable is changed
+        # a program cannot raise, so somebody looks before the variable is changed
+        if literal(indices) is None:
             inside = rt.call(lambda i: (i >= 0) & (i < rows), where, name=f"scatter_{kind}_inside")
-            checks = [rt.check(inside, f"scatter_{kind} of {ref.op.name!r}: not all in [0, {rows}): ", [where])]
+            checks = [
+                rt.check(
+                    inside, f"scatter_{kind} of {ref.op.name!r}: not all in [0, {rows}): ", [where]
+                )
+            ]
         with rt.control_dependencies(checks):
             return ref.update(change, where, what, name=name or f"Scatter{kind.capitalize()}")
 

@@ -29,7 +29,9 @@ Queue = FIFOQueue | RandomShuffleQueue
 def _shape(tensor: rt.Tensor, what: str) -> list[int]:
     """Returns the static shape, which a queue needs."""
     if tensor.shape is None or None in tensor.shape:
-        raise ValueError(f"{what}: the shape of {tensor.name!r} must be known, and it is {tensor.shape}")
+        raise ValueError(
+            f"{what}: the shape of {tensor.name!r} must be known, and it is {tensor.shape}"
+        )
     return [int(size or 0) for size in tensor.shape]
 
 
@@ -51,7 +53,8 @@ def input_producer(
     Args:
         input_tensor: [n, ...].
         element_shape: not needed.
-        num_epochs: how often each row is given out, for each runner; then the queue is closed. For ever by default.
+        num_epochs: how often each row is given out, for each runner; then the queue is closed. For
+            ever by default.
         shuffle: draws the order anew each time.
         seed: of the draw.
         capacity: of the queue.
@@ -61,7 +64,8 @@ def input_producer(
         cancel_op: see ``tf.train.QueueRunner``.
 
     Raises:
-        ValueError: the shape of a row is not known, there are no rows, or ``num_epochs`` is below 1.
+        ValueError: the shape of a row is not known, there are no rows, or ``num_epochs`` is below
+            1.
     """
     if num_epochs is not None and num_epochs < 1:
         raise ValueError(f"input_producer: num_epochs must be > 0, not {num_epochs}")
@@ -69,7 +73,9 @@ def input_producer(
         rows = convert_to_tensor(input_tensor)
         shape = _shape(rows, "input_producer")
         if not shape or not shape[0]:
-            raise ValueError(f"input_producer needs at least one row: {rows.name!r} has shape {tuple(shape)}")
+            raise ValueError(
+                f"input_producer needs at least one row: {rows.name!r} has shape {tuple(shape)}"
+            )
         queue = FIFOQueue(capacity, [rows.dtype], [shape[1:]], shared_name=shared_name)
         given = random_shuffle(rows, seed) if shuffle else rows
         enqueue = queue.enqueue_many([given])
@@ -88,7 +94,9 @@ def string_input_producer(
     name: str | None = None,
     cancel_op: rt.Operation | None = None,
 ) -> FIFOQueue:
-    """Calls ``input_producer`` for strings, such as file names. The order is drawn once, as the graph is built.
+    """Calls ``input_producer`` for strings, such as file names.
+
+    The order is drawn once, as the graph is built.
 
     Raises:
         ValueError: there are no strings.
@@ -99,7 +107,16 @@ def string_input_producer(
     if shuffle and isinstance(names, list | tuple):
         names = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
     return input_producer(
-        names, None, num_epochs, False, seed, capacity, shared_name, None, name or "input_producer", cancel_op
+        names,
+        None,
+        num_epochs,
+        False,
+        seed,
+        capacity,
+        shared_name,
+        None,
+        name or "input_producer",
+        cancel_op,
     )
 
 
@@ -138,7 +155,9 @@ def slice_input_producer(
     with rt.name_scope(name or "input_producer"):
         tensors = [convert_to_tensor(each) for each in tensor_list]
         limit = _shape(tensors[0], "slice_input_producer")[0]
-        place = range_input_producer(limit, num_epochs, shuffle, seed, capacity, shared_name).dequeue()
+        place = range_input_producer(
+            limit, num_epochs, shuffle, seed, capacity, shared_name
+        ).dequeue()
         return [gather(each, place) for each in tensors]
 
 
@@ -155,7 +174,11 @@ def _batched(
     """Batches of what ``tensors``, a tensor, a list or a dictionary, give; ``make`` makes the queue."""
     keys = sorted(tensors) if isinstance(tensors, Mapping) else None
     listed = (
-        [tensors[key] for key in keys] if keys else list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+        [tensors[key] for key in keys]
+        if keys
+        else list(tensors)
+        if isinstance(tensors, list | tuple)
+        else [tensors]
     )
     with rt.name_scope(name):
         values = [convert_to_tensor(each) for each in listed]
@@ -185,8 +208,8 @@ def batch(
     """Batches of what tensors give, by a queue that a queue runner fills.
 
     Args:
-        tensors: a tensor, or a list or dictionary of them; the result is of the same kind, but a tensor for a list of
-            one, as in TensorFlow.
+        tensors: a tensor, or a list or dictionary of them; the result is of the same kind, but a
+            tensor for a list of one, as in TensorFlow.
         batch_size: elements in a batch.
         num_threads: how many threads fill the queue.
         capacity: of the queue.
@@ -207,7 +230,9 @@ def batch(
         return FIFOQueue(capacity, dtypes, known, shared_name=shared_name)
 
     smaller = allow_smaller_final_batch
-    return _batched(tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "batch", make)
+    return _batched(
+        tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "batch", make
+    )
 
 
 @public.add()
@@ -227,10 +252,21 @@ def shuffle_batch(
     """Makes batches in random order, drawn from at least ``min_after_dequeue`` elements."""
 
     def make(dtypes: list[rt.lowlevel.DType], known: Sequence[ShapeLike]) -> RandomShuffleQueue:
-        return RandomShuffleQueue(capacity, min_after_dequeue, dtypes, known, seed=seed, shared_name=shared_name)
+        return RandomShuffleQueue(
+            capacity, min_after_dequeue, dtypes, known, seed=seed, shared_name=shared_name
+        )
 
     smaller = allow_smaller_final_batch
-    return _batched(tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "shuffle_batch", make)
+    return _batched(
+        tensors,
+        batch_size,
+        num_threads,
+        enqueue_many,
+        shapes,
+        smaller,
+        name or "shuffle_batch",
+        make,
+    )
 
 
 def prefetch_queue(
@@ -250,11 +286,15 @@ def prefetch_queue(
     if isinstance(tensors, Mapping):
         raise TypeError("prefetch_queue: give a list of tensors, not a dictionary")
     if dynamic_pad:
-        raise ValueError("prefetch_queue: dynamic_pad is not possible, elements of a queue have one shape")
+        raise ValueError(
+            "prefetch_queue: dynamic_pad is not possible, elements of a queue have one shape"
+        )
     with rt.name_scope(name or "prefetch_queue"):
         listed: Sequence[Any] = tensors if isinstance(tensors, list | tuple) else [tensors]
         values = [convert_to_tensor(each) for each in listed]
         shapes = [_shape(each, "prefetch_queue") for each in values]
-        queue = FIFOQueue(capacity, [each.dtype for each in values], shapes, shared_name=shared_name)
+        queue = FIFOQueue(
+            capacity, [each.dtype for each in values], shapes, shared_name=shared_name
+        )
         add_queue_runner(QueueRunner(queue, [queue.enqueue(values)] * num_threads))
     return queue

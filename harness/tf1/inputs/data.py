@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.tf1.inputs import iterators
-from harness.tf1.inputs.datasets import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from harness.tf1.inputs.datasets import (
+    Dataset,
+    FixedLengthRecordDataset,
+    TextLineDataset,
+    TFRecordDataset,
+)
 from harness.tf1.inputs.elements import Nest, Number
 from harness.tf1.names.missing import Namespace, namespace
 from harness.tf1.names.table import add_names
@@ -17,7 +22,9 @@ Transformation = Callable[[Dataset], Dataset]
 
 
 @public.add()
-def shuffle_and_repeat(buffer_size: Number, count: Number = None, seed: Number = None) -> Transformation:
+def shuffle_and_repeat(
+    buffer_size: Number, count: Number = None, seed: Number = None
+) -> Transformation:
     """Returns a function for ``Dataset.apply``: ``shuffle`` and then ``repeat``."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 

@@ -1,8 +1,8 @@
 """``tf.data``: datasets as generators on the client's host; the iterators are in ``harness.tf1.iterators``.
 
-An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and static shapes as
-TensorFlow reports them. What ``map`` and its like are given becomes a part of the graph, which the session runs for
-each element.
+An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and
+static shapes as TensorFlow reports them. What ``map`` and its like are given becomes a part of the
+graph, which the session runs for each element.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _scalar(argument: object) -> object:
 
 
 class Dataset(Structured):
-    """Elements, one after the other. Made by its static functions, and from other datasets by its methods.
+    """Elements, one after the other.
+
+    Made by its static functions, and from other datasets by its methods.
 
     Args:
         structure: of the nest of an element.
@@ -70,7 +72,11 @@ class Dataset(Structured):
     """
 
     def __init__(
-        self, structure: PyTreeDef, components: Sequence[Component], tensors: Sequence[rt.Tensor], opened: Open
+        self,
+        structure: PyTreeDef,
+        components: Sequence[Component],
+        tensors: Sequence[rt.Tensor],
+        opened: Open,
     ) -> None:
         super().__init__(structure, components)
         self.tensors = tuple(dict.fromkeys(tensors))
@@ -105,8 +111,13 @@ class Dataset(Structured):
                 raise ValueError("Dataset.from_tensor_slices: a number has no slices")
             sizes.add(None if component.shape.dims is None else component.shape.as_list()[0])
         if len(sizes - {None}) > 1:
-            raise ValueError(f"Dataset.from_tensor_slices: first dimensions differ: {sorted(map(str, sizes))}")
-        parts = [Component(c.dtype, TensorShape(None) if c.shape.dims is None else c.shape[1:]) for c in components]
+            raise ValueError(
+                f"Dataset.from_tensor_slices: first dimensions differ: {sorted(map(str, sizes))}"
+            )
+        parts = [
+            Component(c.dtype, TensorShape(None) if c.shape.dims is None else c.shape[1:])
+            for c in components
+        ]
 
         def opened(opening: Opening) -> Iterator[Element]:
             arrays = [opening.value(v) for v in values]
@@ -137,7 +148,9 @@ class Dataset(Structured):
             for value in generator(*(opening.known[t] for t in given)):
                 yield [
                     _yielded(part, component)
-                    for part, component in zip(structure.flatten_up_to(value), components, strict=True)
+                    for part, component in zip(
+                        structure.flatten_up_to(value), components, strict=True
+                    )
                 ]
 
         return Dataset(structure, components, given, opened)
@@ -158,7 +171,9 @@ class Dataset(Structured):
         """Makes a dataset of the elements of several datasets side by side, as long as all have one."""
         parts, structure = jax.tree.flatten(datasets, is_leaf=is_leaf)
         whole = jax.tree.structure(
-            jax.tree.unflatten(structure, [p.structure.unflatten([0] * len(p.components)) for p in parts])
+            jax.tree.unflatten(
+                structure, [p.structure.unflatten([0] * len(p.components)) for p in parts]
+            )
         )
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -169,7 +184,9 @@ class Dataset(Structured):
         return Dataset(whole, components, [t for part in parts for t in part.tensors], opened)
 
     @staticmethod
-    def list_files(file_pattern: rt.TensorLike, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
+    def list_files(
+        file_pattern: rt.TensorLike, shuffle: bool | None = None, seed: int | None = None
+    ) -> Dataset:
         """Makes a dataset of the names of the files that match a pattern, shuffled by default.
 
         Raises:
@@ -178,9 +195,13 @@ class Dataset(Structured):
         pattern = convert_to_tensor(file_pattern)
 
         def opened(opening: Opening) -> Iterator[Element]:
-            found = sorted({path for p in opening.known[pattern].ravel() for path in glob.glob(p.decode())})
+            found = sorted(
+                {path for p in opening.known[pattern].ravel() for path in glob.glob(p.decode())}
+            )
             if not found:
-                raise rt.InvalidArgumentError(f"No files matched pattern: {opening.known[pattern].ravel().tolist()}")
+                raise rt.InvalidArgumentError(
+                    f"No files matched pattern: {opening.known[pattern].ravel().tolist()}"
+                )
             return ([strings([path]).reshape(())] for path in found)
 
         files = _of_one(object, [], [pattern], opened)
@@ -200,7 +221,8 @@ class Dataset(Structured):
 
         Args:
             map_func: takes the tensors of an element, gives a nest of tensors.
-            num_parallel_calls: without an effect: ``prefetch`` is what makes elements beside the training.
+            num_parallel_calls: without an effect: ``prefetch`` is what makes elements beside the
+                training.
             num_threads: the same.
             output_buffer_size: the same.
         """
@@ -213,7 +235,9 @@ class Dataset(Structured):
             for element in self.open(opening):
                 yield opening.run(out, dict(zip(given, element, strict=True)))
 
-        return Dataset(structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened)
+        return Dataset(
+            structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened
+        )
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
         """Joins the datasets that ``map_func`` returns for the elements, one dataset after the other."""
@@ -240,14 +264,20 @@ class Dataset(Structured):
         width, block = _scalar(cycle_length or 1), _scalar(block_length)
 
         def open_one(opening: Opening, element: Element) -> Iterator[Element]:
-            known = opening.run(inner.tensors, dict(zip(given, element, strict=True))) if inner.tensors else []
+            known = (
+                opening.run(inner.tensors, dict(zip(given, element, strict=True)))
+                if inner.tensors
+                else []
+            )
             return inner.open(Opening(opening.place, dict(zip(inner.tensors, known, strict=True))))
 
         def opened(opening: Opening) -> Iterator[Element]:
             parts = (open_one(opening, element) for element in self.open(opening))
             return interleaved(parts, int(opening.value(width)), int(opening.value(block)))
 
-        return Dataset(inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened)
+        return Dataset(
+            inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened
+        )
 
     def filter(self, predicate: Callable[..., Nest]) -> Dataset:
         """Keeps the elements for which ``predicate``, a boolean tensor, is true."""
@@ -265,7 +295,12 @@ class Dataset(Structured):
 
     def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
         """Makes ``function`` a part of the graph: the tensors that stand for an element, and the results."""
-        with rt.name_scope(name), rt.control_dependencies(None), rt.device(None), rt.device("/cpu:0"):
+        with (
+            rt.name_scope(name),
+            rt.control_dependencies(None),
+            rt.device(None),
+            rt.device("/cpu:0"),
+        ):
             given = [placeholder(c.dtype, c.shape, "element") for c in self.components]
             for tensor in given:
                 known_on_host(tensor.op)
@@ -273,7 +308,9 @@ class Dataset(Structured):
             return given, function(*nest) if type(nest) is tuple else function(nest)
 
     def _like(self, opened: Open, *arguments: object) -> Dataset:
-        return Dataset(self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened)
+        return Dataset(
+            self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
+        )
 
     # -- which ones, and in which order ------------------------------------------------------------------------------
 
@@ -301,7 +338,8 @@ class Dataset(Structured):
         Args:
             buffer_size: how many are held.
             seed: of the draw; that of the graph by default.
-            reshuffle_each_iteration: another order in each round of ``repeat``; as it is by default.
+            reshuffle_each_iteration: another order in each round of ``repeat``; as it is by
+                default.
         """
         size, graph_seed = _scalar(buffer_size), rt.get_default_graph().seed
         seeds = [s for s in (graph_seed, seed) if s is not None]
@@ -310,7 +348,9 @@ class Dataset(Structured):
         def opened(opening: Opening) -> Iterator[Element]:
             drawn = opening.place.memory.get(key) if reshuffle_each_iteration is not False else None
             if drawn is None:
-                drawn = opening.place.memory.get((key, "same")) or np.random.SeedSequence(seeds or None)
+                drawn = opening.place.memory.get((key, "same")) or np.random.SeedSequence(
+                    seeds or None
+                )
                 opening.place.memory[key, "same"] = drawn
                 drawn = opening.place.memory[key] = np.random.default_rng(drawn)
             held: list[Element] = []
@@ -354,7 +394,9 @@ class Dataset(Structured):
         """
         shards, first = _scalar(num_shards), _scalar(index)
         if not tensors_in(shards, first) and not 0 <= cast(int, first) < cast(int, shards):
-            raise rt.InvalidArgumentError(f"index must be at least 0 and below num_shards {num_shards}, not {index}")
+            raise rt.InvalidArgumentError(
+                f"index must be at least 0 and below num_shards {num_shards}, not {index}"
+            )
 
         def opened(opening: Opening) -> Iterator[Element]:
             step = int(opening.value(shards))
@@ -372,7 +414,8 @@ class Dataset(Structured):
             c.dtype for c in dataset.components
         ]:
             raise TypeError(
-                f"Two datasets to concatenate have different types {self.output_types} and {dataset.output_types}"
+                f"Two datasets to concatenate have different types {self.output_types} and "
+                f"{dataset.output_types}"
             )
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -417,10 +460,16 @@ class Dataset(Structured):
 
     def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
         """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
-        return self._batched(batch_size, drop_remainder, [c.shape for c in self.components], stacked)
+        return self._batched(
+            batch_size, drop_remainder, [c.shape for c in self.components], stacked
+        )
 
     def padded_batch(
-        self, batch_size: Number, padded_shapes: Nest = None, padding_values: Nest = None, drop_remainder: bool = False
+        self,
+        batch_size: Number,
+        padded_shapes: Nest = None,
+        padding_values: Nest = None,
+        drop_remainder: bool = False,
     ) -> Dataset:
         """Makes batches of elements of different sizes, each of which is padded.
 
@@ -439,7 +488,10 @@ class Dataset(Structured):
                 own is not None and size is not None and own > size
                 for own, size in zip(component.shape.as_list(), wanted.as_list(), strict=True)
             ):
-                raise ValueError(f"The padded shape {wanted} is not compatible with the input shape {component.shape}.")
+                raise ValueError(
+                    f"The padded shape {wanted} is not compatible with the input shape "
+                    f"{component.shape}."
+                )
         fills = (
             [None] * count
             if padding_values is None
@@ -464,7 +516,9 @@ class Dataset(Structured):
             raise rt.InvalidArgumentError(f"batch_size must be greater than zero, not {size}")
         first = None if isinstance(size, rt.Tensor) or not drop_remainder else int(cast(int, size))
         if any(isinstance(leaf, SparseTensor) for leaf in jax.tree.leaves(self.output_classes)):
-            raise TypeError("batch: sparse tensors do not batch here: use tf.sparse_tensor_to_dense before")
+            raise TypeError(
+                "batch: sparse tensors do not batch here: use tf.sparse_tensor_to_dense before"
+            )
 
         def opened(opening: Opening) -> Iterator[Element]:
             wanted = int(opening.value(size))
@@ -475,7 +529,9 @@ class Dataset(Structured):
                 yield [stack(column, i) for i, column in enumerate(zip(*rows, strict=True))]
 
         components = [
-            Component(c.dtype, TensorShape(None) if s.dims is None else TensorShape([first, *s.as_list()]))
+            Component(
+                c.dtype, TensorShape(None) if s.dims is None else TensorShape([first, *s.as_list()])
+            )
             for c, s in zip(self.components, shapes, strict=True)
         ]
         return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
@@ -504,14 +560,23 @@ def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[
             values.append(convert_to_tensor(leaf))
         else:
             array = to_array(leaf)
-            values.append(strings(array.ravel().tolist(), array.shape) if array.dtype.kind in "SUO" else array)
+            values.append(
+                strings(array.ravel().tolist(), array.shape) if array.dtype.kind in "SUO" else array
+            )
     components = [Component(v.dtype, TensorShape(v.shape)) for v in cast("list[Array]", values)]
     return values, components, structure, list(tensors_in(*values))
 
 
-def _of_one(dtype: object, shape: Sequence[int | None], tensors: Sequence[rt.Tensor], opened: Open) -> Dataset:
+def _of_one(
+    dtype: object, shape: Sequence[int | None], tensors: Sequence[rt.Tensor], opened: Open
+) -> Dataset:
     """Returns a dataset whose elements are one tensor."""
-    return Dataset(jax.tree.structure(0), [Component(as_dtype(dtype).dtype, TensorShape(shape))], tensors, opened)
+    return Dataset(
+        jax.tree.structure(0),
+        [Component(as_dtype(dtype).dtype, TensorShape(shape))],
+        tensors,
+        opened,
+    )
 
 
 def _yielded(value: object, component: Component) -> Array:
@@ -529,7 +594,8 @@ def _yielded(value: object, component: Component) -> Array:
         ) from None
     if not component.shape.is_compatible_with(array.shape):
         raise rt.InvalidArgumentError(
-            f"`generator` yielded an element of shape {array.shape} where an element of shape {component.shape} was "
+            f"`generator` yielded an element of shape {array.shape} where an element of shape "
+            f"{component.shape} was "
             "expected."
         )
     return array
@@ -552,7 +618,9 @@ class _FileDataset(Dataset):
 
         def opened(opening: Opening) -> Iterator[Element]:
             found = (
-                [e[0] for e in filenames.open(opening)] if isinstance(filenames, Dataset) else [opening.value(names)]
+                [e[0] for e in filenames.open(opening)]
+                if isinstance(filenames, Dataset)
+                else [opening.value(names)]
             )
             for name in itertools.chain.from_iterable(array.ravel() for array in found):
                 for record in read(name.decode()):
@@ -592,7 +660,9 @@ class TextLineDataset(_FileDataset):
         buffer_size: without an effect.
     """
 
-    def __init__(self, filenames: Nest, compression_type: str | None = None, buffer_size: object = None) -> None:
+    def __init__(
+        self, filenames: Nest, compression_type: str | None = None, buffer_size: object = None
+    ) -> None:
         kind = compression(compression_type)
         super().__init__(filenames, lambda path: lines(path, kind))
 
@@ -617,4 +687,6 @@ class FixedLengthRecordDataset(_FileDataset):
         buffer_size: object = None,
     ) -> None:
         sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)
-        super().__init__(filenames, lambda path: (record for _, record in fixed_length(path, *sizes)))
+        super().__init__(
+            filenames, lambda path: (record for _, record in fixed_length(path, *sizes))
+        )

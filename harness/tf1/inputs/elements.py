@@ -1,7 +1,7 @@
 """What datasets are made of: the components of an element, where elements are made, and how several become one.
 
-An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and static shapes as
-TensorFlow reports them.
+An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and
+static shapes as TensorFlow reports them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ Element = list[Array]
 class Runs(Protocol):
     """The session that runs the parts of the graph of which a dataset is made."""
 
-    def run(self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None) -> list[Array]:
+    def run(
+        self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None
+    ) -> list[Array]:
         """Returns the values of tensors."""
 
 
@@ -91,7 +93,9 @@ class Opening:
 def as_arrays(tensors: Sequence[rt.Tensor], values: Sequence[object]) -> list[Array]:
     """Converts what a session returned for some tensors to arrays, single strings too."""
     return [
-        strings([value]).reshape(()) if isinstance(value, bytes) else np.asarray(value, tensor.dtype)
+        strings([value]).reshape(())
+        if isinstance(value, bytes)
+        else np.asarray(value, tensor.dtype)
         for tensor, value in zip(tensors, values, strict=True)
     ]
 
@@ -130,8 +134,12 @@ class Structured:
 def declared(output_types: Nest, output_shapes: Nest) -> tuple[PyTreeDef, list[Component]]:
     """Returns the structure and the leaves that a program declares; shapes are unknown where None is given."""
     types, structure = flatten(output_types)
-    shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
-    return structure, [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
+    shapes = (
+        [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
+    )
+    return structure, [
+        Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)
+    ]
 
 
 class Source(Protocol):
@@ -180,7 +188,8 @@ def stacked(rows: Sequence[Array], place: int) -> Array:
     for i, row in enumerate(rows):
         if row.shape != rows[0].shape:
             raise rt.InvalidArgumentError(
-                f"Cannot batch tensors with different shapes in component {place}. First element had shape "
+                f"Cannot batch tensors with different shapes in component {place}. First element "
+                "had shape "
                 f"{list(rows[0].shape)} and element {i} had shape {list(row.shape)}."
             )
     return np.stack(rows)
@@ -192,7 +201,9 @@ def wanted_shape(shape: object) -> TensorShape:
         raise ValueError("padded_batch: padded_shapes must be known when the graph is built")
     if isinstance(shape, TensorShape):
         return shape
-    return TensorShape([None if size is None or size == -1 else size for size in cast("Sequence[Any]", shape)])
+    return TensorShape(
+        [None if size is None or size == -1 else size for size in cast("Sequence[Any]", shape)]
+    )
 
 
 def literal(value: object) -> object:
@@ -206,15 +217,23 @@ def literal(value: object) -> object:
 
 
 def padded_batch(rows: Sequence[Array], shape: TensorShape, fill: object, dtype: DType) -> Array:
-    """Stacks rows of different sizes, each filled up. Raises InvalidArgumentError for a row that is too large."""
+    """Stacks rows of different sizes, each filled up.
+
+    Raises InvalidArgumentError for a row that is too large.
+    """
     largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
-    wanted = [big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)]
+    wanted = [
+        big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)
+    ]
     if any(big > size for big, size in zip(largest, wanted, strict=True)):
         raise rt.InvalidArgumentError(
-            f"Attempted to pad to a smaller size than the input element: {largest} does not fit {shape}"
+            f"Attempted to pad to a smaller size than the input element: {largest} does not fit "
+            f"{shape}"
         )
     filler = (b"" if dtype.hasobject else 0) if fill is None else fill
-    out = np.full((len(rows), *wanted), filler.encode() if isinstance(filler, str) else filler, dtype)
+    out = np.full(
+        (len(rows), *wanted), filler.encode() if isinstance(filler, str) else filler, dtype
+    )
     for i, row in enumerate(rows):
         out[i : i + 1][(slice(None), *(slice(size) for size in row.shape))] = row
     return out
@@ -224,7 +243,9 @@ def general(one: TensorShape, other: TensorShape) -> TensorShape:
     """Returns the shape that is true of both shapes."""
     if one.dims is None or other.dims is None or len(one) != len(other):
         return TensorShape(None)
-    return TensorShape([a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)])
+    return TensorShape(
+        [a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)]
+    )
 
 
 def interleaved(parts: Iterator[Iterator[Element]], width: int, block: int) -> Iterator[Element]:

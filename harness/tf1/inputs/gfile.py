@@ -50,7 +50,10 @@ def MkDir(dirname: str) -> None:  # noqa: N802
 
 
 def ListDirectory(dirname: str) -> list[str]:  # noqa: N802
-    """Lists the names in a directory, sorted. Raises NotFoundError when there is no such directory."""
+    """Lists the names in a directory, sorted.
+
+    Raises NotFoundError when there is no such directory.
+    """
     try:
         return sorted(os.listdir(dirname))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """``tf.image``: reading pictures, and making them of one size and of many kinds.
 
-Where height and width of a picture are known before the step, an operation is a part of the step's program and has a
-gradient. Where they are not, as with pictures from files, it runs on the client's host: XLA would compile it anew for
-each size.
+Where height and width of a picture are known before the step, an operation is a part of the step's
+program and has a gradient. Where they are not, as with pictures from files, it runs on the client's
+host: XLA would compile it anew for each size.
 """
 
 from __future__ import annotations
@@ -73,12 +73,16 @@ def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
         mode = _MODES[channels] if channels else own.get(picture.mode, picture.mode)
         pixels = np.asarray(picture.convert(mode) if mode != picture.mode else picture)
     except (OSError, ValueError, SyntaxError) as error:
-        raise rt.InvalidArgumentError(f"this is no picture that can be read: {rt.lowlevel.one_line(error)}") from None
+        raise rt.InvalidArgumentError(
+            f"this is no picture that can be read: {rt.lowlevel.one_line(error)}"
+        ) from None
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return pixels.astype(np.uint16) * 257 if dtype == np.uint16 else pixels.astype(np.uint8)
 
 
-def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: str | None, kind: str) -> rt.Tensor:
+def _decode(
+    contents: rt.TensorLike, channels: int | None, dtype: Value, name: str | None, kind: str
+) -> rt.Tensor:
     wanted = as_dtype(dtype).dtype
     if channels not in (None, 0, 1, 3, 4):
         raise ValueError(f"channels must be 0, 1, 3 or 4, not {channels}")
@@ -96,9 +100,15 @@ def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: s
 
 @public.add()
 def decode_png(
-    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
+    contents: rt.TensorLike,
+    channels: int | None = None,
+    dtype: Value = np.uint8,
+    name: str | None = None,
 ) -> rt.Tensor:
-    """Decodes a picture in a string to [height, width, channels]. ``channels`` 0 or None keeps those of the file."""
+    """Decodes a picture in a string to [height, width, channels].
+
+    ``channels`` 0 or None keeps those of the file.
+    """
     return _decode(contents, channels, dtype, name, "DecodePng")
 
 
@@ -113,7 +123,10 @@ def decode_jpeg(
     dct_method: str | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """Decodes a JPEG file as ``decode_png`` does. Pillow decodes: the arguments about decoding have no effect."""
+    """Decodes a JPEG file as ``decode_png`` does.
+
+    Pillow decodes: the arguments about decoding have no effect.
+    """
     if ratio not in (None, 1):
         raise ValueError("decode_jpeg: ratio is not in harness.tf1: use tf.image.resize_images")
     return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
@@ -121,7 +134,10 @@ def decode_jpeg(
 
 @public.add()
 def decode_image(
-    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
+    contents: rt.TensorLike,
+    channels: int | None = None,
+    dtype: Value = np.uint8,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Decodes a PNG, JPEG or BMP file, or the first picture of a GIF; the shape is unknown."""
     tensor = _decode(contents, channels, dtype, name, "decode_image")
@@ -130,7 +146,9 @@ def decode_image(
 
 
 @public.add()
-def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str | None = None) -> rt.Tensor:
+def decode_bmp(
+    contents: rt.TensorLike, channels: int | None = None, name: str | None = None
+) -> rt.Tensor:
     """Decodes a BMP file as ``decode_png`` does."""
     return _decode(contents, channels, np.uint8, name, "DecodeBmp")
 
@@ -138,7 +156,9 @@ def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str |
 def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any) -> rt.Tensor:
     def encode(pixels: Array) -> bytes:
         out = io.BytesIO()
-        _pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, form, **options)
+        _pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(
+            out, form, **options
+        )
         return out.getvalue()
 
     return host_op(encode, [picture], (), object, name, f"Encode{form.capitalize()}")
@@ -147,11 +167,15 @@ def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any)
 @public.add()
 def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
     """Encodes uint8 [height, width, channels] as a PNG file, a string."""
-    return _encode(image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {}))
+    return _encode(
+        image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {})
+    )
 
 
 @public.add()
-def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None) -> rt.Tensor:  # noqa: A002
+def encode_jpeg(
+    image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None
+) -> rt.Tensor:  # noqa: A002
     """Encodes uint8 [height, width, channels] as a JPEG file, a string."""
     return _encode(image, "JPEG", name, quality=quality)
 
@@ -162,12 +186,19 @@ def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name:
 def _picture(value: rt.TensorLike) -> rt.Tensor:
     tensor: rt.Tensor = convert_to_tensor(value)
     if tensor.shape is not None and len(tensor.shape) not in (3, 4):
-        raise ValueError(f"an image has 3 or 4 dimensions, and {tensor.name!r} has shape {tensor.shape}")
+        raise ValueError(
+            f"an image has 3 or 4 dimensions, and {tensor.name!r} has shape {tensor.shape}"
+        )
     return tensor
 
 
 def _made(
-    function: Callable[..., Pixels], inputs: list[rt.Tensor], sizes: Sizes, dtype: DType, name: str | None, kind: str
+    function: Callable[..., Pixels],
+    inputs: list[rt.Tensor],
+    sizes: Sizes,
+    dtype: DType,
+    name: str | None,
+    kind: str,
 ) -> rt.Tensor:
     """Adds ``function(xp, *arrays)``: to the step where the sizes of the picture are known, else on the host.
 
@@ -184,10 +215,17 @@ def _made(
     if shape is not None and None not in shape[-3:]:
         body = functools.partial(function, jnp)
         body.__name__ = kind  # type: ignore[attr-defined]
-        made: rt.Tensor = rt.call(lambda *arrays: body(*arrays).astype(dtype), *inputs, name=name or kind)
+        made: rt.Tensor = rt.call(
+            lambda *arrays: body(*arrays).astype(dtype), *inputs, name=name or kind
+        )
         return made
     return host_op(
-        lambda *arrays: np.asarray(function(np, *arrays)).astype(dtype, copy=False), inputs, sizes, dtype, name, kind
+        lambda *arrays: np.asarray(function(np, *arrays)).astype(dtype, copy=False),
+        inputs,
+        sizes,
+        dtype,
+        name,
+        kind,
     )
 
 
@@ -233,7 +271,9 @@ def _cubic_weights(part: Array) -> Iterator[tuple[int, Array]]:
         yield step, far if step in (-1, 2) else near
 
 
-def _resize(xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool) -> Pixels:
+def _resize(
+    xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool
+) -> Pixels:
     rows = _weights(picture.shape[-3], height, method, align_corners)
     columns = _weights(picture.shape[-2], width, method, align_corners)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
@@ -273,11 +313,14 @@ def resize_images(
         ValueError: no such method, or ``size`` is not two numbers.
     """
     if preserve_aspect_ratio:
-        raise ValueError("resize_images: preserve_aspect_ratio is not in harness.tf1: compute the size in Python")
+        raise ValueError(
+            "resize_images: preserve_aspect_ratio is not in harness.tf1: compute the size in Python"
+        )
     wanted = static_number(size, "the new size")
     if not isinstance(wanted, list) or len(wanted) != 2:
         raise ValueError(
-            f"resize_images: 'size' must be a 1-D Tensor of 2 elements: new_height, new_width, not {size!r}"
+            "resize_images: 'size' must be a 1-D Tensor of 2 elements: new_height, new_width, not "
+            f"{size!r}"
         )
     picture = _picture(images)
     # TensorFlow gives the picture itself where the size stays, also of whole numbers.
@@ -287,10 +330,17 @@ def resize_images(
 
 
 def _resize_op(
-    picture: rt.Tensor, size: list[int], method: Value, align_corners: bool, name: str | None, kind: str
+    picture: rt.Tensor,
+    size: list[int],
+    method: Value,
+    align_corners: bool,
+    name: str | None,
+    kind: str,
 ) -> rt.Tensor:
     if method not in _METHODS.values():
-        raise ValueError(f"Resize method is not implemented: {method!r}; there are {', '.join(_METHODS)}")
+        raise ValueError(
+            f"Resize method is not implemented: {method!r}; there are {', '.join(_METHODS)}"
+        )
     height, width = (int(n) for n in size)
     dtype = picture.dtype if method == ResizeMethod.NEAREST_NEIGHBOR else np.dtype(np.float32)
 
@@ -303,7 +353,9 @@ def _resize_op(
 def _resizing(shown: str, method: int, kind: str) -> None:
     """Adds the resizing of a batch by one method."""
 
-    def resize(images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None) -> rt.Tensor:
+    def resize(
+        images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
+    ) -> rt.Tensor:
         wanted = static_number(size, "the new size")
         return _resize_op(_picture(images), wanted, method, align_corners, name, kind)
 
@@ -329,31 +381,45 @@ def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: i
 
 @public.add()
 def crop_to_bounding_box(
-    image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
+    image: rt.TensorLike,
+    offset_height: int,
+    offset_width: int,
+    target_height: int,
+    target_width: int,
 ) -> rt.Tensor:
     """Cuts a part out of a picture.
 
     Raises:
-        ValueError: it reaches beyond the picture, where that is known; InvalidArgumentError, in the step, elsewhere.
+        ValueError: it reaches beyond the picture, where that is known; InvalidArgumentError, in the
+            step, elsewhere.
     """
     return _within(image, offset_height, offset_width, target_height, target_width, False)
 
 
 @public.add()
 def pad_to_bounding_box(
-    image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
+    image: rt.TensorLike,
+    offset_height: int,
+    offset_width: int,
+    target_height: int,
+    target_width: int,
 ) -> rt.Tensor:
     """Places a picture within a larger one that is 0.
 
     Raises:
-        ValueError: the picture does not fit; InvalidArgumentError, in the step, where the size is unknown before.
+        ValueError: the picture does not fit; InvalidArgumentError, in the step, where the size is
+            unknown before.
     """
     return _within(image, offset_height, offset_width, target_height, target_width, True)
 
 
-def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, larger: bool) -> rt.Tensor:
+def _within(
+    image: rt.TensorLike, top: int, left: int, height: int, width: int, larger: bool
+) -> rt.Tensor:
     picture = _picture(image)
-    top, left, height, width = (int(static_number(n, "the box")) for n in (top, left, height, width))
+    top, left, height, width = (
+        int(static_number(n, "the box")) for n in (top, left, height, width)
+    )
     if top < 0 or left < 0:
         raise ValueError("offset_height and offset_width must be >= 0")
 
@@ -364,18 +430,28 @@ def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, 
 
     def part(xp: Xp, pixels: Pixels) -> Pixels:
         if not fits(*pixels.shape[-3:-1]):
-            raise rt.InvalidArgumentError(f"a box of {height} x {width} at {top}, {left} does not fit {pixels.shape}")
+            raise rt.InvalidArgumentError(
+                f"a box of {height} x {width} at {top}, {left} does not fit {pixels.shape}"
+            )
         return _windowed(xp, pixels, *((-top, -left) if larger else (top, left)), height, width)
 
     shape = picture.shape
-    if shape is not None and None not in shape[-3:-1] and not fits(int(shape[-3] or 0), int(shape[-2] or 0)):
-        raise ValueError(f"a box of {height} x {width} at {top}, {left} does not fit the image's shape {shape}")
+    if (
+        shape is not None
+        and None not in shape[-3:-1]
+        and not fits(int(shape[-3] or 0), int(shape[-2] or 0))
+    ):
+        raise ValueError(
+            f"a box of {height} x {width} at {top}, {left} does not fit the image's shape {shape}"
+        )
     kind = "pad_to_bounding_box" if larger else "crop_to_bounding_box"
     return _made(part, [picture], _resized(shape, height, width), picture.dtype, None, kind)
 
 
 @public.add()
-def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, target_width: int) -> rt.Tensor:
+def resize_image_with_crop_or_pad(
+    image: rt.TensorLike, target_height: int, target_width: int
+) -> rt.Tensor:
     """Cuts out the middle of a picture, or places the picture in the middle of a larger one that is 0."""
     picture = _picture(image)
     height, width = (int(static_number(n, "the size")) for n in (target_height, target_width))
@@ -414,8 +490,12 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
         (top, height), (left, width) = (span(n) for n in pixels.shape[-3:-1])
         return _windowed(xp, pixels, top, left, height, width)
 
-    sides = [None if n is None else span(n)[1] for n in (picture.shape or (None, None, None))[-3:-1]]
-    return _made(part, [picture], _resized(picture.shape, *sides), picture.dtype, None, "central_crop")
+    sides = [
+        None if n is None else span(n)[1] for n in (picture.shape or (None, None, None))[-3:-1]
+    ]
+    return _made(
+        part, [picture], _resized(picture.shape, *sides), picture.dtype, None, "central_crop"
+    )
 
 
 # -- turned over -------------------------------------------------------------------------------------------------------
@@ -426,7 +506,9 @@ def _flips(shown: str, axis: int, described: str) -> None:
 
     def flip(image: rt.TensorLike) -> rt.Tensor:
         picture = _picture(image)
-        return _made(lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, shown)
+        return _made(
+            lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, shown
+        )
 
     def random_flip(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
         picture = _picture(image)
@@ -439,7 +521,9 @@ def _flips(shown: str, axis: int, described: str) -> None:
             chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
             return xp.where(chosen, xp.flip(pixels, axis), pixels)
 
-        return _made(flipped, [picture, drawn], picture.shape, picture.dtype, None, f"random_{shown}")
+        return _made(
+            flipped, [picture, drawn], picture.shape, picture.dtype, None, f"random_{shown}"
+        )
 
     flip.__name__ = flip.__qualname__ = shown
     random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
@@ -456,8 +540,19 @@ _flips("flip_up_down", -3, "upside down")
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Swaps the rows and the columns of a picture."""
     picture = _picture(image)
-    sizes = None if picture.shape is None else _resized(picture.shape, picture.shape[-2], picture.shape[-3])
-    return _made(lambda xp, p: xp.swapaxes(p, -3, -2), [picture], sizes, picture.dtype, name, "transpose_image")
+    sizes = (
+        None
+        if picture.shape is None
+        else _resized(picture.shape, picture.shape[-2], picture.shape[-3])
+    )
+    return _made(
+        lambda xp, p: xp.swapaxes(p, -3, -2),
+        [picture],
+        sizes,
+        picture.dtype,
+        name,
+        "transpose_image",
+    )
 
 
 @public.add()
@@ -467,7 +562,9 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
     sizes = picture.shape
     if sizes is not None and turns % 2:
         sizes = _resized(sizes, sizes[-2], sizes[-3])
-    return _made(lambda xp, p: xp.rot90(p, turns, (-3, -2)), [picture], sizes, picture.dtype, name, "rot90")
+    return _made(
+        lambda xp, p: xp.rot90(p, turns, (-3, -2)), [picture], sizes, picture.dtype, name, "rot90"
+    )
 
 
 # -- light and colour --------------------------------------------------------------------------------------------------
@@ -485,7 +582,9 @@ def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
         spread = xp.std(values, axes, keepdims=True)
         return (values - mean) / xp.maximum(spread, np.float32(1 / np.sqrt(count)))
 
-    return _made(standard, [picture], picture.shape, np.dtype(np.float32), None, "per_image_standardization")
+    return _made(
+        standard, [picture], picture.shape, np.dtype(np.float32), None, "per_image_standardization"
+    )
 
 
 def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
@@ -495,7 +594,9 @@ def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
         return pixels
     whole = old.kind in "iu", dtype.kind in "iu"
     if all(whole):
-        shift = np.iinfo(old).bits - (old.kind == "i") - (np.iinfo(dtype).bits - (dtype.kind == "i"))
+        shift = (
+            np.iinfo(old).bits - (old.kind == "i") - (np.iinfo(dtype).bits - (dtype.kind == "i"))
+        )
         if shift > 0:
             return (pixels // old.type(1 << shift)).astype(dtype)
         wide = pixels.astype(dtype) * dtype.type(1 << -shift)
@@ -504,7 +605,9 @@ def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
         return pixels.astype(dtype) * dtype.type(1 / np.iinfo(old).max)
     if whole[1]:
         scaled = pixels * old.type(np.iinfo(dtype).max + 0.5)
-        return (xp.clip(scaled, np.iinfo(dtype).min, np.iinfo(dtype).max) if saturate else scaled).astype(dtype)
+        return (
+            xp.clip(scaled, np.iinfo(dtype).min, np.iinfo(dtype).max) if saturate else scaled
+        ).astype(dtype)
     return pixels.astype(dtype)
 
 
@@ -517,12 +620,26 @@ def convert_image_dtype(
     picture: rt.Tensor = convert_to_tensor(image if is_tensor(image) else to_array(image))
     shape = picture.shape
     if shape is not None and len(shape) < 3:
-        return rt.call(lambda p: _converted(jnp, p, wanted, saturate), picture, name=name or "convert_image")  # type: ignore[no-any-return]
-    return _made(lambda xp, p: _converted(xp, p, wanted, saturate), [picture], shape, wanted, name, "convert_image")
+        converted: rt.Tensor = rt.call(
+            lambda p: _converted(jnp, p, wanted, saturate), picture, name=name or "convert_image"
+        )
+        return converted
+    return _made(
+        lambda xp, p: _converted(xp, p, wanted, saturate),
+        [picture],
+        shape,
+        wanted,
+        name,
+        "convert_image",
+    )
 
 
 def _in_floats(
-    image: rt.TensorLike, change: Callable[..., Pixels], more: list[rt.Tensor], kind: str, sizes: Value = None
+    image: rt.TensorLike,
+    change: Callable[..., Pixels],
+    more: list[rt.Tensor],
+    kind: str,
+    sizes: Value = None,
 ) -> rt.Tensor:
     """Changes the light of a picture on fractions; whole numbers are converted before and after."""
     picture = _picture(image)
@@ -532,7 +649,9 @@ def _in_floats(
         fractions = _converted(xp, pixels, own if own.kind == "f" else float32, False)
         return _converted(xp, change(xp, fractions, *arrays), own, True)
 
-    return _made(changed, [picture, *more], picture.shape if sizes is None else sizes, own, None, kind)
+    return _made(
+        changed, [picture, *more], picture.shape if sizes is None else sizes, own, None, kind
+    )
 
 
 def _number(value: Value) -> rt.Tensor:
@@ -542,7 +661,9 @@ def _number(value: Value) -> rt.Tensor:
 @public.add()
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
     """Adds ``delta`` to each fraction."""
-    return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
+    return _in_floats(
+        image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness"
+    )
 
 
 @public.add()
@@ -581,7 +702,9 @@ def _to_hsv(xp: Xp, pixels: Pixels) -> Pixels:
 
 def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
     hue, saturation, value = (pixels[..., i] for i in range(3))
-    turns = xp.stack([xp.abs(hue * 6 - 3) - 1, 2 - xp.abs(hue * 6 - 2), 2 - xp.abs(hue * 6 - 4)], -1)
+    turns = xp.stack(
+        [xp.abs(hue * 6 - 3) - 1, 2 - xp.abs(hue * 6 - 2), 2 - xp.abs(hue * 6 - 4)], -1
+    )
     full = xp.clip(turns, 0, 1)
     return (((full - 1) * saturation[..., None] + 1) * value[..., None]).astype(pixels.dtype)
 
@@ -601,12 +724,16 @@ def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 
 
 @public.add()
-def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
+def adjust_saturation(
+    image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None
+) -> rt.Tensor:
     """Multiplies the saturation by ``saturation_factor``, to at most 1."""
 
     def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
-        return _to_rgb(xp, xp.stack([hue, xp.clip(saturation * factor, 0, 1), value], -1).astype(pixels.dtype))
+        return _to_rgb(
+            xp, xp.stack([hue, xp.clip(saturation * factor, 0, 1), value], -1).astype(pixels.dtype)
+        )
 
     return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
 
@@ -617,14 +744,19 @@ def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> r
 
     def change(xp: Xp, pixels: Pixels, moved: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
-        return _to_rgb(xp, xp.stack([(hue + moved) % 1, saturation, value], -1).astype(pixels.dtype))
+        return _to_rgb(
+            xp, xp.stack([(hue + moved) % 1, saturation, value], -1).astype(pixels.dtype)
+        )
 
     return _in_floats(image, change, [_number(delta)], "adjust_hue")
 
 
 @public.add()
 def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
-    """Calls ``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
+    """Calls ``adjust_brightness`` by up to ``max_delta``.
+
+    Raises ValueError when that is negative.
+    """
     if max_delta < 0:
         raise ValueError("max_delta must be non-negative.")
     return adjust_brightness(image, random_uniform([], -max_delta, max_delta, seed=seed))
@@ -632,7 +764,10 @@ def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None =
 
 @public.add()
 def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
-    """Calls ``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
+    """Calls ``adjust_hue`` by up to ``max_delta``.
+
+    Raises ValueError when that is not from 0 to 0.5.
+    """
     if not 0 <= max_delta <= 0.5:
         raise ValueError("max_delta must be from 0 to 0.5.")
     return adjust_hue(image, random_uniform([], -max_delta, max_delta, seed=seed))
@@ -641,7 +776,9 @@ def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) 
 def _by_a_factor(adjust: Callable[..., rt.Tensor]) -> None:
     """Adds a change of light by a factor that is drawn."""
 
-    def changed(image: rt.TensorLike, lower: float, upper: float, seed: int | None = None) -> rt.Tensor:
+    def changed(
+        image: rt.TensorLike, lower: float, upper: float, seed: int | None = None
+    ) -> rt.Tensor:
         if upper <= lower or lower < 0:
             raise ValueError(f"upper must be > lower, and lower non-negative: {lower}, {upper}")
         return adjust(image, random_uniform([], lower, upper, seed=seed))
@@ -662,7 +799,9 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     sizes = None if picture.shape is None else (*picture.shape[:-1], 1)
 
     def change(xp: Xp, pixels: Pixels) -> Pixels:
-        return xp.tensordot(pixels, np.array([0.2989, 0.5870, 0.1140], pixels.dtype), ((-1,), (0,)))[..., None]
+        return xp.tensordot(
+            pixels, np.array([0.2989, 0.5870, 0.1140], pixels.dtype), ((-1,), (0,))
+        )[..., None]
 
     return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)
 
@@ -672,7 +811,9 @@ def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     """Converts one channel to three equal ones."""
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
-    return _made(lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb")
+    return _made(
+        lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb"
+    )
 
 
 __getattr__, __dir__ = namespace("tf.image")

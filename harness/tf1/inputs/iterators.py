@@ -60,7 +60,9 @@ class Iterator(Structured):
         dataset: the dataset of a one-shot iterator.
     """
 
-    def __init__(self, structure: PyTreeDef, components: Sequence[Component], dataset: Source | None = None) -> None:
+    def __init__(
+        self, structure: PyTreeDef, components: Sequence[Component], dataset: Source | None = None
+    ) -> None:
         super().__init__(structure, components)
         self._one_shot = dataset
         self._initializer: rt.Operation | None = None
@@ -72,14 +74,20 @@ class Iterator(Structured):
 
     @staticmethod
     def from_structure(
-        output_types: Nest, output_shapes: Nest = None, shared_name: str | None = None, output_classes: object = None
+        output_types: Nest,
+        output_shapes: Nest = None,
+        shared_name: str | None = None,
+        output_classes: object = None,
     ) -> Iterator:
         """Makes an iterator for all datasets of this structure; ``make_initializer`` chooses one."""
         return Iterator(*declared(output_types, output_shapes))
 
     @staticmethod
     def from_string_handle(
-        string_handle: rt.TensorLike, output_types: Nest, output_shapes: Nest = None, output_classes: object = None
+        string_handle: rt.TensorLike,
+        output_types: Nest,
+        output_shapes: Nest = None,
+        output_classes: object = None,
     ) -> Iterator:
         """Makes an iterator that stands in each step for the iterator whose ``string_handle`` is fed."""
         return _Fed(*declared(output_types, output_shapes), convert_to_tensor(string_handle))
@@ -89,7 +97,8 @@ class Iterator(Structured):
         """The operation that begins again.
 
         Raises:
-            ValueError: a one-shot iterator has no initializer, a reinitializable one has ``make_initializer``.
+            ValueError: a one-shot iterator has no initializer, a reinitializable one has
+                ``make_initializer``.
         """
         if self._initializer is None:
             raise ValueError("Iterator does not have an initializer.")
@@ -104,13 +113,17 @@ class Iterator(Structured):
         for mine, other in zip(self.components, dataset.components, strict=False):
             if mine.dtype != other.dtype:
                 raise TypeError(
-                    f"Expected output types {self.output_types!r} but got dataset with {dataset.output_types!r}."
+                    f"Expected output types {self.output_types!r} but got dataset with "
+                    f"{dataset.output_types!r}."
                 )
             if not mine.shape.is_compatible_with(other.shape):
-                raise TypeError(f"Expected output shapes {mine.shape} but got dataset with {other.shape}.")
+                raise TypeError(
+                    f"Expected output shapes {mine.shape} but got dataset with {other.shape}."
+                )
         if dataset.structure != self.structure:
             raise TypeError(
-                f"Expected elements like {self.output_types!r}, but the dataset's are {dataset.output_types!r}"
+                f"Expected elements like {self.output_types!r}, but the dataset's are "
+                f"{dataset.output_types!r}"
             )
 
         def begin(session: _Session, arrays: Sequence[Array]) -> Sequence[object]:
@@ -121,7 +134,9 @@ class Iterator(Structured):
                 stream.elements = dataset.open(Opening(stream.place, known))
             return []
 
-        return python_call(begin, dataset.tensors, [], name=name or "make_initializer", type="MakeIterator")
+        return python_call(
+            begin, dataset.tensors, [], name=name or "make_initializer", type="MakeIterator"
+        )
 
     def get_next(self, name: str | None = None) -> Nest:
         """Returns the next element; every step that needs the element takes another one.
@@ -131,13 +146,22 @@ class Iterator(Structured):
             FailedPreconditionError: in the step, the initializer has not run.
         """
         outputs = [(c.sizes, c.dtype) for c in self.components]
-        op = python_call(self._take, self._chosen(), outputs, name=name or "IteratorGetNext", type="IteratorGetNext")
+        op = python_call(
+            self._take,
+            self._chosen(),
+            outputs,
+            name=name or "IteratorGetNext",
+            type="IteratorGetNext",
+        )
         return self.structure.unflatten(list(op.outputs))
 
     def string_handle(self, name: str | None = None) -> rt.Tensor:
         """Returns a string that stands for the iterator where ``from_string_handle`` is fed."""
         return python_call(
-            lambda *_: [strings([self._handle]).reshape(())], [], [((), np.dtype(object))], name=name or "string_handle"
+            lambda *_: [strings([self._handle]).reshape(())],
+            [],
+            [((), np.dtype(object))],
+            name=name or "string_handle",
         ).outputs[0]
 
     def _chosen(self) -> Sequence[rt.Tensor]:
@@ -145,7 +169,8 @@ class Iterator(Structured):
 
     def _stream(self, session: _Session) -> _Stream:
         with self._lock:
-            # Sessions of one server share variables in TensorFlow, and iterators are resources like these.
+            # Sessions of one server share variables in TensorFlow, and iterators are resources like
+            # these.
             if session.target:
                 return self._shared.setdefault(session.target, _Stream())
             return self._streams.setdefault(session, _Stream())
@@ -153,12 +178,14 @@ class Iterator(Structured):
     def _take(self, session: _Session, _: Sequence[Array]) -> Element:
         stream = self._stream(session)
         with stream.lock:
-            # Elements that need parts of the graph are computed by the session that asks for them now.
+            # Elements that need parts of the graph are computed by the session that asks for them
+            # now.
             stream.place.session = session
             if stream.elements is None:
                 if self._one_shot is None:
                     raise rt.FailedPreconditionError(
-                        "GetNext() failed because the iterator has not been initialized. Ensure that you have run the "
+                        "GetNext() failed because the iterator has not been initialized. Ensure "
+                        "that you have run the "
                         "initializer operation for this iterator before getting the next element."
                     )
                 # The tensors of the dataset are read once, when the first element is asked for.
@@ -175,7 +202,9 @@ class Iterator(Structured):
 class _Fed(Iterator):
     """Whichever iterator is fed."""
 
-    def __init__(self, structure: PyTreeDef, components: Sequence[Component], handle: rt.Tensor) -> None:
+    def __init__(
+        self, structure: PyTreeDef, components: Sequence[Component], handle: rt.Tensor
+    ) -> None:
         super().__init__(structure, components)
         self._of = handle
 
@@ -185,7 +214,9 @@ class _Fed(Iterator):
     def _take(self, session: _Session, arrays: Sequence[Array]) -> Element:
         chosen = _by_handle.get(arrays[0].item())
         if chosen is None:
-            raise rt.InvalidArgumentError(f"{arrays[0].item()!r} is no string handle of an iterator of this process")
+            raise rt.InvalidArgumentError(
+                f"{arrays[0].item()!r} is no string handle of an iterator of this process"
+            )
         return chosen._take(session, ())
 
 
@@ -194,7 +225,8 @@ def one_shot(dataset: Source) -> Iterator:
     fed = [t.name for t in dataset.tensors if t.op.type.startswith("Placeholder")]
     if fed:
         raise ValueError(
-            f"Cannot capture a placeholder (name:{fed[0]}, type:Placeholder) by value: use make_initializable_iterator"
+            f"Cannot capture a placeholder (name:{fed[0]}, type:Placeholder) by value: use "
+            "make_initializable_iterator"
         )
     return Iterator(dataset.structure, dataset.components, dataset)
 

@@ -41,7 +41,10 @@ _SHOWN = {"bytes_list": "string", "float_list": "float", "int64_list": "int64"}
 def _kind(dtype: object, key: str) -> DType:
     found = as_dtype(dtype).dtype
     if found not in _KINDS:
-        raise TypeError(f"feature {key!r}: an example holds tf.string, tf.float32 and tf.int64, not {found.name}")
+        raise TypeError(
+            f"feature {key!r}: an example holds tf.string, tf.float32 and tf.int64, not "
+            f"{found.name}"
+        )
     return found
 
 
@@ -53,7 +56,8 @@ class FixedLenFeature:
     Attributes:
         shape: of the values in one example.
         dtype: tf.string, tf.float32 or tf.int64.
-        default_value: for an example without the feature, which is refused where there is no default.
+        default_value: for an example without the feature, which is refused where there is no
+            default.
     """
 
     shape: Sizes
@@ -101,7 +105,9 @@ def _values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
         return None
     wanted = _KINDS[dtype]
     if held != wanted:
-        told = f"Data types don't match. Data type: {_SHOWN[held]} but expected type: {_SHOWN[wanted]}"
+        told = (
+            f"Data types don't match. Data type: {_SHOWN[held]} but expected type: {_SHOWN[wanted]}"
+        )
         raise rt.InvalidArgumentError(f"Key: {key}.  {told}")
     values = getattr(feature, wanted).value
     return strings(values) if dtype.hasobject else np.array(values, dtype)
@@ -110,7 +116,8 @@ def _values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
 def _of_shape(key: str, values: Array, shape: tuple[int, ...]) -> Array:
     if values.size != int(np.prod(shape)):
         raise rt.InvalidArgumentError(
-            f"Key: {key}.  Number of {dtype_name(values.dtype)} values != expected.  Values size: {values.size} but "
+            f"Key: {key}.  Number of {dtype_name(values.dtype)} values != expected.  Values size: "
+            f"{values.size} but "
             f"output shape: {list(shape)}"
         )
     return values.reshape(shape)
@@ -122,7 +129,8 @@ def _fixed(key: str, spec: FixedLenFeature, dtype: DType, feature: pb.Feature | 
     if values is None:
         if spec.default_value is None:
             raise rt.InvalidArgumentError(
-                f"Feature: {key} (data type: {dtype_name(dtype)}) is required but could not be found."
+                f"Feature: {key} (data type: {dtype_name(dtype)}) is required but could not be "
+                "found."
             )
         return _default(spec.default_value, dtype).reshape(shape)
     return _of_shape(key, values, shape)
@@ -133,14 +141,18 @@ def _default(value: Values, dtype: DType) -> Array:
     return strings(array.ravel().tolist(), array.shape) if dtype.hasobject else array
 
 
-def _sequence(key: str, spec: FixedLenSequenceFeature, dtype: DType, feature: pb.Feature | None) -> Array:
+def _sequence(
+    key: str, spec: FixedLenSequenceFeature, dtype: DType, feature: pb.Feature | None
+) -> Array:
     shape = _sizes(spec.shape)
     values = _values(feature, dtype, key)
     if values is None:
         return np.empty((0, *shape), dtype)
     each = int(np.prod(shape))
     if not each or values.size % each:
-        raise rt.InvalidArgumentError(f"Key: {key}.  {values.size} values are no multiple of the shape {list(shape)}")
+        raise rt.InvalidArgumentError(
+            f"Key: {key}.  {values.size} values are no multiple of the shape {list(shape)}"
+        )
     return values.reshape(-1, *shape)
 
 
@@ -149,12 +161,16 @@ def _message(text: object) -> pb.Example:
     try:
         example.ParseFromString(text if isinstance(text, bytes) else bytes(str(text), "utf-8"))
     except DecodeError:
-        raise rt.InvalidArgumentError("Could not parse example input, value: not a tf.train.Example") from None
+        raise rt.InvalidArgumentError(
+            "Could not parse example input, value: not a tf.train.Example"
+        ) from None
     return example
 
 
 def _parse_batch(
-    features: Mapping[str, Spec], kinds: Mapping[str, DType], examples: Sequence[Mapping[str, pb.Feature]]
+    features: Mapping[str, Spec],
+    kinds: Mapping[str, DType],
+    examples: Sequence[Mapping[str, pb.Feature]],
 ) -> list[object]:
     found: list[object] = []
     for key, spec in sorted(features.items()):
@@ -171,7 +187,9 @@ def _parse_batch(
             sequences = [_sequence(key, spec, kind, feature) for feature in given]
             shape = TensorShape([None, *_sizes(spec.shape)])
             empty = np.empty((0, 0, *_sizes(spec.shape)), kind)
-            found.append(padded_batch(sequences, shape, spec.default_value, kind) if sequences else empty)
+            found.append(
+                padded_batch(sequences, shape, spec.default_value, kind) if sequences else empty
+            )
     return found
 
 
@@ -195,7 +213,9 @@ def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed
     """Returns the tensors by key; three tensors make a sparse one."""
     left = iter(tensors)
     return {
-        key: SparseTensor(next(left), next(left), next(left)) if isinstance(spec, VarLenFeature) else next(left)
+        key: SparseTensor(next(left), next(left), next(left))
+        if isinstance(spec, VarLenFeature)
+        else next(left)
         for key, spec in sorted(features.items())
     }
 
@@ -209,19 +229,25 @@ def _checked(features: Mapping[str, Spec]) -> dict[str, DType]:
         if isinstance(spec, FixedLenFeature) and spec.default_value is not None:
             shape, values = _sizes(spec.shape), np.size(spec.default_value)
             if values != int(np.prod(shape)):
-                raise ValueError(f"Feature {key}: {values} default values do not fit the shape {list(shape)}")
+                raise ValueError(
+                    f"Feature {key}: {values} default values do not fit the shape {list(shape)}"
+                )
     return {key: _kind(spec.dtype, key) for key, spec in features.items()}
 
 
 @public.add()
 def parse_example(
-    serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
+    serialized: rt.TensorLike,
+    features: Mapping[str, Spec],
+    name: str | None = None,
+    example_names: object = None,
 ) -> Parsed:
     """Parses a vector of serialized examples.
 
     Args:
         serialized: strings, [n].
-        features: what they hold: ``FixedLenFeature``, ``VarLenFeature``, ``FixedLenSequenceFeature`` by key.
+        features: what they hold: ``FixedLenFeature``, ``VarLenFeature``,
+            ``FixedLenSequenceFeature`` by key.
         name: operation name.
         example_names: not used.
 
@@ -235,7 +261,9 @@ def parse_example(
     size = texts.shape[0] if texts.shape else None
 
     def parse(given: Array) -> list[object]:
-        return _parse_batch(features, kinds, [_message(text).features.feature for text in given.ravel()])
+        return _parse_batch(
+            features, kinds, [_message(text).features.feature for text in given.ravel()]
+        )
 
     outputs = _outputs(features, kinds, (size,))
     return _named(features, host_ops(parse, [texts], outputs, name, "ParseExample"))
@@ -243,7 +271,10 @@ def parse_example(
 
 @public.add()
 def parse_single_example(
-    serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
+    serialized: rt.TensorLike,
+    features: Mapping[str, Spec],
+    name: str | None = None,
+    example_names: object = None,
 ) -> Parsed:
     """Parses one example as ``parse_example`` does; the tensors have no first dimension."""
     kinds = _checked(features)
@@ -266,7 +297,11 @@ def _parse_one(
         elif isinstance(spec, VarLenFeature):
             values = _values(feature, kind, key)
             values = np.empty(0, kind) if values is None else values
-            found += [np.arange(len(values), dtype=np.int64)[:, None], values, np.array([len(values)], np.int64)]
+            found += [
+                np.arange(len(values), dtype=np.int64)[:, None],
+                values,
+                np.array([len(values)], np.int64),
+            ]
         else:
             found.append(_sequence(key, spec, kind, feature))
     return found
@@ -302,7 +337,9 @@ def parse_single_sequence_example(
         try:
             example.ParseFromString(given.item())
         except DecodeError:
-            raise rt.InvalidArgumentError("Invalid protocol message input: not a tf.train.SequenceExample") from None
+            raise rt.InvalidArgumentError(
+                "Invalid protocol message input: not a tf.train.SequenceExample"
+            ) from None
         found = _parse_one(context, kinds, example.context.feature)
         for key, spec in sorted(sequences.items()):
             found += _over_time(key, spec, kinds[key], example.feature_lists.feature_list)
@@ -316,7 +353,9 @@ def parse_single_sequence_example(
     return _named(context, tensors[:middle]), _named(sequences, tensors[middle:])
 
 
-def _over_time(key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureList]) -> list[object]:
+def _over_time(
+    key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureList]
+) -> list[object]:
     steps = [_values(feature, kind, key) for feature in held[key].feature] if key in held else None
     rows = [np.empty(0, kind) if row is None else row for row in steps or ()]
     if isinstance(spec, VarLenFeature):
@@ -324,4 +363,8 @@ def _over_time(key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureL
     if steps is None and not getattr(spec, "allow_missing", False):
         raise rt.InvalidArgumentError(f"Feature list '{key}' is required but could not be found.")
     shape = _sizes(spec.shape)
-    return [np.stack([_of_shape(key, row, shape) for row in rows]) if rows else np.empty((0, *shape), kind)]
+    return [
+        np.stack([_of_shape(key, row, shape) for row in rows])
+        if rows
+        else np.empty((0, *shape), kind)
+    ]

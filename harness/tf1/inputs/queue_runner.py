@@ -36,15 +36,18 @@ class QueueRunner:
     Args:
         queue: The queue that the operations fill.
         enqueue_ops: Operations that add to the queue.
-        close_op: Operation that closes the queue when all threads have ended; pending enqueues still happen. Made by
-            default.
-        cancel_op: Operation that closes the queue at a stop; pending enqueues are cancelled. Made by default.
+        close_op: Operation that closes the queue when all threads have ended; pending enqueues
+            still happen. Made by default.
+        cancel_op: Operation that closes the queue at a stop; pending enqueues are cancelled. Made
+            by default.
         queue_closed_exception_types: Errors that mean the end of the input or a closed queue.
-        rounds: Number of runs of each operation at most; then the input has ended. Without limit by default.
+        rounds: Number of runs of each operation at most; then the input has ended. Without limit by
+            default.
 
     Raises:
         ValueError: There is no queue, or there are no enqueue operations.
-        TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the runtime.
+        TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the
+            runtime.
 
     Example:
         >>> import runtime as rt
@@ -68,13 +71,26 @@ class QueueRunner:
     ) -> None:
         if queue is None or not enqueue_ops:
             raise ValueError("a QueueRunner needs a queue and enqueue_ops")
-        types = (rt.OutOfRangeError,) if queue_closed_exception_types is None else queue_closed_exception_types
-        if not isinstance(types, tuple) or not types or not all(issubclass(t, rt.OpError) for t in types):
-            raise TypeError("queue_closed_exception_types, when provided, must be a non-empty tuple of error types")
+        types = (
+            (rt.OutOfRangeError,)
+            if queue_closed_exception_types is None
+            else queue_closed_exception_types
+        )
+        if (
+            not isinstance(types, tuple)
+            or not types
+            or not all(issubclass(t, rt.OpError) for t in types)
+        ):
+            raise TypeError(
+                "queue_closed_exception_types, when provided, must be a non-empty tuple of error "
+                "types"
+            )
         self._queue = queue
         self._enqueue_ops = list(enqueue_ops)
         self._close_op = queue.close() if close_op is None else close_op
-        self._cancel_op = queue.close(cancel_pending_enqueues=True) if cancel_op is None else cancel_op
+        self._cancel_op = (
+            queue.close(cancel_pending_enqueues=True) if cancel_op is None else cancel_op
+        )
         self._closed_types = types
         self._rounds = rounds
         self._lock = concurrency.Lock()
@@ -104,7 +120,11 @@ class QueueRunner:
         return self._raised
 
     def create_threads(
-        self, sess: rt.SessionLike, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+        self,
+        sess: rt.SessionLike,
+        coord: Coordinator | None = None,
+        daemon: bool = False,
+        start: bool = False,
     ) -> list[concurrency.Thread]:
         """Makes a thread for each enqueue operation, and a thread that cancels at a stop.
 
@@ -115,7 +135,8 @@ class QueueRunner:
             start: True to start the threads.
 
         Returns:
-            The threads; none while threads of an earlier call for this session run, or have added all rounds.
+            The threads; none while threads of an earlier call for this session run, or have added
+            all rounds.
         """
         with self._lock:
             if self._running.get(sess, 0) > 0 or sess in self._through:
@@ -127,10 +148,14 @@ class QueueRunner:
             for i, op in enumerate(self._enqueue_ops)
         }
         if coord is not None:
-            calls[f"queue-{self.name}-cancel"] = functools.partial(self._cancel_on_stop, sess, coord)
+            calls[f"queue-{self.name}-cancel"] = functools.partial(
+                self._cancel_on_stop, sess, coord
+            )
         return create_threads(calls, f"queue {self.name}", coord, daemon=daemon, start=start)
 
-    def _run(self, sess: rt.SessionLike, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
+    def _run(
+        self, sess: rt.SessionLike, enqueue_op: rt.Operation, coord: Coordinator | None
+    ) -> None:
         through = False
         try:
             for _ in itertools.count() if self._rounds is None else range(self._rounds):
@@ -192,7 +217,8 @@ def start_queue_runners(
     """Starts all queue runners of a collection.
 
     Args:
-        sess: Session of the threads; the default session when not given. A monitored session starts its own.
+        sess: Session of the threads; the default session when not given. A monitored session starts
+            its own.
         coord: Coordinator that stops the threads.
         daemon: True for threads that may be left behind.
         start: True to start the threads.
@@ -208,7 +234,8 @@ def start_queue_runners(
     sess = rt.get_default_session() if sess is None else sess
     if sess is None:
         raise ValueError(
-            "Cannot start queue runners: No default session is registered. Use `with sess.as_default()` or pass one."
+            "Cannot start queue runners: No default session is registered. Use `with "
+            "sess.as_default()` or pass one."
         )
     if not isinstance(sess, rt.Session | ManagedSession):
         if isinstance(sess, MonitoredSession):
@@ -216,7 +243,11 @@ def start_queue_runners(
         raise TypeError(f"sess must be a `Session` object, not {type(sess).__name__}")
     runners = rt.get_default_graph().get_collection(collection)
     if not runners:
-        logging.warning("start_queue_runners() found no queue runners in the collection %r", collection)
+        logging.warning(
+            "start_queue_runners() found no queue runners in the collection %r", collection
+        )
     return [
-        thread for runner in runners for thread in runner.create_threads(sess, coord=coord, daemon=daemon, start=start)
+        thread
+        for runner in runners
+        for thread in runner.create_threads(sess, coord=coord, daemon=daemon, start=start)
     ]

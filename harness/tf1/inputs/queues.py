@@ -18,7 +18,11 @@ public = Public("tf", "Queues")
 
 
 def _dtypes(dtypes: object) -> Any:
-    return [as_dtype(d).dtype for d in dtypes] if isinstance(dtypes, list | tuple) else as_dtype(dtypes).dtype
+    return (
+        [as_dtype(d).dtype for d in dtypes]
+        if isinstance(dtypes, list | tuple)
+        else as_dtype(dtypes).dtype
+    )
 
 
 def _shapes(shapes: object) -> Any:
@@ -35,18 +39,25 @@ class _Components:
 
     dtypes: tuple[rt.lowlevel.DType, ...]
 
-    def enqueue(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
+    def enqueue(
+        self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None
+    ) -> rt.Operation:
         """Adds one element; waits while the queue is full."""
         made: rt.Operation = super().enqueue(self._listed(vals), name)  # type: ignore[misc]
         return made
 
-    def enqueue_many(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
+    def enqueue_many(
+        self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None
+    ) -> rt.Operation:
         """Adds the slices of ``vals`` along the first dimension; waits while the queue is full."""
         made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
         return made
 
     def dequeue(self, name: str | None = None) -> Any:
-        """Removes an element, and waits for the first. Returns a list where there are several components."""
+        """Removes an element, and waits for the first.
+
+        Returns a list where there are several components.
+        """
         return _one_or_list(super().dequeue(name))  # type: ignore[misc]
 
     def dequeue_many(self, n: rt.TensorLike, name: str | None = None) -> Any:
@@ -60,8 +71,13 @@ class _Components:
     def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
         values: list[Any] = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(values) != len(self.dtypes):
-            raise ValueError(f"this queue has {len(self.dtypes)} components, {len(values)} were given")
-        typed = [convert_to_tensor(v, None if is_tensor(v) else d) for v, d in zip(values, self.dtypes, strict=True)]
+            raise ValueError(
+                f"this queue has {len(self.dtypes)} components, {len(values)} were given"
+            )
+        typed = [
+            convert_to_tensor(v, None if is_tensor(v) else d)
+            for v, d in zip(values, self.dtypes, strict=True)
+        ]
         return typed[0] if len(typed) == 1 else typed
 
 
@@ -120,7 +136,13 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
     ) -> None:
         _no_names(names)
         super().__init__(
-            capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, name, shared_name=shared_name
+            capacity,
+            min_after_dequeue,
+            _dtypes(dtypes),
+            _shapes(shapes),
+            seed,
+            name,
+            shared_name=shared_name,
         )
 
 
@@ -136,4 +158,6 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         name: str = "conditional_accumulator",
         reduction_type: str = "MEAN",
     ) -> None:
-        super().__init__(_dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name)
+        super().__init__(
+            _dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name
+        )

@@ -70,7 +70,10 @@ class ReaderBase:
             return self._states.setdefault(session, _State())
 
     def _next(self, state: _State, session: _Session, filename: rt.Tensor) -> tuple[str, bytes]:
-        """Reads the next record, of the next file where one has ended. The caller holds the state's lock."""
+        """Reads the next record, of the next file where one has ended.
+
+        The caller holds the state's lock.
+        """
         while True:
             if state.records is None:
                 state.records = self._open(session.run(filename).decode())
@@ -107,7 +110,10 @@ class ReaderBase:
         return op.outputs[0], op.outputs[1]
 
     def read_up_to(
-        self, queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue, num_records: int, name: str | None = None
+        self,
+        queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue,
+        num_records: int,
+        name: str | None = None,
     ) -> tuple[rt.Tensor, rt.Tensor]:
         """Returns the keys and values of the next records of one file, at most ``num_records``."""
         filename = _one(queue)
@@ -125,7 +131,9 @@ class ReaderBase:
             return [strings([key for key, _ in found]), strings([value for _, value in found])]
 
         label = name or f"{self._name}/ReadUpTo"
-        op = python_call(read, [], [((None,), object), ((None,), object)], name=label, type="ReaderReadUpTo")
+        op = python_call(
+            read, [], [((None,), object), ((None,), object)], name=label, type="ReaderReadUpTo"
+        )
         return op.outputs[0], op.outputs[1]
 
     def num_records_produced(self, name: str | None = None) -> rt.Tensor:
@@ -164,7 +172,9 @@ def lines(path: str, kind: str = "") -> Iterator[bytes]:
             yield rest.removesuffix(b"\r")
 
 
-def fixed_length(path: str, record: int, header: int = 0, footer: int = 0, hop: int = 0, kind: str = "") -> Records:
+def fixed_length(
+    path: str, record: int, header: int = 0, footer: int = 0, hop: int = 0, kind: str = ""
+) -> Records:
     """Yields records of one size from a file, with file and number; see ``FixedLengthRecordReader``."""
     with open_file(path, kind) as file:
         data = file.read()
@@ -184,7 +194,9 @@ class TFRecordReader(ReaderBase):
     def __init__(self, name: str | None = None, options: object = None) -> None:
         kind = compression(options)  # type: ignore[arg-type]
         super().__init__(
-            lambda path: ((f"{path}:{at}", record) for at, record in records(path, kind)), "TFRecordReader", name
+            lambda path: ((f"{path}:{at}", record) for at, record in records(path, kind)),
+            "TFRecordReader",
+            name,
         )
 
 
@@ -234,7 +246,8 @@ class FixedLengthRecordReader(ReaderBase):
         record_bytes: size of a record.
         header_bytes: left out at the beginning of each file.
         footer_bytes: left out at its end.
-        hop_bytes: from the beginning of one record to that of the next; ``record_bytes`` by default.
+        hop_bytes: from the beginning of one record to that of the next; ``record_bytes`` by
+            default.
         name: of the reader.
         encoding: "ZLIB" or "GZIP".
     """
@@ -250,12 +263,17 @@ class FixedLengthRecordReader(ReaderBase):
     ) -> None:
         sizes = (record_bytes, header_bytes or 0, footer_bytes or 0, hop_bytes or 0)
         kind = compression(encoding)
-        super().__init__(lambda path: fixed_length(path, *sizes, kind), "FixedLengthRecordReader", name)
+        super().__init__(
+            lambda path: fixed_length(path, *sizes, kind), "FixedLengthRecordReader", name
+        )
 
 
 @public.add()
 def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Reads the content of a file, a string. Raises NotFoundError, in the step, when there is no such file."""
+    """Reads the content of a file, a string.
+
+    Raises NotFoundError, in the step, when there is no such file.
+    """
 
     def read(path: Array) -> object:
         with open_file(path.item().decode()) as file:
@@ -265,7 +283,9 @@ def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 
 
 @public.add()
-def write_file(filename: rt.TensorLike, contents: rt.TensorLike, name: str | None = None) -> rt.Operation:
+def write_file(
+    filename: rt.TensorLike, contents: rt.TensorLike, name: str | None = None
+) -> rt.Operation:
     """Returns an operation that writes a string to a file, and makes the directories above it."""
 
     def write(_: object, given: Sequence[Array]) -> Sequence[object]:
@@ -297,6 +317,8 @@ def match_filenames_once(pattern: str | Sequence[str], name: str | None = None) 
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     found = sorted({path for each in patterns for path in glob.glob(each)})
     if not found:
-        raise rt.InvalidArgumentError(f"match_filenames_once: no file matches {', '.join(patterns)}")
+        raise rt.InvalidArgumentError(
+            f"match_filenames_once: no file matches {', '.join(patterns)}"
+        )
     names: rt.Tensor = constant(found, name=name or "matching_filenames")
     return names

@@ -43,10 +43,14 @@ def crc32c(data: bytes) -> int:
     """Computes the CRC-32C of ``data``, for all bytes of a block at once: no byte's share depends on another's."""
     tables, crc = _tables(), 0xFFFFFFFF
     for start in range(0, len(data), _BLOCK):
-        block = np.frombuffer(data, np.uint8, min(_BLOCK, len(data) - start), start).astype(np.int32)
+        block = np.frombuffer(data, np.uint8, min(_BLOCK, len(data) - start), start).astype(
+            np.int32
+        )
         head = min(4, len(block))
         block[:head] ^= np.frombuffer(_CRC.pack(crc), np.uint8)[:head]
-        crc = int(np.bitwise_xor.reduce(tables[_places(len(block)) + block])) ^ (crc >> 8 * head if head < 4 else 0)
+        crc = int(np.bitwise_xor.reduce(tables[_places(len(block)) + block])) ^ (
+            crc >> 8 * head if head < 4 else 0
+        )
     return crc ^ 0xFFFFFFFF
 
 
@@ -102,7 +106,9 @@ class TFRecordWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], options: TFRecordOptions | TFRecordCompressionType | str | None = None
+        self,
+        path: str | os.PathLike[str],
+        options: TFRecordOptions | TFRecordCompressionType | str | None = None,
     ) -> None:
         kind = compression(cast("TFRecordOptions | str | None", options))
         try:
@@ -141,7 +147,12 @@ class TFRecordWriter:
     def __enter__(self) -> TFRecordWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -211,12 +222,15 @@ def _read(file: IO[bytes], size: int, path: str, at: int) -> bytes:
     try:
         return file.read(size)
     except (EOFError, OSError, zlib.error) as error:
-        raise rt.DataLossError(f"{path}: corrupted record at {at}: {rt.lowlevel.one_line(error)}") from error
+        raise rt.DataLossError(
+            f"{path}: corrupted record at {at}: {rt.lowlevel.one_line(error)}"
+        ) from error
 
 
 @public.add("tf_record_iterator")
 def tf_record_iterator(
-    path: str | os.PathLike[str], options: TFRecordOptions | TFRecordCompressionType | str | None = None
+    path: str | os.PathLike[str],
+    options: TFRecordOptions | TFRecordCompressionType | str | None = None,
 ) -> Iterator[bytes]:
     """Yields the records of a file.
 

@@ -27,7 +27,9 @@ def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int
     first = _channels_first(data_format)
     picked, others = (values[2:4], values[0:2]) if first else (values[1:3], (values[0], values[3]))
     if tuple(others) != (1, 1):
-        raise ValueError(f"strides and windows over the batch and the channels must be 1, got {list(values)}")
+        raise ValueError(
+            f"strides and windows over the batch and the channels must be 1, got {list(values)}"
+        )
     return tuple(picked)
 
 
@@ -48,7 +50,9 @@ def _fits(images: Array, window: Sequence[int], padding: str) -> None:
     # A size of 0 says nothing: an empty batch may pass.
     sizes = [s for s in jnp.shape(images) if s]
     if padding == "VALID" and len(sizes) == 4 and any(w > max(sizes[1:]) for w in window):
-        raise ValueError(f"a window of {list(window)} is larger than the images, {jnp.shape(images)}")
+        raise ValueError(
+            f"a window of {list(window)} is larger than the images, {jnp.shape(images)}"
+        )
 
 
 def _convolve(
@@ -103,11 +107,18 @@ def depthwise_conv2d(
 
 
 def _depthwise(
-    images: Array, kernel: Array, strides: Static, padding: str, rate: Static, data_format: str | None
+    images: Array,
+    kernel: Array,
+    strides: Static,
+    padding: str,
+    rate: Static,
+    data_format: str | None,
 ) -> Array:
     kernel = jnp.asarray(kernel)
     height, width, channels, multiplier = kernel.shape
-    dilations = None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
+    dilations = (
+        None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
+    )
     # XLA knows a depthwise convolution as a grouped one with a single input channel in each group.
     flat = kernel.reshape(height, width, 1, channels * multiplier)
     return _convolve(images, flat, strides, padding, data_format, dilations, channels)
@@ -130,7 +141,9 @@ def separable_conv2d(
 
 
 @public.op("convolution", "atrous_conv2d")
-def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Array:
+def atrous_conv2d(
+    value: Array, filters: Array, rate: Static, padding: str, name: str | None = None
+) -> Array:
     """Computes a convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
@@ -152,9 +165,13 @@ def conv2d_transpose(
     value = jnp.asarray(value)
     if output_shape[0] != value.shape[0]:
         if not rt.lowlevel.sizes_are_guesses():
-            raise rt.InvalidArgumentError(f"output_shape is for {output_shape[0]} images, value has {value.shape[0]}")
-        return jnp.zeros(tuple(output_shape), value.dtype)  # of an unknown batch: it is to be this one
-    # TensorFlow defines the operation as the derivative of conv2d by its input, which is the transpose of a linear map.
+            raise rt.InvalidArgumentError(
+                f"output_shape is for {output_shape[0]} images, value has {value.shape[0]}"
+            )
+        # of an unknown batch: it is to be this one
+        return jnp.zeros(tuple(output_shape), value.dtype)
+    # TensorFlow defines the operation as the derivative of conv2d by its input, which is the
+    # transpose of a linear map.
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),
@@ -208,7 +225,9 @@ def avg_pool(
     value = jnp.asarray(value)
     total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
     # TensorFlow divides by the number of pixels inside the image, so padded places are counted out.
-    return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
+    return total / _pool(
+        jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add
+    )
 
 
 @op("pool")
@@ -226,7 +245,9 @@ def _pool_any(
     if data_format not in (None, "NWC", "NHWC", "NDHWC"):
         raise ValueError(f"data_format {data_format}: channels stand last here")
     if value.ndim != len(window_shape) + 2:
-        raise ValueError(f"a window of {len(window_shape)} axes does not fit the shape {value.shape}")
+        raise ValueError(
+            f"a window of {len(window_shape)} axes does not fit the shape {value.shape}"
+        )
     ones = [1] * len(window_shape)
     steps, wide = strides or ones, dilation_rate or ones
     if any(s > 1 for s in steps) and any(w > 1 for w in wide):
@@ -234,7 +255,9 @@ def _pool_any(
 
     def joined(values: Array, start: float, join: Function) -> Array:
         window, moved, apart = ((1, *sizes, 1) for sizes in (window_shape, steps, wide))
-        found: Array = jax.lax.reduce_window(values, start, join, window, moved, padding, window_dilation=apart)
+        found: Array = jax.lax.reduce_window(
+            values, start, join, window, moved, padding, window_dilation=apart
+        )
         return found
 
     if pooling_type == "MAX":

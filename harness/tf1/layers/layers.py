@@ -67,11 +67,15 @@ def _flattened(inputs: Array, name: str | None = None) -> Array:
     return jnp.reshape(inputs, (inputs.shape[0], -1))
 
 
-def _finished(value: Any, activation: Activation | None, activity_regularizer: Regularizer | None) -> Any:
+def _finished(
+    value: Any, activation: Activation | None, activity_regularizer: Regularizer | None
+) -> Any:
     value = value if activation is None else activation(value)
     if activity_regularizer is not None:
         graph = rt.get_default_graph()
-        graph.add_to_collection(framework.GraphKeys.REGULARIZATION_LOSSES, activity_regularizer(value))
+        graph.add_to_collection(
+            framework.GraphKeys.REGULARIZATION_LOSSES, activity_regularizer(value)
+        )
     return value
 
 
@@ -117,11 +121,18 @@ def dense(
     x = rt.as_tensor(inputs)
     with layer_scope(name, "dense", reuse):
         kernel = get_variable(
-            "kernel", [last_size(x, "dense"), int(units)], x.dtype, kernel_initializer, kernel_regularizer, trainable
+            "kernel",
+            [last_size(x, "dense"), int(units)],
+            x.dtype,
+            kernel_initializer,
+            kernel_regularizer,
+            trainable,
         )
         value = apply_kernel(x, kernel)
         if use_bias:
-            bias = get_variable("bias", [int(units)], x.dtype, bias_initializer, bias_regularizer, trainable)
+            bias = get_variable(
+                "bias", [int(units)], x.dtype, bias_initializer, bias_regularizer, trainable
+            )
             value = nn_ops.bias_add(value, bias)
         return _finished(value, activation, activity_regularizer)
 
@@ -150,22 +161,27 @@ def conv2d(
 ) -> Any:
     """Convolves with the variables ``name/kernel``, [height, width, channels, filters], and ``name/bias``.
 
-    ``inputs`` are [batch, height, width, channels], or [batch, channels, height, width] with the ``data_format``
-    "channels_first". Sizes are (height, width), or one number for both; ``padding`` is "valid" or "same". The other
-    arguments are those of ``dense``.
+    ``inputs`` are [batch, height, width, channels], or [batch, channels, height, width] with the
+    ``data_format`` "channels_first". Sizes are (height, width), or one number for both; ``padding``
+    is "valid" or "same". The other arguments are those of ``dense``.
 
     Raises:
-        ValueError: ``inputs`` has not 4 dimensions, the number of channels is not known, or a constraint is given.
+        ValueError: ``inputs`` has not 4 dimensions, the number of channels is not known, or a
+            constraint is given.
     """
     _no_constraints(kernel_constraint, bias_constraint)
     x = rt.as_tensor(inputs)
     first = _channels_first(data_format)
     shape = kernel_shape(x, kernel_size, filters, first)
     with layer_scope(name, "conv2d", reuse):
-        kernel = get_variable("kernel", shape, x.dtype, kernel_initializer, kernel_regularizer, trainable)
+        kernel = get_variable(
+            "kernel", shape, x.dtype, kernel_initializer, kernel_regularizer, trainable
+        )
         value = convolve(x, kernel, strides, padding, dilation_rate, first)
         if use_bias:
-            bias = get_variable("bias", [int(filters)], x.dtype, bias_initializer, bias_regularizer, trainable)
+            bias = get_variable(
+                "bias", [int(filters)], x.dtype, bias_initializer, bias_regularizer, trainable
+            )
             value = nn_ops.bias_add(value, bias, "NCHW" if first else "NHWC")
         return _finished(value, activation, activity_regularizer)
 
@@ -179,12 +195,15 @@ def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: boo
     channels = _rank(images, "conv2d", 4)[1 if first else 3]
     if channels is None:
         raise ValueError(
-            f"The channel dimension of the inputs to conv2d must be known: {images.name!r} has shape {images.shape}"
+            f"The channel dimension of the inputs to conv2d must be known: {images.name!r} has "
+            f"shape {images.shape}"
         )
     return [*_pair(kernel_size), int(channels), int(filters)]
 
 
-def convolve(images: rt.Tensor, kernel: Any, strides: Sizes, padding: str, dilations: Sizes, first: bool) -> Any:
+def convolve(
+    images: rt.Tensor, kernel: Any, strides: Sizes, padding: str, dilations: Sizes, first: bool
+) -> Any:
     """Calls ``tf.nn.conv2d`` with sizes of height and width alone."""
     layout = "NCHW" if first else "NHWC"
     return conv.conv2d(
@@ -209,7 +228,9 @@ def _window(sizes: Sizes, first: bool) -> list[int]:
 
 def _no_constraints(*constraints: object) -> None:
     if any(constraint is not None for constraint in constraints):
-        raise ValueError("constraints are not in harness.tf1: assign the projected value after the update")
+        raise ValueError(
+            "constraints are not in harness.tf1: assign the projected value after the update"
+        )
 
 
 def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
@@ -234,7 +255,9 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
             )
 
     pool.__name__ = pool.__qualname__ = default_name
-    pool.__doc__ = f'``tf.nn.{kind}`` with sizes of height and width alone; ``padding`` is "valid" or "same".'
+    pool.__doc__ = (
+        f'``tf.nn.{kind}`` with sizes of height and width alone; ``padding`` is "valid" or "same".'
+    )
     return pool
 
 
@@ -333,10 +356,10 @@ def batch_normalization(
 ) -> Any:
     """Normalises over all dimensions but ``axis``, by the batch in training and by moving averages otherwise.
 
-    The updates of the moving averages are added to ``tf.GraphKeys.UPDATE_OPS``: run them with the training step.
-    The variables are ``name/gamma`` (with ``scale``), ``name/beta`` (with ``center``), ``name/moving_mean`` and
-    ``name/moving_variance``, each with its initializer and regularizer. ``training`` is a bool, or a tensor that may be
-    fed; ``fused`` is not needed.
+    The updates of the moving averages are added to ``tf.GraphKeys.UPDATE_OPS``: run them with the
+    training step. The variables are ``name/gamma`` (with ``scale``), ``name/beta`` (with
+    ``center``), ``name/moving_mean`` and ``name/moving_variance``, each with its initializer and
+    regularizer. ``training`` is a bool, or a tensor that may be fed; ``fused`` is not needed.
 
     Raises:
         ValueError: the size of ``axis`` is not known, or a constraint is given.
@@ -345,15 +368,26 @@ def batch_normalization(
     x = rt.as_tensor(inputs)
     size = None if x.shape is None else x.shape[axis]
     if size is None:
-        raise ValueError(f"batch_normalization needs the size of dimension {axis}: {x.name!r} has shape {x.shape}")
+        raise ValueError(
+            f"batch_normalization needs the size of dimension {axis}: {x.name!r} has shape "
+            f"{x.shape}"
+        )
     shape = [int(size)]
     with layer_scope(name, "batch_normalization", reuse):
         gamma = (
-            get_variable("gamma", shape, x.dtype, gamma_initializer, gamma_regularizer, trainable) if scale else None
+            get_variable("gamma", shape, x.dtype, gamma_initializer, gamma_regularizer, trainable)
+            if scale
+            else None
         )
-        beta = get_variable("beta", shape, x.dtype, beta_initializer, beta_regularizer, trainable) if center else None
+        beta = (
+            get_variable("beta", shape, x.dtype, beta_initializer, beta_regularizer, trainable)
+            if center
+            else None
+        )
         mean = get_variable("moving_mean", shape, x.dtype, moving_mean_initializer, trainable=False)
-        variance = get_variable("moving_variance", shape, x.dtype, moving_variance_initializer, trainable=False)
+        variance = get_variable(
+            "moving_variance", shape, x.dtype, moving_variance_initializer, trainable=False
+        )
         used: tuple[rt.TensorLike, ...] = (mean, variance)
         if is_tensor(training) or training:
             batch = _statistics(x, axis)

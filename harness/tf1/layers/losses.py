@@ -124,7 +124,9 @@ def get_regularization_losses(scope: str | None = None) -> list[rt.Tensor]:
 
 
 @public.add()
-def get_regularization_loss(scope: str | None = None, name: str = "total_regularization_loss") -> Any:
+def get_regularization_loss(
+    scope: str | None = None, name: str = "total_regularization_loss"
+) -> Any:
     """Returns the sum of the losses of the regularizers; 0 when there are none."""
     found = get_regularization_losses(scope)
     return TABLE["tf"]["add_n"](found, name=name) if found else rt.constant(0.0, name=name)
@@ -143,13 +145,19 @@ def get_total_loss(
     if add_regularization_losses:
         found = found + get_regularization_losses(scope)
     if not found:
-        raise ValueError("tf.losses.get_total_loss: the graph has no losses: call one of tf.losses first")
+        raise ValueError(
+            "tf.losses.get_total_loss: the graph has no losses: call one of tf.losses first"
+        )
     total: rt.Tensor = TABLE["tf"]["add_n"](found, name=name)
     return total
 
 
 def _by_element(
-    shown: str, described: str, fn: Callable[..., jax.Array], predicted: str = "predictions", **more: float
+    shown: str,
+    described: str,
+    fn: Callable[..., jax.Array],
+    predicted: str = "predictions",
+    **more: float,
 ) -> None:
     """Adds the loss that is ``fn`` of each element of labels and predictions, in the predictions' floating point type.
 
@@ -162,15 +170,24 @@ def _by_element(
     """
     defaults = {"weights": 1.0, **more, "scope": None, "loss_collection": LOSSES}
     required = [inspect.Parameter(n, _ANYHOW) for n in ("labels", predicted)]
-    given = [inspect.Parameter(n, _ANYHOW, default=value) for n, value in (defaults | {"reduction": _DEFAULT}).items()]
+    given = [
+        inspect.Parameter(n, _ANYHOW, default=value)
+        for n, value in (defaults | {"reduction": _DEFAULT}).items()
+    ]
     signature = inspect.Signature([*required, *given])
 
     def loss(*args: Any, **kwargs: Any) -> rt.Tensor:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        labels, predictions, weights, *options, scope, collection, reduction = bound.arguments.values()
+        labels, predictions, weights, *options, scope, collection, reduction = (
+            bound.arguments.values()
+        )
         known, wanted = rt.as_tensor(labels).shape, rt.as_tensor(predictions).shape
-        if known is not None and wanted is not None and not TensorShape(known).is_compatible_with(wanted):
+        if (
+            known is not None
+            and wanted is not None
+            and not TensorShape(known).is_compatible_with(wanted)
+        ):
             raise ValueError(f"tf.losses.{shown}: Shapes {known} and {wanted} are incompatible")
 
         @op("elements")
@@ -180,7 +197,9 @@ def _by_element(
             return fn(jnp.asarray(labels).astype(wide.dtype), wide, *options)
 
         with rt.name_scope(scope or shown) as opened:
-            return compute_weighted_loss(elements(labels, predictions), weights, opened, collection, reduction)
+            return compute_weighted_loss(
+                elements(labels, predictions), weights, opened, collection, reduction
+            )
 
     loss.__name__ = loss.__qualname__ = shown
     loss.__doc__ = f"{described}. The other arguments are those of ``compute_weighted_loss``."
@@ -247,9 +266,15 @@ def softmax_cross_entropy(
         loss_collection: None adds it nowhere.
         reduction: one of ``Reduction``.
     """
-    labels = _smoothed(onehot_labels, label_smoothing, lambda classes: classes) if label_smoothing else onehot_labels
+    labels = (
+        _smoothed(onehot_labels, label_smoothing, lambda classes: classes)
+        if label_smoothing
+        else onehot_labels
+    )
     values = nn_ops.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    return compute_weighted_loss(values, weights, scope or "softmax_cross_entropy_loss", loss_collection, reduction)
+    return compute_weighted_loss(
+        values, weights, scope or "softmax_cross_entropy_loss", loss_collection, reduction
+    )
 
 
 @public.add()
@@ -263,7 +288,11 @@ def sparse_softmax_cross_entropy(
 ) -> rt.Tensor:
     """Reduces ``tf.nn.sparse_softmax_cross_entropy_with_logits`` of [batch] or [batch, 1] to one number."""
     classes, scores = rt.as_tensor(labels), rt.as_tensor(logits)
-    if classes.shape is not None and scores.shape is not None and len(classes.shape) == len(scores.shape):
+    if (
+        classes.shape is not None
+        and scores.shape is not None
+        and len(classes.shape) == len(scores.shape)
+    ):
         classes = squeeze(classes, [-1])
     values = nn_ops.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=scores)
     return compute_weighted_loss(
@@ -283,10 +312,14 @@ def sigmoid_cross_entropy(
 ) -> rt.Tensor:
     """Reduces ``tf.nn.sigmoid_cross_entropy_with_logits``; ``label_smoothing`` moves labels towards a half."""
     labels = (
-        _smoothed(multi_class_labels, label_smoothing, lambda classes: 2) if label_smoothing else multi_class_labels
+        _smoothed(multi_class_labels, label_smoothing, lambda classes: 2)
+        if label_smoothing
+        else multi_class_labels
     )
     values = nn_ops.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-    return compute_weighted_loss(values, weights, scope or "sigmoid_cross_entropy_loss", loss_collection, reduction)
+    return compute_weighted_loss(
+        values, weights, scope or "sigmoid_cross_entropy_loss", loss_collection, reduction
+    )
 
 
 __getattr__, __dir__ = namespace("tf.losses")

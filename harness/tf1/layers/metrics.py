@@ -38,7 +38,9 @@ def _like(weights: jax.Array | float, values: jax.Array) -> jax.Array:
     """Returns weights: a number, or an array of the values' rank with 1 for an axis that shares them."""
     each = jnp.asarray(weights, jnp.float32)
     if each.ndim and each.ndim != values.ndim:
-        raise rt.InvalidArgumentError(f"weights of shape {each.shape} do not fit values of shape {values.shape}")
+        raise rt.InvalidArgumentError(
+            f"weights of shape {each.shape} do not fit values of shape {values.shape}"
+        )
     return jnp.broadcast_to(each, values.shape)
 
 
@@ -50,7 +52,9 @@ def _same_rank(labels: Array, predictions: Array, name: str | None = None) -> tu
     elif labels.ndim - predictions.ndim == 1 and labels.shape[-1] == 1:
         labels = labels[..., 0]
     if labels.shape != predictions.shape:
-        raise rt.InvalidArgumentError(f"labels of shape {labels.shape}, predictions of shape {predictions.shape}")
+        raise rt.InvalidArgumentError(
+            f"labels of shape {labels.shape}, predictions of shape {predictions.shape}"
+        )
     return labels, predictions
 
 
@@ -68,14 +72,20 @@ def _equal(labels: Array, predictions: Array, name: str | None = None) -> Array:
 
 @op("confusion")
 def _counts(
-    labels: Array, predictions: Array, weights: Array | None, limits: Static, name: str | None = None
+    labels: Array,
+    predictions: Array,
+    weights: Array | None,
+    limits: Static,
+    name: str | None = None,
 ) -> tuple[Array, ...]:
     """Counts the elements of each of ``_KINDS`` for each limit; of booleans, without limits, one number each."""
     counted = _like(1.0 if weights is None else weights, labels)
     if limits is None:
         positive = predictions.astype(bool)
     else:
-        positive = predictions > jnp.asarray(limits, jnp.float32).reshape(-1, *[1] * predictions.ndim)
+        positive = predictions > jnp.asarray(limits, jnp.float32).reshape(
+            -1, *[1] * predictions.ndim
+        )
     true = labels.astype(bool)
     axes = tuple(range(positive.ndim - true.ndim, positive.ndim))
     kinds = (positive & true, ~positive & true, ~positive & ~true, positive & ~true)
@@ -90,7 +100,11 @@ def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array
     small = 1e-6  # instead of a division by zero, as TensorFlow has it
     recall = (tp + small) / (tp + fn + small)
     # Thresholds rise, so both rates fall: x[:-1] - x[1:] is positive.
-    x, y = (fp / (fp + tn + small), recall) if curve == "ROC" else (recall, (tp + small) / (tp + fp + small))
+    x, y = (
+        (fp / (fp + tn + small), recall)
+        if curve == "ROC"
+        else (recall, (tp + small) / (tp + fp + small))
+    )
     return jnp.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2)
 
 
@@ -107,11 +121,19 @@ def _metric(
     # TensorFlow counts in local variables: each session by itself, and no checkpoint has them.
     collections = [rt.GraphKeys.LOCAL_VARIABLES, METRIC_VARIABLES]
     variables = [
-        Variable(np.zeros(count.shape or (), np.float32), trainable=False, collections=collections, name=name)
+        Variable(
+            np.zeros(count.shape or (), np.float32),
+            trainable=False,
+            collections=collections,
+            name=name,
+        )
         for name, count in counts.items()
     ]
     value: rt.Tensor = rt.call(result, *variables, name="value")
-    added = [assign_add(variable, count) for variable, count in zip(variables, counts.values(), strict=True)]
+    added = [
+        assign_add(variable, count)
+        for variable, count in zip(variables, counts.values(), strict=True)
+    ]
     update: rt.Tensor = rt.call(result, *added, name="update_op")
     for tensor, wanted in ((value, metrics_collections), (update, updates_collections)):
         for collection in [wanted] if isinstance(wanted, str) else wanted or ():
@@ -130,7 +152,9 @@ def mean(
     """Returns the weighted mean of all values, and the operation that takes a batch in."""
     with variable_scope(name, "mean"):
         total, count = _sums(values, weights)
-        return _metric({"total": total, "count": count}, _ratio, metrics_collections, updates_collections)
+        return _metric(
+            {"total": total, "count": count}, _ratio, metrics_collections, updates_collections
+        )
 
 
 Counted = Callable[[Any, Any, Any], dict[str, rt.Tensor]]
@@ -150,7 +174,9 @@ def _define(shown: str, described: str, counted: Counted, result: Callable[..., 
     ) -> Pair:
         with variable_scope(name, shown):
             own, found = _same_rank(labels, predictions)
-            return _metric(counted(own, found, weights), result, metrics_collections, updates_collections)
+            return _metric(
+                counted(own, found, weights), result, metrics_collections, updates_collections
+            )
 
     metric.__name__ = metric.__qualname__ = shown
     metric.__doc__ = f"{described}; gives it and the operation that takes a batch in."
@@ -164,19 +190,30 @@ def _mean_of(
     result: Callable[..., jax.Array] = _ratio,
 ) -> None:
     def counted(labels: Any, predictions: Any, weights: Any) -> dict[str, rt.Tensor]:
-        return dict(zip(("total", "count"), _sums(of_batch(labels, predictions), weights), strict=True))
+        return dict(
+            zip(("total", "count"), _sums(of_batch(labels, predictions), weights), strict=True)
+        )
 
     _define(shown, f"{described} over all batches", counted, result)
 
 
-_abs, _subtract, _squared = (TABLE["tf"][name] for name in ("abs", "subtract", "squared_difference"))
+_abs, _subtract, _squared = (
+    TABLE["tf"][name] for name in ("abs", "subtract", "squared_difference")
+)
 _mean_of("accuracy", "How many predictions are equal to their labels,", _equal)
 _mean_of("mean_absolute_error", "The mean absolute error", lambda y, p: _abs(_subtract(p, y)))
 _mean_of("mean_squared_error", "The mean squared error", _squared)
-_mean_of("root_mean_squared_error", "The root of the mean squared error", _squared, lambda *a: jnp.sqrt(_ratio(*a)))
+_mean_of(
+    "root_mean_squared_error",
+    "The root of the mean squared error",
+    _squared,
+    lambda *a: jnp.sqrt(_ratio(*a)),
+)
 
 
-def _count_of(shown: str, kinds: Sequence[str], described: str, result: Callable[..., jax.Array]) -> None:
+def _count_of(
+    shown: str, kinds: Sequence[str], described: str, result: Callable[..., jax.Array]
+) -> None:
     def counted(labels: Any, predictions: Any, weights: Any) -> dict[str, rt.Tensor]:
         found = dict(zip(_KINDS, _counts(labels, predictions, weights, None), strict=True))
         return {"count" if kind == shown else f"{kind}/count": found[kind] for kind in kinds}
@@ -184,8 +221,18 @@ def _count_of(shown: str, kinds: Sequence[str], described: str, result: Callable
     _define(shown, f"{described} over all batches, of values that are true or not", counted, result)
 
 
-_count_of("precision", ["true_positives", "false_positives"], "True among all positives", lambda t, f: _ratio(t, t + f))
-_count_of("recall", ["true_positives", "false_negatives"], "Positives among all true", lambda t, f: _ratio(t, t + f))
+_count_of(
+    "precision",
+    ["true_positives", "false_positives"],
+    "True among all positives",
+    lambda t, f: _ratio(t, t + f),
+)
+_count_of(
+    "recall",
+    ["true_positives", "false_negatives"],
+    "Positives among all true",
+    lambda t, f: _ratio(t, t + f),
+)
 for _kind in _KINDS:
     _count_of(_kind, [_kind], f"The {_kind.replace('_', ' ')}", lambda count: count)
 
@@ -222,18 +269,23 @@ def auc(
         raise ValueError(f"auc: the curve is ROC or PR, not {curve!r}")
     if summation_method != "trapezoidal":
         raise ValueError(f"auc: the summation method is trapezoidal, not {summation_method!r}")
-    # TensorFlow's thresholds: the outer two lie beyond 0 and 1, so that all points of the curve are there.
+    # TensorFlow's thresholds: the outer two lie beyond 0 and 1, so that all points of the curve are
+    # there.
     between = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     with variable_scope(name, "auc"):
         counts = _counts(*_same_rank(labels, predictions), weights, [-1e-7, *between, 1 + 1e-7])
         found = dict(zip(_KINDS, counts, strict=True))
-        return _metric(found, functools.partial(_area, curve), metrics_collections, updates_collections)
+        return _metric(
+            found, functools.partial(_area, curve), metrics_collections, updates_collections
+        )
 
 
 def streaming(metric: Callable[..., Pair]) -> Callable[..., Pair]:
     """Returns a metric as ``tf.contrib.metrics`` has it: predictions come before labels."""
 
-    def predictions_first(predictions: rt.TensorLike, labels: rt.TensorLike, *args: Any, **kwargs: Any) -> Pair:
+    def predictions_first(
+        predictions: rt.TensorLike, labels: rt.TensorLike, *args: Any, **kwargs: Any
+    ) -> Pair:
         return metric(labels, predictions, *args, **kwargs)
 
     predictions_first.__name__ = predictions_first.__qualname__ = f"streaming_{metric.__name__}"
@@ -242,7 +294,8 @@ def streaming(metric: Callable[..., Pair]) -> Callable[..., Pair]:
 
 
 STREAMING: dict[str, Any] = {
-    f"streaming_{name}": metric if name == "mean" else streaming(metric) for name, metric in TABLE["tf.metrics"].items()
+    f"streaming_{name}": metric if name == "mean" else streaming(metric)
+    for name, metric in TABLE["tf.metrics"].items()
 }
 """The same by the names of ``tf.contrib.metrics``."""
 

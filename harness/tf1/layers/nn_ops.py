@@ -14,7 +14,18 @@ from harness.tf1.names.table import TABLE
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.indices import axis_size, check_known, inside
 from harness.tf1.ops.join_ops import top_k_op
-from harness.tf1.ops.lift import Array, Arrays, Function, Public, Static, WrongType, either, from_table, is_tensor, op
+from harness.tf1.ops.lift import (
+    Array,
+    Arrays,
+    Function,
+    Public,
+    Static,
+    WrongType,
+    either,
+    from_table,
+    is_tensor,
+    op,
+)
 from harness.tf1.ops.math_ops import _abs, as_axes
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
 
@@ -40,7 +51,9 @@ def _selu(features: Array) -> Array:
     """Computes ``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     positive = features >= 0
-    return scale * jnp.where(positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features)))
+    return scale * jnp.where(
+        positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features))
+    )
 
 
 def _zero_fraction(value: Array) -> Array:
@@ -59,18 +72,27 @@ _ACTIVATIONS: dict[str, tuple[str, Function, str, str]] = {
     "l2_loss": ("L2Loss", _l2_loss, "t", "float"),
     "zero_fraction": ("zero_fraction", _zero_fraction, "value", "int float complex bool"),
 }
-public.update({name: from_table(kind, fn, x, name, takes) for name, (kind, fn, x, takes) in _ACTIVATIONS.items()})
+public.update(
+    {
+        name: from_table(kind, fn, x, name, takes)
+        for name, (kind, fn, x, takes) in _ACTIVATIONS.items()
+    }
+)
 
 
 @public.op("Softmax", takes="float")
-def softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
+def softmax(
+    logits: Array, axis: Static = None, name: str | None = None, dim: Static = None
+) -> Array:
     """Calls ``jax.nn.softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.softmax(logits, -1 if over is None else over)
 
 
 @public.op("LogSoftmax", takes="float")
-def log_softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
+def log_softmax(
+    logits: Array, axis: Static = None, name: str | None = None, dim: Static = None
+) -> Array:
     """Calls ``jax.nn.log_softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.log_softmax(logits, -1 if over is None else over)
@@ -83,14 +105,19 @@ def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> 
 
 
 @public.op("BiasAdd", takes="int float complex")
-def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Array:
+def bias_add(
+    value: Array, bias: Array, data_format: str | None = None, name: str | None = None
+) -> Array:
     """Adds a vector along the channels."""
     if data_format not in (None, "NHWC", "NCHW", "N...C", "NC..."):
         raise ValueError(f"data_format must be 'NHWC' or 'NCHW', not {data_format!r}")
     first = data_format is not None and data_format.startswith("NC")
     shape = jnp.shape(value)
     if len(shape) < 2 or jnp.shape(bias) != (shape[1 if first else -1],):
-        raise ValueError(f"the bias must be one number for each channel of {shape}, not of shape {jnp.shape(bias)}")
+        raise ValueError(
+            f"the bias must be one number for each channel of {shape}, not of shape "
+            f"{jnp.shape(bias)}"
+        )
     return value + (jnp.reshape(bias, (-1,) + (1,) * (jnp.ndim(value) - 2)) if first else bias)
 
 
@@ -109,13 +136,20 @@ def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None)
 def _layer(x: Array, weights: Array, biases: Array) -> Array:
     found = jnp.matmul(x, weights)
     if jnp.shape(biases) != found.shape[-1:]:
-        raise ValueError(f"the biases must be one number for each column of {found.shape}, not {jnp.shape(biases)}")
+        raise ValueError(
+            f"the biases must be one number for each column of {found.shape}, not "
+            f"{jnp.shape(biases)}"
+        )
     return found + biases
 
 
 @public.op("l2_normalize")
 def l2_normalize(
-    x: Array, axis: Static = None, epsilon: float = 1e-12, name: str | None = None, dim: Static = None
+    x: Array,
+    axis: Static = None,
+    epsilon: float = 1e-12,
+    name: str | None = None,
+    dim: Static = None,
 ) -> Array:
     """Divides ``x`` by its Euclidean norm along ``axis``."""
     axes = as_axes(either(axis=axis, dim=dim))
@@ -131,7 +165,10 @@ def _labels_and_logits(
     """Returns the two by name as in 1.0, or (logits, labels) by position as before."""
     if args and not (len(args) == 1 and args[0] is None):
         if labels is not None or logits is not None or len(args) != 2:
-            raise ValueError(f"{what}: give labels= and logits= by name (by position the old order is logits, labels)")
+            raise ValueError(
+                f"{what}: give labels= and logits= by name (by position the old order is logits, "
+                "labels)"
+            )
         logits, labels = args
     if labels is None or logits is None:
         raise ValueError(f"{what}: both labels and logits must be given")
@@ -142,7 +179,9 @@ def _labels_and_logits(
 def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     whole = jnp.asarray(labels)
     if whole.shape != jnp.shape(logits)[:-1]:
-        raise ValueError(f"labels of shape {jnp.shape(logits)[:-1]} go with these logits, not {whole.shape}")
+        raise ValueError(
+            f"labels of shape {jnp.shape(logits)[:-1]} go with these logits, not {whole.shape}"
+        )
     if whole.dtype.name not in ("int16", "int32", "int64"):
         raise WrongType(f"the labels must be int32 or int64, not {whole.dtype}")
     if not jnp.issubdtype(jnp.result_type(logits), np.floating):
@@ -150,7 +189,9 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array
     classes = jnp.shape(logits)[-1]
     # A compiled step cannot raise: TensorFlow's GPU kernel gives NaN for a label that is no class.
     valid = (whole >= 0) & (whole < classes)
-    own = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(valid, whole, 0)[..., None], -1)[..., 0]
+    own = jnp.take_along_axis(
+        jax.nn.log_softmax(logits), jnp.where(valid, whole, 0)[..., None], -1
+    )[..., 0]
     return own * jnp.where(valid, -1.0, np.nan).astype(own.dtype)
 
 
@@ -165,7 +206,9 @@ def sparse_softmax_cross_entropy_with_logits(
     Raises:
         InvalidArgumentError: a literal label is no class.
     """
-    labels, logits = _labels_and_logits(args, labels, logits, "sparse_softmax_cross_entropy_with_logits")
+    labels, logits = _labels_and_logits(
+        args, labels, logits, "sparse_softmax_cross_entropy_with_logits"
+    )
     check_known(labels, axis_size(logits, -1), "sparse_softmax_cross_entropy_with_logits")
     return _sparse_xent(labels, logits, name)
 
@@ -174,7 +217,8 @@ def sparse_softmax_cross_entropy_with_logits(
 def _softmax_xent(labels: Array, logits: Array, dim: Static, name: str | None = None) -> Array:
     wanted = jnp.asarray(labels).astype(jnp.result_type(logits))
     loss = -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
-    # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added is 0.
+    # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added
+    # is 0.
     scale = jax.nn.logsumexp(logits, dim)
     return loss + (1 - jnp.sum(wanted, dim)) * (scale - jax.lax.stop_gradient(scale))
 
@@ -209,7 +253,10 @@ def softmax_cross_entropy_with_logits_v2(
 def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     positive = jnp.greater_equal(logits, 0)
     # TensorFlow's formula, which neither overflows nor has another derivative at 0.
-    relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
+    relu, minus_abs = (
+        jnp.where(positive, logits, 0),
+        jnp.where(positive, jnp.negative(logits), logits),
+    )
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
 
 
@@ -223,7 +270,8 @@ def sigmoid_cross_entropy_with_logits(
     shapes = [value.shape if is_tensor(value) else np.shape(value) for value in (labels, logits)]
     if None not in shapes and not TensorShape(shapes[0]).is_compatible_with(shapes[1]):
         raise ValueError(f"logits and labels must have the same shape ({shapes[1]} vs {shapes[0]})")
-    return _sigmoid_xent(labels, logits, name)  # a label of unknown shape may be any that broadcasts, as in TensorFlow
+    # a label of unknown shape may be any that broadcasts, as in TensorFlow
+    return _sigmoid_xent(labels, logits, name)
 
 
 @public.op("logistic_loss")
@@ -232,9 +280,13 @@ def weighted_cross_entropy_with_logits(
 ) -> Array:
     """Computes sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
     if jnp.shape(targets) != jnp.shape(logits):
-        raise ValueError(f"targets and logits must have one shape: {jnp.shape(targets)}, {jnp.shape(logits)}")
+        raise ValueError(
+            f"targets and logits must have one shape: {jnp.shape(targets)}, {jnp.shape(logits)}"
+        )
     weight = 1 + (pos_weight - 1) * targets
-    return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits))
+    return (1 - targets) * logits + weight * (
+        jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits)
+    )
 
 
 @public.op("InTopK")
@@ -245,11 +297,15 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
     """
     wanted = jnp.asarray(targets)
     if wanted.shape != jnp.shape(predictions)[:1]:
-        raise ValueError(f"{jnp.shape(predictions)[0]} targets go with these predictions, not {wanted.shape}")
+        raise ValueError(
+            f"{jnp.shape(predictions)[0]} targets go with these predictions, not {wanted.shape}"
+        )
     valid = (wanted >= 0) & (wanted < jnp.shape(predictions)[1])
     own = jnp.take_along_axis(predictions, jnp.where(valid, wanted, 0)[:, None], 1)
     # Only strictly larger predictions push the target out, so a tie at place k counts as in.
-    found: Array = valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
+    found: Array = (
+        valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
+    )
     return found
 
 
@@ -261,7 +317,9 @@ class TopKV2(NamedTuple):
 
 
 @public.add()
-def top_k(input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
+def top_k(
+    input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name: str | None = None
+) -> TopKV2:  # noqa: A002
     """Calls ``jax.lax.top_k``: (values, indices) along the last axis."""
     return TopKV2(*top_k_op(input, k, name))
 
@@ -270,7 +328,9 @@ def top_k(input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name:
 
 
 @op("dropout")
-def _dropout(key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: str | None = None) -> Array:
+def _dropout(
+    key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: str | None = None
+) -> Array:
     shape = jnp.shape(x) if noise_shape is None else _with_sizes(noise_shape, jnp.shape(x))
     kept = jax.random.bernoulli(key, keep_prob, shape)
     return jnp.where(kept, x / jnp.asarray(keep_prob, jnp.result_type(x)), jnp.zeros_like(x))
@@ -310,7 +370,9 @@ def dropout(
 
 
 @op("moments", takes="int float complex")
-def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -> tuple[Array, Array]:
+def _moments(
+    x: Array, axes: Static, keep_dims: bool, name: str | None = None
+) -> tuple[Array, Array]:
     over, kind = as_axes(axes), jnp.result_type(x)
     return tuple(fn(x, over, keepdims=keep_dims).astype(kind) for fn in (jnp.mean, jnp.var))  # type: ignore[return-value]
 
@@ -361,7 +423,11 @@ def batch_norm_with_global_normalization(
     variance: rt.TensorLike | None = None,
 ) -> rt.Tensor:
     """Calls ``batch_normalization``; ``gamma`` counts when ``scale_after_normalization`` is set."""
-    x, mean, variance = either(t=t, input=input), either(m=m, mean=mean), either(v=v, variance=variance)
+    x, mean, variance = (
+        either(t=t, input=input),
+        either(m=m, mean=mean),
+        either(v=v, variance=variance),
+    )
     scale = gamma if scale_after_normalization else None
     return batch_normalization(x, mean, variance, beta, scale, variance_epsilon, name)
 
@@ -376,9 +442,12 @@ def local_response_normalization(
     name: str | None = None,
 ) -> Array:
     """Divides by a power of the sum of squares of the neighbouring channels."""
-    # A window over the channels; the padding adds zeros, as TensorFlow cuts the sum off at the first and last channel.
+    # A window over the channels; the padding adds zeros, as TensorFlow cuts the sum off at the
+    # first and last channel.
     window = (1, 1, 1, 2 * depth_radius + 1)
-    squares = jax.lax.reduce_window(jnp.square(input), 0.0, jax.lax.add, window, (1, 1, 1, 1), "SAME")
+    squares = jax.lax.reduce_window(
+        jnp.square(input), 0.0, jax.lax.add, window, (1, 1, 1, 1), "SAME"
+    )
     divisor: Array = (bias + alpha * squares) ** beta
     return input / divisor
 
@@ -387,9 +456,13 @@ def local_response_normalization(
 
 
 @op("embedding_lookup")
-def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Array | None, name: str | None = None) -> Array:
+def _lookup(
+    tables: Arrays, ids: Array, by_rows: bool, max_norm: Array | None, name: str | None = None
+) -> Array:
     ids = inside(ids, sum(t.shape[0] for t in tables))
-    rows = jnp.take(tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill")
+    rows = jnp.take(
+        tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill"
+    )
     if max_norm is None:
         return rows
     norms = jnp.sqrt(jnp.sum(jnp.square(rows), tuple(range(ids.ndim, rows.ndim)), keepdims=True))
@@ -401,7 +474,8 @@ def _joined(tables: Arrays, by_rows: bool) -> Array:
     if by_rows:
         return jnp.concatenate(tables)
     rows = max(t.shape[0] for t in tables)
-    # Parts may differ by one row. The padding of the shorter ones lies behind the last row of the table.
+    # Parts may differ by one row. The padding of the shorter ones lies behind the last row of the
+    # table.
     padded = [jnp.pad(t, [(0, rows - t.shape[0]), *[(0, 0)] * (t.ndim - 1)]) for t in tables]
     return jnp.stack(padded, 1).reshape((-1, *tables[0].shape[1:]))
 
@@ -417,8 +491,8 @@ def embedding_lookup(
 ) -> rt.Tensor:
     """Looks up the rows ``ids`` of a table, or of a list of its parts.
 
-    The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div". An id
-    that the step computes and that is no row gives NaN.
+    The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n)
+    or "div". An id that the step computes and that is no row gives NaN.
 
     Raises:
         ValueError: no parts, or another strategy.
@@ -427,7 +501,8 @@ def embedding_lookup(
     tables = list(params) if isinstance(params, list | tuple) else [params]
     if not tables or partition_strategy not in ("mod", "div"):
         raise ValueError(
-            f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' or 'div'"
+            f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' "
+            "or 'div'"
         )
     sizes = [axis_size(table) for table in tables]
     check_known(ids, None if None in sizes else sum(s or 0 for s in sizes), "embedding_lookup")

@@ -1,7 +1,7 @@
 """Loops over time: ``tf.nn.dynamic_rnn``, ``tf.nn.static_rnn``, ``tf.nn.bidirectional_dynamic_rnn``.
 
-With a cell of ``tf.nn.rnn_cell`` a loop is one operation, a ``jax.lax.scan``, however long it is. A cell that a program
-defines itself, by ``__call__``, is called step by step.
+With a cell of ``tf.nn.rnn_cell`` a loop is one operation, a ``jax.lax.scan``, however long it is. A
+cell that a program defines itself, by ``__call__``, is called step by step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _loop(
 ) -> tuple[Any, State]:
     """Runs a cell over time as one operation; gives the outputs and the last state."""
 
-    def scan(parameters: Any, inputs: jax.Array, state: State, lengths: jax.Array | None) -> tuple[jax.Array, State]:
+    def scan(
+        parameters: Any, inputs: jax.Array, state: State, lengths: jax.Array | None
+    ) -> tuple[jax.Array, State]:
         steps = inputs if time_major else jnp.swapaxes(inputs, 0, 1)
         count = steps.shape[0]
         if backwards:
@@ -111,22 +113,25 @@ def dynamic_rnn(
         The outputs, laid out as the inputs, and the last state.
 
     Raises:
-        TypeError: the cell is one that the program defines itself, and the number of steps is not known.
+        TypeError: the cell is one that the program defines itself, and the number of steps is not
+            known.
         ValueError: neither ``initial_state`` nor ``dtype``, or n is not known.
     """
     x = rt.as_tensor(inputs)
     with variable_scope(scope or "rnn"):
         state = _begin(cell, initial_state, dtype, _batch_size(x, 1 if time_major else 0))
-        # A cell of this package computes on arrays, so the loop is a single scan. A program's own cell makes operations
-        # step by step.
+        # A cell of this package computes on arrays, so the loop is a single scan. A program's own
+        # cell makes operations step by step.
         if isinstance(cell, Cell):
             parameters = cell.scoped_parameters(size_of_inputs(x), x.dtype)
             return _loop(cell, parameters, x, state, sequence_length, time_major)
         axis = 0 if time_major else 1
         if x.shape is None or x.shape[axis] is None or sequence_length is not None:
             raise TypeError(
-                "dynamic_rnn: a cell that the program defines itself needs a known number of steps and no "
-                "sequence_length; derive it from tf.nn.rnn_cell's cells, or write the loop with jax.lax.scan in rt.call"
+                "dynamic_rnn: a cell that the program defines itself needs a known number of steps "
+                "and no "
+                "sequence_length; derive it from tf.nn.rnn_cell's cells, or write the loop with "
+                "jax.lax.scan in rt.call"
             )
         outputs, state = _unrolled(cell, unstack(x, axis=axis), state)
         return stack(outputs, axis), state
@@ -160,7 +165,9 @@ def static_rnn(
     if not inputs:
         raise ValueError("static_rnn: inputs must not be empty")
     x = stack(list(inputs))
-    outputs, state = dynamic_rnn(cell, x, sequence_length, initial_state, dtype, time_major=True, scope=scope)
+    outputs, state = dynamic_rnn(
+        cell, x, sequence_length, initial_state, dtype, time_major=True, scope=scope
+    )
     return unstack(outputs, len(inputs)), state
 
 
@@ -182,12 +189,19 @@ def bidirectional_dynamic_rnn(
     x = rt.as_tensor(inputs)
     found = []
     with variable_scope(scope or "bidirectional_rnn"):
-        for name, cell, first in (("fw", cell_fw, initial_state_fw), ("bw", cell_bw, initial_state_bw)):
+        for name, cell, first in (
+            ("fw", cell_fw, initial_state_fw),
+            ("bw", cell_bw, initial_state_bw),
+        ):
             if not isinstance(cell, Cell):
-                raise TypeError(f"bidirectional_dynamic_rnn takes the cells of tf.nn.rnn_cell, not {cell!r}")
+                raise TypeError(
+                    f"bidirectional_dynamic_rnn takes the cells of tf.nn.rnn_cell, not {cell!r}"
+                )
             with variable_scope(name):
                 state = _begin(cell, first, dtype, _batch_size(x, 1 if time_major else 0))
                 parameters = cell.scoped_parameters(size_of_inputs(x), x.dtype)
-                found.append(_loop(cell, parameters, x, state, sequence_length, time_major, name == "bw"))
+                found.append(
+                    _loop(cell, parameters, x, state, sequence_length, time_major, name == "bw")
+                )
     (forwards, last), (backwards, first_) = found
     return (forwards, backwards), (last, first_)

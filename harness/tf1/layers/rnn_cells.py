@@ -37,7 +37,10 @@ class LSTMStateTuple(NamedTuple):
 
 def _plain(activation: Callable[..., Any]) -> Callable[[Any], Any]:
     """Returns an activation as a function of arrays; of ``tf.nn`` the function that was lifted."""
-    inner, parameters = getattr(activation, "__wrapped__", None), inspect.signature(activation).parameters
+    inner, parameters = (
+        getattr(activation, "__wrapped__", None),
+        inspect.signature(activation).parameters,
+    )
     if inner is None or "name" not in parameters:  # a function of JAX's
         return activation
     return lambda x: inner(**{next(iter(parameters)): x})
@@ -72,7 +75,9 @@ class Cell(RNNCell):
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         raise NotImplementedError
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state.
 
         Args:
@@ -97,7 +102,9 @@ class Cell(RNNCell):
                 made[x.graph] = [0, self.scoped_parameters(size_of_inputs(x), x.dtype)]
         time, parameters = made[x.graph]
         made[x.graph][0] += 1
-        output, after = rt.call(functools.partial(self.compute, time=time), parameters, x, state, name=self._scope)
+        output, after = rt.call(
+            functools.partial(self.compute, time=time), parameters, x, state, name=self._scope
+        )
         return output, after
 
 
@@ -105,7 +112,10 @@ def size_of_inputs(x: rt.Tensor) -> int:
     """Returns the size of the last dimension. Raises ValueError where it is not known."""
     size = x.shape[-1] if x.shape else None
     if size is None:
-        raise ValueError(f"Could not infer input size from inputs.get_shape()[-1]: {x.name!r} has shape {x.shape}")
+        raise ValueError(
+            f"Could not infer input size from inputs.get_shape()[-1]: {x.name!r} has shape "
+            f"{x.shape}"
+        )
     return int(size)
 
 
@@ -123,9 +133,17 @@ class BasicRNNCell(Cell):
     _scope = "basic_rnn_cell"
 
     def __init__(
-        self, num_units: int, input_size: object = None, activation: Any = jnp.tanh, reuse: Any = None
+        self,
+        num_units: int,
+        input_size: object = None,
+        activation: Any = jnp.tanh,
+        reuse: Any = None,
     ) -> None:
-        self._units, self._activation, self._reuse = num_units, _plain(activation or jnp.tanh), reuse
+        self._units, self._activation, self._reuse = (
+            num_units,
+            _plain(activation or jnp.tanh),
+            reuse,
+        )
 
     @property
     def state_size(self) -> Sizes:
@@ -141,7 +159,9 @@ class BasicRNNCell(Cell):
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return _linear(input_size + self._units, self._units, dtype)
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         output = self._activation(_affine(parameters, inputs, state))
         return output, output
@@ -173,7 +193,9 @@ class GRUCell(BasicRNNCell):
         with variable_scope("candidate"):
             return {"gates": gates, "candidate": _linear(size, self._units, dtype)}
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         reset, update = jnp.split(jax.nn.sigmoid(_affine(parameters["gates"], inputs, state)), 2, 1)
         candidate = self._activation(_affine(parameters["candidate"], inputs, reset * state))
@@ -189,7 +211,8 @@ class BasicLSTMCell(Cell):
         num_units: size of the output and of each half of the state.
         forget_bias: is added to the forget gate.
         input_size: not needed.
-        state_is_tuple: the state is an ``LSTMStateTuple``; False for c and h beside each other in one tensor.
+        state_is_tuple: the state is an ``LSTMStateTuple``; False for c and h beside each other in
+            one tensor.
         activation: of the state; tanh by default.
         reuse: take the variables of a cell of this scope.
     """
@@ -222,7 +245,9 @@ class BasicLSTMCell(Cell):
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return _linear(input_size + self._units, 4 * self._units, dtype)
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         c, h = state if self._tuple else jnp.split(state, 2, 1)
         i, j, f, o = jnp.split(_affine(parameters, inputs, h), 4, 1)
@@ -258,7 +283,9 @@ class LSTMCell(BasicLSTMCell):
         reuse: Any = None,
     ) -> None:
         if use_peepholes or cell_clip is not None or num_proj is not None or proj_clip is not None:
-            raise ValueError("LSTMCell: use_peepholes, cell_clip, num_proj and proj_clip are not in harness.tf1")
+            raise ValueError(
+                "LSTMCell: use_peepholes, cell_clip, num_proj and proj_clip are not in harness.tf1"
+            )
         super().__init__(num_units, forget_bias, input_size, state_is_tuple, activation, reuse)
         self._initializer = initializer
 
@@ -286,7 +313,8 @@ class MultiRNNCell(Cell):
             raise ValueError("MultiRNNCell: give at least one cell, and leave state_is_tuple=True")
         if others := [cell for cell in cells if not isinstance(cell, Cell)]:
             raise ValueError(
-                f"MultiRNNCell takes the cells of tf.nn.rnn_cell; {others[0]!r} is another: call it yourself"
+                f"MultiRNNCell takes the cells of tf.nn.rnn_cell; {others[0]!r} is another: call "
+                "it yourself"
             )
         self._cells: tuple[Cell, ...] = tuple(cells)
 
@@ -309,7 +337,9 @@ class MultiRNNCell(Cell):
             input_size = cell.output_size
         return found
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         after = []
         for cell, own, before in zip(self._cells, parameters, state, strict=True):
@@ -330,7 +360,11 @@ class DropoutWrapper(Cell):
     """
 
     def __init__(
-        self, cell: Any, input_keep_prob: Any = 1.0, output_keep_prob: Any = 1.0, seed: int | None = None
+        self,
+        cell: Any,
+        input_keep_prob: Any = 1.0,
+        output_keep_prob: Any = 1.0,
+        seed: int | None = None,
     ) -> None:
         if not isinstance(cell, Cell):
             raise ValueError(f"DropoutWrapper takes a cell of tf.nn.rnn_cell, not {cell!r}")
@@ -358,11 +392,15 @@ class DropoutWrapper(Cell):
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return self.scoped_parameters(input_size, dtype)
 
-    def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         into, out_of = jax.random.split(jax.random.fold_in(parameters["key"], time))
         kept = [jnp.asarray(keep, inputs.dtype) for keep in parameters["keep"]]
-        output, after = self._cell.compute(parameters["cell"], _dropped(into, inputs, kept[0]), state, time)
+        output, after = self._cell.compute(
+            parameters["cell"], _dropped(into, inputs, kept[0]), state, time
+        )
         return _dropped(out_of, output, kept[1]), after
 
 

@@ -45,16 +45,21 @@ def _sample(
 ) -> tuple[Array, Array, Array]:
     """Draws classes.
 
-    Without repetition they are drawn until there are enough different ones. In which order the different ones come is a
-    matter of Gumbel noise, and how many draws each takes is geometrically distributed.
+    Without repetition they are drawn until there are enough different ones. In which order the
+    different ones come is a matter of Gumbel noise, and how many draws each takes is geometrically
+    distributed.
     """
     chances = (_log_uniform if log_uniform else _uniform)(range_max)
     noise, draws = jax.random.split(key)
     if unique:
-        _, found = jax.lax.top_k(jnp.log(chances) + jax.random.gumbel(noise, (range_max,), np.float32), count)
+        _, found = jax.lax.top_k(
+            jnp.log(chances) + jax.random.gumbel(noise, (range_max,), np.float32), count
+        )
         fresh = 1 - jnp.concatenate([jnp.zeros(1, np.float32), jnp.cumsum(chances[found])[:-1]])
         uniform = jax.random.uniform(draws, (count,), np.float32, minval=1e-12)
-        tries = jnp.sum(jnp.ceil(jnp.maximum(jnp.log(uniform) / jnp.log1p(-jnp.minimum(fresh, 1 - 1e-7)), 1)))
+        tries = jnp.sum(
+            jnp.ceil(jnp.maximum(jnp.log(uniform) / jnp.log1p(-jnp.minimum(fresh, 1 - 1e-7)), 1))
+        )
     else:
         found, tries = jax.random.categorical(noise, jnp.log(chances), shape=(count,)), count
 
@@ -76,15 +81,23 @@ def _sampler(shown: str, log_uniform: bool) -> None:
         name: str | None = None,
     ) -> Sampled:
         if unique and num_sampled > range_max:
-            raise rt.InvalidArgumentError(f"{shown}: {range_max} classes have no {num_sampled} different ones")
+            raise rt.InvalidArgumentError(
+                f"{shown}: {range_max} classes have no {num_sampled} different ones"
+            )
         label = name or ("LogUniformCandidateSampler" if log_uniform else "UniformCandidateSampler")
         key = rt.random_key(seed, f"{label}/key")
         kind = np.dtype(np.int64)
-        drawn, true, found = _sample(true_classes, key, log_uniform, num_sampled, unique, range_max, kind, label)
+        drawn, true, found = _sample(
+            true_classes, key, log_uniform, num_sampled, unique, range_max, kind, label
+        )
         return drawn, true, found
 
     sampler.__name__ = sampler.__qualname__ = shown
-    more = "; the first ones are more frequent, as words are that are sorted by their frequency" if log_uniform else ""
+    more = (
+        "; the first ones are more frequent, as words are that are sorted by their frequency"
+        if log_uniform
+        else ""
+    )
     sampler.__doc__ = f"Draws ``num_sampled`` of ``range_max`` classes{more}."
     public.add(shown)(sampler)
 
@@ -108,17 +121,23 @@ def _logits(
     """Returns the logits of the true and the sampled classes, [batch, num_true + num_sampled], and their labels."""
     batch, true = jnp.shape(labels)
     if rt.lowlevel.sizes_are_guesses():
-        # The guess for the rows knows nothing of their number: those of the true classes and of the sampled ones.
+        # The guess for the rows knows nothing of their number: those of the true classes and of the
+        # sampled ones.
         count = batch * true + len(sampled)
         rows, biases = jnp.zeros((count, rows.shape[1]), rows.dtype), jnp.zeros(count, biases.dtype)
     own = jnp.reshape(rows[: batch * true], (batch, true, -1))
-    of_true = jnp.einsum("bd,btd->bt", inputs, own) + jnp.reshape(biases[: batch * true], (batch, true))
+    of_true = jnp.einsum("bd,btd->bt", inputs, own) + jnp.reshape(
+        biases[: batch * true], (batch, true)
+    )
     of_sampled = jnp.matmul(inputs, rows[batch * true :].T) + biases[batch * true :]
-    # TensorFlow takes the largest float away, so that a sampled true class has no share in the softmax.
+    # TensorFlow takes the largest float away, so that a sampled true class has no share in the
+    # softmax.
     if without_hits:
         hits = jnp.any(jnp.asarray(labels)[:, :, None] == jnp.asarray(sampled), axis=1)
         of_sampled = jnp.where(hits, of_sampled - np.finfo(np.float32).max, of_sampled)
-    logits = jnp.concatenate([of_true - jnp.log(true_expected), of_sampled - jnp.log(sampled_expected)], 1)
+    logits = jnp.concatenate(
+        [of_true - jnp.log(true_expected), of_sampled - jnp.log(sampled_expected)], 1
+    )
     wanted = jnp.concatenate([jnp.full_like(of_true, 1 / true), jnp.zeros_like(of_sampled)], 1)
     return logits, wanted
 
@@ -158,7 +177,9 @@ def _sampled_logits(
     every = concat([_flat(labels, kind), sampled], 0)
     rows = embedding_lookup(weights, every, partition_strategy)
     offsets = embedding_lookup(biases, every, partition_strategy)
-    logits, wanted = _logits(inputs, labels, rows, offsets, sampled, *expected, remove_accidental_hits)
+    logits, wanted = _logits(
+        inputs, labels, rows, offsets, sampled, *expected, remove_accidental_hits
+    )
     return logits, wanted
 
 

@@ -1,8 +1,9 @@
 """``tf.cond`` and ``tf.case``: each becomes one operation, a ``jax.lax.cond``.
 
-The functions of the program are called once, while the graph is built. What they make is looked through and becomes a
-function of arrays (``harness.tf1.subgraph``); what they take from outside becomes the inputs of the operation.
-``while_loops`` and ``row_loops`` beside this module do the same for loops.
+The functions of the program are called once, while the graph is built. What they make is looked
+through and becomes a function of arrays (``harness.tf1.subgraph``); what they take from outside
+becomes the inputs of the operation. ``while_loops`` and ``row_loops`` beside this module do the
+same for loops.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 import runtime as rt
-from harness.tf1.loops.nests import Arrays, Made, Nest, callables, compatible, operation, tensors, unflatten, unpacked
+from harness.tf1.loops.nests import (
+    Arrays,
+    Made,
+    Nest,
+    callables,
+    compatible,
+    operation,
+    tensors,
+    unflatten,
+    unpacked,
+)
 from harness.tf1.loops.subgraph import Condition, Subgraph, subgraph
 from harness.tf1.ops.array_ops import as_tensor
 from harness.tf1.ops.lift import Public
@@ -67,7 +78,9 @@ def cond(
         for function, value in ((yes, True), (no, False)):
             what = f"{'true' if value else 'false'}_fn of tf.cond"
             results, structure = tensors(function(), what)
-            part = subgraph(results, first=chosen.op.id, what=what, condition=Condition(chosen, value))
+            part = subgraph(
+                results, first=chosen.op.id, what=what, condition=Condition(chosen, value)
+            )
             found.append((part, structure))
         (true, structure), (false, other) = found
         _check_alike(true, structure, false, other)
@@ -84,10 +97,13 @@ def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: P
         raise ValueError(f"tf.cond: true_fn gives {structure}, false_fn {other}")
     for one, two in zip(true.results, false.results, strict=True):
         if one.dtype != two.dtype:
-            raise ValueError(f"tf.cond: true_fn gives {one.dtype.name} where false_fn gives {two.dtype.name}")
+            raise ValueError(
+                f"tf.cond: true_fn gives {one.dtype.name} where false_fn gives {two.dtype.name}"
+            )
         if not compatible(one, two):
             raise ValueError(
-                f"tf.cond: true_fn gives the shape {one.shape} where false_fn gives {two.shape}, and XLA needs one: "
+                f"tf.cond: true_fn gives the shape {one.shape} where false_fn gives {two.shape}, "
+                "and XLA needs one: "
                 "tf.pad the smaller one"
             )
 
@@ -104,7 +120,8 @@ def case(
 
     Args:
         pred_fn_pairs: pairs of a bool scalar and a function, or a dictionary of them.
-        default: the function for when none is true; without it one must be: an error in the step otherwise.
+        default: the function for when none is true; without it one must be: an error in the step
+            otherwise.
         exclusive: no two may be true: an error in the step otherwise.
         strict: as in ``tf.cond``.
         name: name scope.
@@ -114,9 +131,15 @@ def case(
         raise ValueError("tf.case: give at least one pair of a predicate and a function")
     with rt.name_scope(name or "case"):
         checks = []
-        count = rt.call(lambda given: sum(jnp.asarray(g, np.int32) for g in given), [p for p, _ in pairs], name="count")
+        count = rt.call(
+            lambda given: sum(jnp.asarray(g, np.int32) for g in given),
+            [p for p, _ in pairs],
+            name="count",
+        )
         if exclusive:
-            checks.append(rt.check(count < 2, "tf.case: more than one of the predicates is true: ", [count]))
+            checks.append(
+                rt.check(count < 2, "tf.case: more than one of the predicates is true: ", [count])
+            )
         if default is None:
             checks.append(rt.check(count > 0, "tf.case: none of the predicates is true: ", [count]))
             *pairs, (_, default) = pairs

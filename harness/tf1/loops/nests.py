@@ -47,7 +47,9 @@ def unflatten(structure: PyTreeDef, leaves: Sequence[object]) -> Nest:
 
 
 def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
-    """Returns the leaves of a nest as tensors, and its structure. An operation becomes a tensor that waits for it.
+    """Returns the leaves of a nest as tensors, and its structure.
+
+    An operation becomes a tensor that waits for it.
 
     Raises:
         ValueError: a leaf is None.
@@ -65,7 +67,9 @@ def tensor(leaf: Nest, what: str) -> rt.Tensor:
     if isinstance(leaf, rt.Operation):
         with rt.control_dependencies([leaf]):
             return rt.identity(True, "control_dependency")
-    return rt.as_tensor(leaf if is_tensor(leaf) else operand(leaf) if holds_tensors(leaf) else constant(leaf))
+    return rt.as_tensor(
+        leaf if is_tensor(leaf) else operand(leaf) if holds_tensors(leaf) else constant(leaf)
+    )
 
 
 def callables(**functions: object) -> None:
@@ -86,7 +90,9 @@ def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
     return TensorShape(one.shape).is_compatible_with(other.shape)
 
 
-def operation(fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object) -> list[rt.Tensor]:
+def operation(
+    fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object
+) -> list[rt.Tensor]:
     """Adds one operation ``fn(*inputs, arrays captured by each of parts ...)``."""
     types = [t for part in parts for t in part.wide_types]
     after = [op for part in parts for op in part.after]

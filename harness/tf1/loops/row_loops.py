@@ -56,31 +56,43 @@ def _over_rows(
     rows, structure = tensors(elems, f"{what}: elems")
     from_row = carries and carried is None
     with rt.Graph.of(*rows).as_default(), rt.name_scope(name or what.removeprefix("tf.")) as scope:
-        begin, shape = ([], structure) if carried is None else tensors(carried, f"{what}: initializer")
+        begin, shape = (
+            ([], structure) if carried is None else tensors(carried, f"{what}: initializer")
+        )
         # The function runs once, on placeholders for a row and for the carried values.
         stands = [_row(t, what) for t in rows]
-        before = [rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)]
+        before = [
+            rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)
+        ]
         carry = [unflatten(shape, before)] if carries else []
         results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
-        part = subgraph(results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}")
+        part = subgraph(
+            results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}"
+        )
         _check_row(what, before, shape, results, made, gives, rows)
 
         def run(begin: Arrays, rows: Arrays, captured: Arrays) -> Arrays:
-            # TensorFlow starts from the first row where there is no initializer, and gives that row as the first
-            # result.
+            # TensorFlow starts from the first row where there is no initializer, and gives that row
+            # as the first result.
             if from_row:
-                begin, rows = [r[-1 if reverse else 0] for r in rows], [r[:-1] if reverse else r[1:] for r in rows]
+                begin, rows = (
+                    [r[-1 if reverse else 0] for r in rows],
+                    [r[:-1] if reverse else r[1:] for r in rows],
+                )
 
             def step(now: Arrays, row: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
                 out = list(part([*now, *row[1]], part.with_step(captured, row[0])))
                 return out if carries else [], [] if last else out
 
-            # The number of the row is mixed into random keys: TensorFlow draws other numbers for each row.
+            # The number of the row is mixed into random keys: TensorFlow draws other numbers for
+            # each row.
             turns = jnp.arange(rows[0].shape[0], dtype=np.int32)
             end, every = jax.lax.scan(step, list(begin), (turns, list(rows)), reverse=reverse)
             if last or not from_row:
                 return end if last else every
-            pairs = [(e, b[None]) if reverse else (b[None], e) for b, e in zip(begin, every, strict=True)]
+            pairs = [
+                (e, b[None]) if reverse else (b[None], e) for b, e in zip(begin, every, strict=True)
+            ]
             return [jnp.concatenate(pair) for pair in pairs]
 
         out = operation(run, scope, (part,), begin, rows)
@@ -107,7 +119,8 @@ def _check_row(
     kinds = [as_dtype(w).dtype for w in wanted]
     if [t.dtype for t in results] != kinds:
         raise rt.InvalidArgumentError(
-            f"{what}: fn gives {[t.dtype.name for t in results]}, and not {[k.name for k in kinds]}: give dtype="
+            f"{what}: fn gives {[t.dtype.name for t in results]}, and not "
+            f"{[k.name for k in kinds]}: give dtype="
             if not before
             else f"{what}: fn makes {[k.name for k in kinds]} {[t.dtype.name for t in results]}: use tf.cast"
         )
@@ -136,7 +149,9 @@ def map_fn(
         infer_shape: not needed.
         name: name scope.
     """
-    return _over_rows("tf.map_fn", fn, elems, None, name or "map", gives=dtype, carries=False, back_prop=back_prop)
+    return _over_rows(
+        "tf.map_fn", fn, elems, None, name or "map", gives=dtype, carries=False, back_prop=back_prop
+    )
 
 
 @public.add()
@@ -177,7 +192,16 @@ def _fold(shown: str, reverse: bool) -> Made:
         swap_memory: bool = False,
         name: str | None = None,
     ) -> Nest:
-        return _over_rows(f"tf.{shown}", fn, elems, initializer, name, reverse=reverse, last=True, back_prop=back_prop)
+        return _over_rows(
+            f"tf.{shown}",
+            fn,
+            elems,
+            initializer,
+            name,
+            reverse=reverse,
+            last=True,
+            back_prop=back_prop,
+        )
 
     fold.__name__ = fold.__qualname__ = shown
     fold.__doc__ = f"``tf.scan``{', from the last row to the first' if reverse else ''}; gives the last ``a`` alone."

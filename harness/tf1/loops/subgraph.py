@@ -1,8 +1,9 @@
 """Subgraphs: operations that a function of the program has made, as one JAX function for conditionals and loops.
 
-The operations lie in the graph like all others, where a step runs none of them by itself. What they take from outside
-(values that were there before, variables, what is fed) becomes the inputs of the conditional or loop. What they change,
-an update of a variable, is made anew beside it, and does nothing unless the condition holds.
+The operations lie in the graph like all others, where a step runs none of them by itself. What they
+take from outside (values that were there before, variables, what is fed) becomes the inputs of the
+conditional or loop. What they change, an update of a variable, is made anew beside it, and does
+nothing unless the condition holds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Subgraph:
     Attributes:
         arguments: tensors that stand for the arguments of a call.
         results: tensors that stand for the results.
-        captured: the other tensors from outside that the function needs, in the order of their arrays in a call.
+        captured: the other tensors from outside that the function needs, in the order of their
+            arrays in a call.
         after: operations outside that must have run before.
         operations: the operations of the function, in their order.
     """
@@ -78,7 +80,9 @@ class Subgraph:
 
         Shown to ``call``, the dtype asks for 64-bit mode.
         """
-        wide = any(map(_is_wide, self.operations)) or needs_64_bit([t.dtype for t in (*self.arguments, *self.captured)])
+        wide = any(map(_is_wide, self.operations)) or needs_64_bit(
+            [t.dtype for t in (*self.arguments, *self.captured)]
+        )
         return (np.dtype(np.int64),) if wide else ()
 
     def depends_on(
@@ -109,12 +113,17 @@ class Subgraph:
                     stack.extend(tensor.op.inputs)
         return seen
 
-    def __call__(self, arguments: Sequence[AnyArray], captured: Sequence[AnyArray]) -> tuple[jax.Array, ...]:
+    def __call__(
+        self, arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
+    ) -> tuple[jax.Array, ...]:
         """Computes the results from the arrays of ``arguments`` and of ``captured``."""
         return self.some(self.results, arguments, captured)
 
     def some(
-        self, results: Sequence[rt.Tensor], arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
+        self,
+        results: Sequence[rt.Tensor],
+        arguments: Sequence[AnyArray],
+        captured: Sequence[AnyArray],
     ) -> tuple[jax.Array, ...]:
         """Computes the values of ``results``, which are some of the tensors within."""
         values: dict[rt.Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
@@ -122,7 +131,9 @@ class Subgraph:
         needed = {tensor.op for tensor in self._behind(results)}
         for op in self.operations:
             if op in needed:
-                values.update(zip(op.outputs, _evaluated(op, [values[t] for t in op.inputs]), strict=True))
+                values.update(
+                    zip(op.outputs, _evaluated(op, [values[t] for t in op.inputs]), strict=True)
+                )
         return tuple(jnp.asarray(values[t], t.dtype) for t in results)
 
     def with_step(self, captured: Sequence[AnyArray], turn: jax.Array) -> list[AnyArray]:
@@ -132,7 +143,9 @@ class Subgraph:
             # The last two words of a step id are the key from which random operations draw.
             if isinstance(tensor.op.body, kinds.StepId):
                 key = jax.random.wrap_key_data(jnp.asarray(array)[2:], impl="threefry2x32")
-                array = jnp.concatenate([array[:2], jax.random.key_data(jax.random.fold_in(key, turn))])
+                array = jnp.concatenate(
+                    [array[:2], jax.random.key_data(jax.random.fold_in(key, turn))]
+                )
             mixed.append(array)
         return mixed
 
@@ -145,7 +158,8 @@ def _evaluated(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArra
     if isinstance(op.body, kinds.Constant):
         return [op.body.value]
     assert isinstance(op.body, kinds.Pure)
-    # Each operation keeps the mode of its own program: a float64 one would lose half its digits here otherwise.
+    # Each operation keeps the mode of its own program: a float64 one would lose half its digits
+    # here otherwise.
     with jax.enable_x64(_is_wide(op)):
         return op.body.fn(*arrays)
 
@@ -170,16 +184,19 @@ def subgraph(
         condition: updates among the operations happen under it. Without one there may be none.
 
     Raises:
-        rt.InvalidArgumentError: an operation has an effect that cannot be conditional, or one in a loop, or cannot be
-            computed in a compiled program.
+        rt.InvalidArgumentError: an operation has an effect that cannot be conditional, or one in a
+            loop, or cannot be computed in a compiled program.
     """
     if strings := [t for t in results if t.dtype.hasobject]:
-        raise rt.InvalidArgumentError(f"{what}: {strings[0].name!r} is a string; choose between strings in Python")
+        raise rt.InvalidArgumentError(
+            f"{what}: {strings[0].name!r} is a string; choose between strings in Python"
+        )
     outside: dict[rt.Tensor, rt.Tensor] = {}
     before: dict[rt.Operation, dict[rt.Operation, None]] = {}
     varies: set[rt.Operation] = {t.op for t in arguments}
     computed: list[rt.Operation] = []
-    # Operations come in the order in which they were made, so inputs have their replacements before they are needed.
+    # Operations come in the order in which they were made, so inputs have their replacements before
+    # they are needed.
     for op in _inner([t.op for t in results], first):
         waits = before[op] = dict[rt.Operation, None]()
         for other in op.control_inputs:
@@ -198,14 +215,19 @@ def subgraph(
         ):
             computed.append(op)
         # An effect cannot be inside a compiled program: a conditional copy of it runs outside.
-        elif isinstance(op.body, kinds.Update) or isinstance(op.body, kinds.Host) and op.body.stateful:
+        elif (
+            isinstance(op.body, kinds.Update)
+            or isinstance(op.body, kinds.Host)
+            and op.body.stateful
+        ):
             inputs = Subgraph(op.inputs, (), computed, outside, waits)
             made = _conditional(op, inputs, what, condition)
             outside.update(zip(op.outputs, made.outputs, strict=True))
             before[op] = {made: None}
         elif op in varies:
             raise rt.InvalidArgumentError(
-                f"{what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute it outside of it"
+                f"{what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute it "
+                "outside of it"
             )
         elif any(o.id >= first for o in op.control_inputs) or any(t in outside for t in op.inputs):
             # as it is, it would wait for what does not run
@@ -227,7 +249,9 @@ def _inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
     return sorted(found, key=lambda op: op.id)
 
 
-def _outside(op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[rt.Tensor, rt.Tensor]) -> rt.Operation:
+def _outside(
+    op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[rt.Tensor, rt.Tensor]
+) -> rt.Operation:
     """Copies an operation behind the replacements of its control inputs."""
     return op.graph.add_operation(
         op.type,
@@ -241,22 +265,32 @@ def _outside(op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[r
     )
 
 
-def _conditional(op: rt.Operation, inputs: Subgraph, what: str, condition: Condition | None) -> rt.Operation:
+def _conditional(
+    op: rt.Operation, inputs: Subgraph, what: str, condition: Condition | None
+) -> rt.Operation:
     """Makes an operation with the effect of ``op`` if the condition holds, and with none otherwise."""
     if condition is None:
         raise rt.InvalidArgumentError(
-            f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry the value through the "
+            f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry "
+            "the value through the "
             "loop, and assign it behind"
         )
     body = op.body
-    if isinstance(body, kinds.Deferred) or any(t.dtype.hasobject for t in op.inputs) or not _is_static(op.outputs):
+    if (
+        isinstance(body, kinds.Deferred)
+        or any(t.dtype.hasobject for t in op.inputs)
+        or not _is_static(op.outputs)
+    ):
         raise rt.InvalidArgumentError(
-            f"{what}: {op.name!r} ({op.type}) cannot depend on a condition: choose in Python which of two to run"
+            f"{what}: {op.name!r} ({op.type}) cannot depend on a condition: choose in Python which "
+            "of two to run"
         )
     given = _when(condition, inputs, op)
     outputs = [(t.shape, t.dtype) for t in op.outputs]
     if isinstance(body, kinds.Update):
-        made: kinds.Update | kinds.Host = kinds.Update(body.variables, _conditional_update(body, condition))
+        made: kinds.Update | kinds.Host = kinds.Update(
+            body.variables, _conditional_update(body, condition)
+        )
     else:
         assert isinstance(body, kinds.Host)
         zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
@@ -275,7 +309,9 @@ def _conditional(op: rt.Operation, inputs: Subgraph, what: str, condition: Condi
 
 
 def _is_static(tensors: Iterable[rt.Tensor]) -> bool:
-    return all(t.shape is not None and None not in t.shape and not t.dtype.hasobject for t in tensors)
+    return all(
+        t.shape is not None and None not in t.shape and not t.dtype.hasobject for t in tensors
+    )
 
 
 def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.Tensor]:
@@ -283,7 +319,9 @@ def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.T
     if not inputs.operations:
         return list(inputs.captured)
 
-    def chosen(given: jax.Array, captured: Sequence[jax.Array], *_: object) -> tuple[jax.Array, ...]:
+    def chosen(
+        given: jax.Array, captured: Sequence[jax.Array], *_: object
+    ) -> tuple[jax.Array, ...]:
         shapes = jax.eval_shape(lambda arrays: inputs((), arrays), captured)
         return jax.lax.cond(  # type: ignore[no-any-return]
             condition.holds(given),
@@ -292,7 +330,9 @@ def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.T
         )
 
     label = f"{op.name.rpartition('/')[2]}/inputs"
-    return list(rt.call(chosen, condition.tensor, list(inputs.captured), *inputs.wide_types, name=label))
+    return list(
+        rt.call(chosen, condition.tensor, list(inputs.captured), *inputs.wide_types, name=label)
+    )
 
 
 def _conditional_update(body: kinds.Update, condition: Condition) -> _Function:

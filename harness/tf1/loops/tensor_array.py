@@ -23,7 +23,8 @@ public = Public("tf", "Conditionals and loops")
 @op("TensorArrayWrite")
 def _write(rows: Array, index: Array, value: Array, name: str | None = None) -> Array:
     rows = jnp.asarray(rows)
-    # Guesses for a row and for the rows of unknown rank do not fit together. The result has the shape of the rows.
+    # Guesses for a row and for the rows of unknown rank do not fit together. The result has the
+    # shape of the rows.
     if rt.lowlevel.sizes_are_guesses():
         return rows
     # JAX counts a negative index from the end, where TensorFlow has no row.
@@ -101,7 +102,8 @@ class TensorArray:
             raise ValueError("Size must be provided if flow is not provided")
         if dynamic_size:
             raise ValueError(
-                "tf.TensorArray: XLA needs the size: give the largest number of rows, without dynamic_size"
+                "tf.TensorArray: XLA needs the size: give the largest number of rows, without "
+                "dynamic_size"
             )
         static(size)  # so that what is wrong with it is told here
         self._of = _Rows(dtype, size, element_shape)
@@ -131,7 +133,9 @@ class TensorArray:
         return self._content if isinstance(self._content, rt.Tensor) else self._content.content()
 
     def _checked(self, value: rt.TensorLike) -> rt.Tensor:
-        tensor = rt.as_tensor(value) if is_tensor(value) else rt.as_tensor(constant(value, self.dtype))
+        tensor = (
+            rt.as_tensor(value) if is_tensor(value) else rt.as_tensor(constant(value, self.dtype))
+        )
         if tensor.dtype != self.dtype:
             raise rt.InvalidArgumentError(
                 f"tf.TensorArray of {self.dtype.name}: {tensor.name!r} is {tensor.dtype.name}"
@@ -141,8 +145,13 @@ class TensorArray:
     def _row_like(self, shape: Sequence[int | None] | None) -> None:
         self._of.shape = self._of.shape.merge_with(shape)
 
-    def write(self, index: rt.TensorLike, value: rt.TensorLike, name: str | None = None) -> TensorArray:
-        """Returns the array with ``value`` as row ``index``. Raises ValueError for another type or shape."""
+    def write(
+        self, index: rt.TensorLike, value: rt.TensorLike, name: str | None = None
+    ) -> TensorArray:
+        """Returns the array with ``value`` as row ``index``.
+
+        Raises ValueError for another type or shape.
+        """
         row = self._checked(value)
         self._row_like(row.shape)
         self._of.written = row
@@ -175,7 +184,9 @@ class TensorArray:
         self._row_like(None if rows.shape is None else rows.shape[1:])
         return self._with(rows)
 
-    def scatter(self, indices: rt.TensorLike, value: rt.TensorLike, name: str | None = None) -> TensorArray:
+    def scatter(
+        self, indices: rt.TensorLike, value: rt.TensorLike, name: str | None = None
+    ) -> TensorArray:
         """Returns the array with the rows of ``value`` as the rows ``indices``."""
         rows = self._checked(value)
         self._row_like(None if rows.shape is None else rows.shape[1:])

@@ -47,9 +47,10 @@ def while_loop(
 ) -> Nest:
     """Repeats ``body`` while ``cond`` holds; gives the last ``loop_vars``.
 
-    Its derivative costs as much as the loop where the number of turns has a limit that is known before the step:
-    ``maximum_iterations``, or a condition that depends only on counters, constants and shapes. Else n turns cost
-    n * n / 2 there, because each state is made anew from the beginning.
+    Its derivative costs as much as the loop where the number of turns has a limit that is known
+    before the step: ``maximum_iterations``, or a condition that depends only on counters, constants
+    and shapes. Else n turns cost n * n / 2 there, because each state is made anew from the
+    beginning.
 
     Args:
         cond: a function of the loop variables that gives a bool scalar.
@@ -65,17 +66,21 @@ def while_loop(
 
     Raises:
         TypeError: ``cond`` or ``body`` cannot be called.
-        ValueError: no loop variables, another structure or number of them, or the type or shape of one changes.
+        ValueError: no loop variables, another structure or number of them, or the type or shape of
+            one changes.
     """
     callables(cond=cond, body=body)
     leaves, structure = flatten(loop_vars)
     if not leaves:
         raise ValueError("No loop variables provided")
     with rt.Graph.of(*leaves).as_default(), rt.name_scope(name or "while") as scope:
-        known = [None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars") for leaf in leaves]
+        known = [
+            None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars")
+            for leaf in leaves
+        ]
         _check_invariants(known, shape_invariants)
-        # The functions of the program run once, on placeholders. The operations that they make from the first
-        # placeholder on are the loop's.
+        # The functions of the program run once, on placeholders. The operations that they make from
+        # the first placeholder on are the loop's.
         stands = [_stands_for(leaf, t) for leaf, t in zip(leaves, known, strict=True)]
         first = stands[0].op.id
         arguments = unflatten(structure, stands)
@@ -99,7 +104,9 @@ def _scalar_bool(going: Nest) -> rt.Tensor:
     if tensor.dtype != np.bool_:
         raise TypeError(f"the condition of tf.while_loop gives {tensor.dtype.name}, not a bool")
     if tensor.shape not in ((), None):
-        raise ValueError(f"the condition of tf.while_loop gives the shape {tensor.shape}, not a scalar")
+        raise ValueError(
+            f"the condition of tf.while_loop gives the shape {tensor.shape}, not a scalar"
+        )
     return tensor
 
 
@@ -114,7 +121,10 @@ def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
 
 
 def _begin(
-    leaf: object, begin: rt.Tensor | None, known: Sequence[rt.Tensor | None], stands: Sequence[rt.Tensor]
+    leaf: object,
+    begin: rt.Tensor | None,
+    known: Sequence[rt.Tensor | None],
+    stands: Sequence[rt.Tensor],
 ) -> rt.Tensor:
     """Returns the first value of a loop variable; of an empty ``tf.TensorArray`` zeros of the written shape."""
     if begin is not None:
@@ -124,9 +134,13 @@ def _begin(
     if row is None or row.shape is not None and None not in row.shape:
         return leaf.content()
     given = [(s, t) for s, t in zip(stands, known, strict=True) if t is not None]
-    part = subgraph([row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray")
+    part = subgraph(
+        [row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray"
+    )
     if part.depends_on([row], takes_shapes_only)[0] - {s for s, _ in given}:
-        raise ValueError("tf.TensorArray: what is written depends on what was written: give element_shape")
+        raise ValueError(
+            "tf.TensorArray: what is written depends on what was written: give element_shape"
+        )
     others = subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
 
     def zeros(begin: Arrays, captured: Arrays) -> jax.Array:
@@ -142,10 +156,15 @@ def _check_invariants(begin: Sequence[rt.Tensor | None], invariants: Nest) -> No
         return
     shapes = jax.tree.leaves(invariants, is_leaf=lambda leaf: isinstance(leaf, TensorShape))
     if len(shapes) != len(begin):
-        raise ValueError(f"tf.while_loop: {len(begin)} loop_vars, but {len(shapes)} shape_invariants")
+        raise ValueError(
+            f"tf.while_loop: {len(begin)} loop_vars, but {len(shapes)} shape_invariants"
+        )
     for known, shape in zip(begin, shapes, strict=True):
         if known is not None and not TensorShape(shape).is_compatible_with(known.shape):
-            raise ValueError(f"tf.while_loop: {known.name!r} of shape {known.shape} does not fit the invariant {shape}")
+            raise ValueError(
+                f"tf.while_loop: {known.name!r} of shape {known.shape} does not fit the invariant "
+                f"{shape}"
+            )
 
 
 def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None:
@@ -162,7 +181,8 @@ def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None
 
 def _changed(one: object, two: object) -> ValueError:
     return rt.InvalidArgumentError(
-        f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a tf.TensorArray, or into "
+        f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a "
+        "tf.TensorArray, or into "
         "a tensor that is large enough"
     )
 
@@ -192,7 +212,9 @@ class _Loop:
         limit: rt.TensorLike | None,
     ) -> None:
         self._test, self._turn, self._begin = test, turn, begin
-        known = not isinstance(limit, rt.Tensor | rt.Variable) or known_while_tracing(rt.as_tensor(limit))
+        known = not isinstance(limit, rt.Tensor | rt.Variable) or known_while_tracing(
+            rt.as_tensor(limit)
+        )
         self._limit = static(limit) if known else None
         self._computed_limit = None if known else limit
         self._counters = self._find_counters()
@@ -200,7 +222,8 @@ class _Loop:
     def _find_counters(self) -> Deferred | None:
         """Finds the values that determine the number of turns before the step; None where others take part.
 
-        The values are those of loop variables at first, and of captured tensors. ``_wanted`` chooses.
+        The values are those of loop variables at first, and of captured tensors. ``_wanted``
+        chooses.
         """
         counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
         # A counter may be computed from further loop variables: these join until none is added.
@@ -212,7 +235,9 @@ class _Loop:
             counters |= more
         begin = dict(zip(self._turn.arguments, self._begin, strict=True))
         wanted = {t: begin[t] for t in self._turn.arguments if t in counters}
-        wanted |= {t: t for t in (*self._test.captured, *self._turn.captured) if t in captured | beside}
+        wanted |= {
+            t: t for t in (*self._test.captured, *self._turn.captured) if t in captured | beside
+        }
         if self._computed_limit is not None or not all(map(known_while_tracing, wanted.values())):
             return None
         self._wanted = tuple(wanted)
@@ -223,12 +248,15 @@ class _Loop:
         """Returns each loop variable with its value after one turn."""
         return list(zip(self._turn.arguments, self._turn.results, strict=True))
 
-    def _count(self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays) -> int | None:
+    def _count(
+        self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays
+    ) -> int | None:
         """Returns the number of turns; None when it is not known before the step."""
         if self._counters is None:
             return None
         values = self._counters.value(sources)
-        # The step is being traced. Counters have values all the same, because shapes and constants are known by now.
+        # The step is being traced. Counters have values all the same, because shapes and constants
+        # are known by now.
         with jax.ensure_compile_time_eval():
             known = {t: jnp.asarray(v, t.dtype) for t, v in zip(self._wanted, values, strict=True)}
             of_test = [known.get(t, a) for t, a in zip(self._test.captured, of_test, strict=True)]
@@ -260,10 +288,16 @@ class _Loop:
     def made(self, name: str, back_prop: bool) -> list[rt.Tensor]:
         """Returns the loop variables at the end."""
         limit = self._limit
-        sources = [list(d.sources) if isinstance(d, Deferred) else [] for d in (self._counters, limit)]
+        sources = [
+            list(d.sources) if isinstance(d, Deferred) else [] for d in (self._counters, limit)
+        ]
 
         def run(
-            begin: Arrays, known: Sequence[Arrays], computed: jax.Array | None, of_test: Arrays, of_turn: Arrays
+            begin: Arrays,
+            known: Sequence[Arrays],
+            computed: jax.Array | None,
+            of_test: Arrays,
+            of_turn: Arrays,
         ) -> object:
             self._check_shapes(begin, of_turn)
             turns = self._count(known[0], begin, of_test, of_turn)
@@ -276,7 +310,9 @@ class _Loop:
                 return self._as_often()(begin, of_test, of_turn, computed)
             return self._at_most(int(most))(begin, of_test, of_turn)
 
-        results = operation(run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit)
+        results = operation(
+            run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit
+        )
         # back_prop=False promises no derivative, so tf.gradients must give None through the loop.
         if not back_prop:
             rt.lowlevel.without_derivative(results[0])
@@ -310,14 +346,16 @@ class _Loop:
         def step(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             return state[0] + 1, self._next(state[1], of_turn, state[0])
 
-        found: tuple[jax.Array, Arrays] = jax.lax.while_loop(going, step, (jnp.asarray(0, np.int32), list(begin)))
+        found: tuple[jax.Array, Arrays] = jax.lax.while_loop(
+            going, step, (jnp.asarray(0, np.int32), list(begin))
+        )
         return found
 
     def _as_often(self) -> Callable[[Arrays, Arrays, Arrays, jax.Array | None], Arrays]:
         """Runs all turns; the derivative makes the state before each turn again, from the beginning.
 
-        XLA has no stack that grows, so states cannot be kept for a number of turns that nobody knows: n turns cost
-        n * n / 2 in the derivative.
+        XLA has no stack that grows, so states cannot be kept for a number of turns that nobody
+        knows: n turns cost n * n / 2 in the derivative.
         """
 
         @jax.custom_vjp
@@ -335,10 +373,14 @@ class _Loop:
 
     def _after(self, turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
         """Returns the loop variables after some turns."""
-        last: Arrays = jax.lax.fori_loop(0, turns, lambda i, now: self._next(now, of_turn, i), list(begin))
+        last: Arrays = jax.lax.fori_loop(
+            0, turns, lambda i, now: self._next(now, of_turn, i), list(begin)
+        )
         return last
 
-    def _backward(self, saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
+    def _backward(
+        self, saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays
+    ) -> tuple[Slopes, None, Slopes, None]:
         """Carries derivatives back through all turns, the last one first."""
         turns, begin, of_turn = saved
         # JAX takes no derivative by integers: only floating point states are carried back.
@@ -359,30 +401,46 @@ class _Loop:
 
         first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
         of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
-        return _with([None] * len(begin), moved, of_begin), None, _with([None] * len(of_turn), used, of_used), None
+        return (
+            _with([None] * len(begin), moved, of_begin),
+            None,
+            _with([None] * len(of_turn), used, of_used),
+            None,
+        )
 
     def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
         """Runs all turns; the derivative passes through ``most`` turns, of which the last do nothing."""
 
         def padded(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
-            def step(state: tuple[jax.Array, Arrays], turn: jax.Array) -> tuple[tuple[jax.Array, Arrays], None]:
+            def step(
+                state: tuple[jax.Array, Arrays], turn: jax.Array
+            ) -> tuple[tuple[jax.Array, Arrays], None]:
                 going = state[0] & self._test(state[1], of_test)[0]
-                # The turns behind the end keep the state, so that the derivative passes through them unchanged.
-                then = jax.lax.cond(going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1]))
+                # The turns behind the end keep the state, so that the derivative passes through
+                # them unchanged.
+                then = jax.lax.cond(
+                    going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1])
+                )
                 return (going, then), None
 
-            (_, last), _ = jax.lax.scan(step, (jnp.asarray(True), list(begin)), jnp.arange(most, dtype=np.int32))
+            (_, last), _ = jax.lax.scan(
+                step, (jnp.asarray(True), list(begin)), jnp.arange(most, dtype=np.int32)
+            )
             return last
 
         @jax.custom_vjp
         def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
             return self._until(begin, of_test, of_turn, most)[1]
 
-        loop.defvjp(lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes))
+        loop.defvjp(
+            lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes)
+        )
         return loop
 
 
-def _with(values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]) -> list[_Value]:
+def _with(
+    values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]
+) -> list[_Value]:
     """Returns ``values``, with others in some places."""
     found = list(values)
     for place, other in zip(places, others, strict=True):

@@ -10,13 +10,15 @@ from absl import flags as absl_flags
 
 from harness.tf1.names.missing import namespace as _namespace
 
-absl_flags.disclaim_key_flags()  # flags defined by the functions below are those of the program that calls them
+# flags defined by the functions below are those of the program that calls them
+absl_flags.disclaim_key_flags()
 
 
 def parse(argv: list[str]) -> list[str]:
     """Parses a command line, the program's name first; gives back what are no flags of anybody's.
 
-    The beginning of a flag's name will do where no other flag of the program begins so, as before TensorFlow 1.5.
+    The beginning of a flag's name will do where no other flag of the program begins so, as before
+    TensorFlow 1.5.
     """
     return list(absl_flags.FLAGS([*argv[:1], *map(_in_full, argv[1:])], known_only=True))
 
@@ -35,7 +37,10 @@ def _is_absls(flag_name: str) -> bool:
 
 
 class FlagValues:
-    """The flags of the program. The first read parses the command line; undefined flags are left alone."""
+    """The flags of the program.
+
+    The first read parses the command line; undefined flags are left alone.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name == "__flags":  # how programs listed them before there was another way
@@ -78,15 +83,17 @@ FLAGS = FlagValues()
 def _free(flag_name: str) -> None:
     """Makes room for a flag of the program that absl defines too: ``log_dir``, most of all.
 
-    TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on, and finds the program's
-    flag.
+    TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on, and
+    finds the program's flag.
     """
     if flag_name in absl_flags.FLAGS and _is_absls(flag_name):
         delattr(absl_flags.FLAGS, flag_name)
 
 
 def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
-    def define_flag(flag_name: str, default_value: Any = None, docstring: str = "", **options: Any) -> Any:
+    def define_flag(
+        flag_name: str, default_value: Any = None, docstring: str = "", **options: Any
+    ) -> Any:
         _free(flag_name)
         return define(flag_name, default_value, docstring, **options)
 
@@ -105,7 +112,9 @@ class _IntegerParser(absl_flags.IntegerParser):
 def _define_integer(name: str, default: Any, help: str, **options: Any) -> Any:  # noqa: A002
     """Defines a flag that is a whole number."""
     serializer = absl_flags.ArgumentSerializer[Any]()
-    return absl_flags.DEFINE(_IntegerParser(), name, default, help, serializer=serializer, **options)
+    return absl_flags.DEFINE(
+        _IntegerParser(), name, default, help, serializer=serializer, **options
+    )
 
 
 DEFINE_string = _definer("DEFINE_string", "a string", absl_flags.DEFINE_string)
@@ -116,7 +125,9 @@ DEFINE_bool = _definer("DEFINE_bool", "true or false", absl_flags.DEFINE_boolean
 DEFINE_list = _definer("DEFINE_list", "a list, separated by commas", absl_flags.DEFINE_list)
 
 
-def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docstring: str = "") -> Any:  # noqa: N802
+def DEFINE_enum(
+    flag_name: str, default_value: Any, enum_values: list[str], docstring: str = ""
+) -> Any:  # noqa: N802
     """Defines a flag that is one of ``enum_values``; ``absl.flags.DEFINE_enum``."""
     _free(flag_name)
     return absl_flags.DEFINE_enum(flag_name, default_value, enum_values, docstring)

@@ -98,7 +98,10 @@ INSTEAD: dict[str, str] = {
     }.items()
     for name in names.split()
 }
-"""TensorFlow's name -> what to use instead. A name above (``tf.image``) answers for all that it holds."""
+"""TensorFlow's name -> what to use instead.
+
+A name above (``tf.image``) answers for all that it holds.
+"""
 
 THE_REST: dict[str, str] = {
     f"tf.{name}": advice
@@ -120,7 +123,10 @@ def advice(full: str) -> str:
     """Returns what to use instead of a name such as "tf.nn.ctc_loss", or of its module; empty without advice."""
     parts = full.split(".")
     known = THE_REST | INSTEAD
-    return next((known[name] for n in range(len(parts), 1, -1) if (name := ".".join(parts[:n])) in known), "")
+    return next(
+        (known[name] for n in range(len(parts), 1, -1) if (name := ".".join(parts[:n])) in known),
+        "",
+    )
 
 
 def absent(namespace: str, name: str) -> AttributeError:
@@ -132,7 +138,10 @@ def absent(namespace: str, name: str) -> AttributeError:
     """
     full = f"{namespace}.{name}"
     said = advice(full)
-    return AttributeError(f"{full} is not in harness.tf1{f': {said}' if said else '; docs/tf1_names.md lists what is'}")
+    return AttributeError(
+        f"{full} is not in "
+        f"harness.tf1{f': {said}' if said else '; docs/tf1_names.md lists what is'}"
+    )
 
 
 def namespace(full: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -1,7 +1,7 @@
 """The one table of TensorFlow's names: ``TABLE["tf.nn"]["relu"]``.
 
-The module that makes a function or class adds the name. ``harness.tf1``, ``tf.nn`` and the other namespaces answer from
-the table, and the list in docs/tf1_names.md is made of it.
+The module that makes a function or class adds the name. ``harness.tf1``, ``tf.nn`` and the other
+namespaces answer from the table, and the list in docs/tf1_names.md is made of it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,11 @@ class _NotAffineError(Exception):
 def distance(start: rt.TensorLike, end: rt.TensorLike) -> int | None:
     """Returns ``end - start`` where the difference is the same in every step, else None."""
     apart = _plus(_form(end), _form(start), -1)
-    return None if any(count for tensor, count in apart.items() if tensor is not None) else apart.get(None, 0)
+    return (
+        None
+        if any(count for tensor, count in apart.items() if tensor is not None)
+        else apart.get(None, 0)
+    )
 
 
 def _plus(one: _Form, other: _Form, times: int) -> _Form:
@@ -39,7 +43,10 @@ def _form(place: rt.TensorLike) -> _Form:
     op, body = tensor.op, tensor.op.body
     if hasattr(body, "value") and tensor.shape == ():
         return {None: int(body.value)}
-    fn, ints = getattr(body, "fn", None), all(t.shape == () and t.dtype.kind in "iu" for t in (*op.inputs, *op.outputs))
+    fn, ints = (
+        getattr(body, "fn", None),
+        all(t.shape == () and t.dtype.kind in "iu" for t in (*op.inputs, *op.outputs)),
+    )
     if fn is None or hasattr(body, "variables") or not ints or not op.inputs:
         return {tensor: 1}
     try:
@@ -58,7 +65,9 @@ def _evaluated(jaxpr: ClosedJaxpr, arguments: Sequence[_Form]) -> list[_Form]:
         return _literal(variable.val) if isinstance(variable, Literal) else known[variable]
 
     for equation in jaxpr.jaxpr.eqns:
-        results = _applied(equation.primitive.name, [of(v) for v in equation.invars], equation.params)
+        results = _applied(
+            equation.primitive.name, [of(v) for v in equation.invars], equation.params
+        )
         known.update(zip(equation.outvars, results, strict=True))
     return [of(v) for v in jaxpr.jaxpr.outvars]
 

@@ -56,7 +56,9 @@ def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A
 
 
 @public.add()
-def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[rt.Tensor]:  # noqa: A002
+def shape_n(
+    input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None
+) -> list[rt.Tensor]:  # noqa: A002
     """Returns the shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
@@ -80,7 +82,9 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
 
 
 @public.op("ExpandDims")
-def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
+def expand_dims(
+    input: Array, axis: Static = None, name: str | None = None, dim: Static = None
+) -> Array:  # noqa: A002
     """Calls ``jax.numpy.expand_dims``."""
     where = either(axis=axis, dim=dim)
     if where is None:
@@ -97,7 +101,9 @@ def squeeze(
 ) -> Array:
     """Calls ``jax.numpy.squeeze``; all axes of size 1 by default."""
     over = either(axis=axis, squeeze_dims=squeeze_dims)
-    return jnp.squeeze(input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over)
+    return jnp.squeeze(
+        input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over
+    )
 
 
 @public.op("Transpose")
@@ -139,13 +145,17 @@ def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Ar
 
 
 @public.op("zeros_like")
-def zeros_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
+def zeros_like(
+    tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True
+) -> Array:
     """Calls ``jax.numpy.zeros_like``."""
     return jnp.zeros_like(tensor, dtype)
 
 
 @public.op("ones_like")
-def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
+def ones_like(
+    tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True
+) -> Array:
     """Calls ``jax.numpy.ones_like``."""
     return jnp.ones_like(tensor, dtype)
 
@@ -198,7 +208,9 @@ def _widest(*values: rt.TensorLike) -> rt.lowlevel.DType:
 
 
 @op("Range")
-def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None) -> Array:
+def _range_op(
+    start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None
+) -> Array:
     if not delta or (limit - start) * delta < 0:
         raise ValueError(f"from {start} to {limit} no steps of {delta} lead")
     return jnp.arange(start, limit, delta, dtype)
@@ -250,7 +262,9 @@ def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
 @public.op("MatrixDiag")
 def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
     """Matrices with the last axis of ``diagonal`` on their diagonals."""
-    return jnp.expand_dims(diagonal, -1) * jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
+    return jnp.expand_dims(diagonal, -1) * jnp.eye(
+        jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal)
+    )
 
 
 @public.op("MatrixDiagPart")
@@ -261,18 +275,24 @@ def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A
 
 
 @public.op("MatrixBandPart")
-def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
+def matrix_band_part(
+    input: Array, num_lower: Static, num_upper: Static, name: str | None = None
+) -> Array:  # noqa: A002
     """Returns the matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
     if num_lower > rows or num_upper > columns:
-        raise ValueError(f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has")
+        raise ValueError(
+            f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has"
+        )
     below = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :]
     kept = ((num_lower < 0) | (below <= num_lower)) & ((num_upper < 0) | (-below <= num_upper))
     return jnp.where(kept, input, jnp.zeros_like(input))
 
 
 @public.op("SequenceMask")
-def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Array:
+def sequence_mask(
+    lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None
+) -> Array:
     """Makes a row of ones for each length; ``maxlen`` must be given, because XLA needs the shape."""
     if maxlen is None:
         raise ValueError("sequence_mask needs maxlen: its shape must be known before the step runs")

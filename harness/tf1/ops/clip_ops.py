@@ -16,7 +16,9 @@ public = Public("tf", "Limits")
 
 
 @public.op("clip_by_value", takes="int float")
-def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
+def clip_by_value(
+    t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None
+) -> Array:
     """Limits ``t``; the derivative is 1 at the limits too."""
     return maximum(minimum(t, clip_value_max), clip_value_min)
 
@@ -25,7 +27,8 @@ def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: 
 def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
     """Scales ``t`` down where the Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
     squares = jnp.sum(jnp.square(t), as_axes(axes), keepdims=True)
-    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)  # no NaN in its derivative
+    # no NaN in its derivative
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)
     return t * clip_norm / maximum(norm, clip_norm)
 
 
@@ -48,7 +51,9 @@ def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> rt.
 
 
 @op("clip_by_global_norm")
-def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> tuple[Array, ...]:
+def _clip_all(
+    t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None
+) -> tuple[Array, ...]:
     scale = jnp.where(jnp.isfinite(norm), clip_norm / maximum(norm, clip_norm), np.nan)
     return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
 

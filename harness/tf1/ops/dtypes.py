@@ -14,8 +14,8 @@ import runtime as rt
 class DType:
     """A data type of tensors: ``tf.float32``.
 
-    It equals, and hashes like, the numpy dtype that tensors carry as ``.dtype``, and numpy and JAX accept it wherever
-    they take a dtype.
+    It equals, and hashes like, the numpy dtype that tensors carry as ``.dtype``, and numpy and JAX
+    accept it wherever they take a dtype.
 
     Attributes:
         name: such as "float32"; "string" for strings.
@@ -151,8 +151,8 @@ def as_dtype(type_value: Any) -> DType:
     """Returns the data type that ``type_value`` names, by TensorFlow's rules.
 
     Args:
-        type_value: a DType, a numpy dtype or type, TensorFlow's name ("float" is float32), or Python's ``float``
-            (float32), ``bool`` or ``str``.
+        type_value: a DType, a numpy dtype or type, TensorFlow's name ("float" is float32), or
+            Python's ``float`` (float32), ``bool`` or ``str``.
 
     Raises:
         TypeError: it is no dtype, or one that no tensor can have.
@@ -186,16 +186,20 @@ def _of_numpy(type_value: Any) -> DType | None:
 def _mixed(value: Any) -> bool:
     """Returns True if a list holds strings and other things: numpy would write the numbers down."""
     return isinstance(value, list | tuple) and any(
-        _mixed(v) if isinstance(v, list | tuple) else not isinstance(v, str | bytes | np.ndarray | np.generic)
+        _mixed(v)
+        if isinstance(v, list | tuple)
+        else not isinstance(v, str | bytes | np.ndarray | np.generic)
         for v in value
     )
 
 
-def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> rt.lowlevel.Array:
+def to_array(
+    value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value"
+) -> rt.lowlevel.Array:
     """Converts ``value`` to an array by TensorFlow's rules.
 
-    A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64 when one does not
-    fit), float32, complex128 or bool. Strings become an object array of bytes.
+    A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64
+    when one does not fit), float32, complex128 or bool. Strings become an object array of bytes.
 
     Raises:
         InvalidArgumentError: ragged nesting.
@@ -218,12 +222,18 @@ def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "
             raise TypeError(f"{what}: {value!r} is neither numbers that fit 64 bits nor strings")
         if dtype is not None and as_dtype(dtype) != DTYPES["string"]:
             raise TypeError(f"{what}: {value!r} is not {as_dtype(dtype).name}")
-        return np.asarray(value, object) if plain else array  # numpy's own string kinds drop zero bytes at the end
+        # numpy's own string kinds drop zero bytes at the end
+        return np.asarray(value, object) if plain else array
     if dtype is not None:
         wanted = as_dtype(dtype)
         # Python numbers are never cut to fit; an array of numpy's is cast as TensorFlow casts it.
         fraction = wanted.is_integer and array.dtype.kind in "fc"
-        if wanted.dtype.hasobject or plain and array.size and (fraction or wanted.is_bool and array.dtype.kind != "b"):
+        if (
+            wanted.dtype.hasobject
+            or plain
+            and array.size
+            and (fraction or wanted.is_bool and array.dtype.kind != "b")
+        ):
             raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
         return array.astype(wanted.dtype, copy=False)
     # TensorFlow takes Python's floats for float32, and numpy's for what they are.

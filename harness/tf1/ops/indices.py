@@ -1,8 +1,9 @@
 """Indices that must lie within an axis. What is known while the graph is built is checked then.
 
-A compiled program cannot raise an error. What is computed in the step and lies outside is told apart in the result: it
-picks NaN (or the integer furthest from zero), is left out of a sum, or, where a variable would be changed, stops the
-step before (``tf.scatter_add``). It never counts from the end.
+A compiled program cannot raise an error. What is computed in the step and lies outside is told
+apart in the result: it picks NaN (or the integer furthest from zero), is left out of a sum, or,
+where a variable would be changed, stops the step before (``tf.scatter_add``). It never counts from
+the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from harness.tf1.ops.dtypes import to_array
 from harness.tf1.ops.lift import is_tensor
 
 
-def check_known(indices: rt.TensorLike, size: int | None, what: str, lowest: int | None = 0) -> None:
+def check_known(
+    indices: rt.TensorLike, size: int | None, what: str, lowest: int | None = 0
+) -> None:
     """Checks literal indices, numbers or constants, against an axis of known size; others pass.
 
     Args:
@@ -35,7 +38,9 @@ def check_known(indices: rt.TensorLike, size: int | None, what: str, lowest: int
         return
     outside = known[(known >= size) | (known < lowest if lowest is not None else False)]
     if outside.size:
-        raise rt.InvalidArgumentError(f"{what}: the index {outside.flat[0]} is not in [{lowest or 0}, {size})")
+        raise rt.InvalidArgumentError(
+            f"{what}: the index {outside.flat[0]} is not in [{lowest or 0}, {size})"
+        )
 
 
 def literal(indices: Any) -> rt.lowlevel.Array | None:
@@ -49,7 +54,10 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
 
 
 def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") -> int | None:
-    """Returns the static size of an axis, None when unknown. Raises ValueError, naming ``what``, for no axis."""
+    """Returns the static size of an axis, None when unknown.
+
+    Raises ValueError, naming ``what``, for no axis.
+    """
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
     if shape is None or not isinstance(axis, int):
         return None

@@ -13,7 +13,18 @@ import runtime as rt
 from harness.tf1.ops.array_ops import as_tensor
 from harness.tf1.ops.dtypes import to_array
 from harness.tf1.ops.indices import axis_size, check_known, inside, literal
-from harness.tf1.ops.lift import ANY, Array, Arrays, Public, Static, WrongType, either, is_tensor, op, operand
+from harness.tf1.ops.lift import (
+    ANY,
+    Array,
+    Arrays,
+    Public,
+    Static,
+    WrongType,
+    either,
+    is_tensor,
+    op,
+    operand,
+)
 from harness.tf1.ops.python_ops import host_op
 from harness.tf1.ops.shapes import ShapeLike
 from harness.tf1.ops.static import Deferred, static, static_number
@@ -56,7 +67,9 @@ def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Te
 
 
 @op("unstack")
-def _unstack_op(value: Array, axis: Static, count: Static, name: str | None = None) -> tuple[Array, ...]:
+def _unstack_op(
+    value: Array, axis: Static, count: Static, name: str | None = None
+) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _count(count))
 
 
@@ -66,7 +79,9 @@ def _count(number: int) -> list[int]:
 
 
 @public.add("unstack", "unpack")
-def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[rt.Tensor]:
+def unstack(
+    value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack"
+) -> list[rt.Tensor]:
     """Lists the slices along ``axis``; ``num`` is needed where the size is not known before the step runs."""
     tensor = as_tensor(value)
     size = None
@@ -76,10 +91,15 @@ def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: s
             raise ValueError(f"unstack: axis {axis} of {tensor.name!r}, which has {rank} axes")
         size = tensor.shape[axis]
     if None not in (num, size) and num != size:
-        raise ValueError(f"unstack: num is {num}, but the size of axis {axis} of {tensor.name!r} is {size}")
+        raise ValueError(
+            f"unstack: num is {num}, but the size of axis {axis} of {tensor.name!r} is {size}"
+        )
     num = size if num is None else num
     if num is None:
-        raise ValueError(f"unstack: the size of axis {axis} of {tensor.name!r} is not known before the step: give num")
+        raise ValueError(
+            f"unstack: the size of axis {axis} of {tensor.name!r} is not known before the step: "
+            "give num"
+        )
     return list(_unstack_op(tensor, axis, num, name))
 
 
@@ -106,16 +126,26 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     Returns:
         A list of tensors: that many of one size, or of the sizes given.
     """
-    old = "split_dim" in kwargs or "num_split" in kwargs or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
+    old = (
+        "split_dim" in kwargs
+        or "num_split" in kwargs
+        or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
+    )
     order = (
-        ("split_dim", "num_split", "value", "name") if old else ("value", "num_or_size_splits", "axis", "num", "name")
+        ("split_dim", "num_split", "value", "name")
+        if old
+        else ("value", "num_or_size_splits", "axis", "num", "name")
     )
     given = dict(zip(order, args, strict=False)) | kwargs
     unknown = set(given) - set(order)
     if unknown or len(args) > len(order):
-        raise TypeError(f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}")
+        raise TypeError(
+            f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}"
+        )
     axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
-    parts = static_number(given["num_split" if old else "num_or_size_splits"], "split: the number of parts")
+    parts = static_number(
+        given["num_split" if old else "num_or_size_splits"], "split: the number of parts"
+    )
     value, total = given["value"], None
     at: int | list[int] = parts
     if isinstance(parts, list):
@@ -141,11 +171,14 @@ def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
     if -1 in parts:
         if total is None:
             raise ValueError(
-                f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be worked out"
+                f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be "
+                "worked out"
             )
         parts = [total - sum(parts) - 1 if p == -1 else p for p in parts]
     if min(parts) < 0 or total is not None and sum(parts) != total:
-        raise ValueError(f"split: the sizes {parts} do not add up to {total}, the size of axis {axis}")
+        raise ValueError(
+            f"split: the sizes {parts} do not add up to {total}, the size of axis {axis}"
+        )
     return parts
 
 
@@ -164,13 +197,19 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
 def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
     """Calls ``jax.numpy.tile``."""
     if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
-        raise ValueError(f"{multiples} is not one number, 0 or more, for each axis of {jnp.shape(input)}")
+        raise ValueError(
+            f"{multiples} is not one number, 0 or more, for each axis of {jnp.shape(input)}"
+        )
     return jnp.tile(input, multiples)
 
 
 @public.op("Pad")
 def pad(
-    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: rt.TensorLike = 0
+    tensor: Array,
+    paddings: Static,
+    mode: str = "CONSTANT",
+    name: str | None = None,
+    constant_values: rt.TensorLike = 0,
 ) -> Array:  # noqa: E501
     """Calls ``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
@@ -209,19 +248,26 @@ def reverse_sequence(
     Raises:
         ValueError: no axis of the elements.
     """
-    along, rows = either(seq_axis=seq_axis, seq_dim=seq_dim), either(batch_axis=batch_axis, batch_dim=batch_dim)
+    along, rows = (
+        either(seq_axis=seq_axis, seq_dim=seq_dim),
+        either(batch_axis=batch_axis, batch_dim=batch_dim),
+    )
     if along is None:
         raise ValueError("reverse_sequence: give seq_axis")
     return _reverse_sequence(input, seq_lengths, along, rows or 0, name)
 
 
 @op("ReverseSequence")
-def _reverse_sequence(input: Array, lengths: Array, along: object, rows: object, name: str | None = None) -> Array:  # noqa: A002
+def _reverse_sequence(
+    input: Array, lengths: Array, along: object, rows: object, name: str | None = None
+) -> Array:  # noqa: A002
     shape = jnp.shape(input)
     if not isinstance(along, int) or not isinstance(rows, int) or along == rows:
         raise ValueError(f"{along} and {rows} are not two axes")
     if jnp.shape(lengths) != shape[rows : rows + 1]:
-        raise ValueError(f"{jnp.shape(lengths)} is not one length for each of the {shape[rows]} rows")
+        raise ValueError(
+            f"{jnp.shape(lengths)} is not one length for each of the {shape[rows]} rows"
+        )
     place = jax.lax.broadcasted_iota(jnp.result_type(lengths), shape, along)
     length = jnp.expand_dims(jnp.asarray(lengths), [i for i in range(len(shape)) if i != rows])
     return jnp.take_along_axis(input, jnp.where(place < length, length - 1 - place, place), along)
@@ -251,14 +297,20 @@ def gather(
     values = operand(params)
     check_known(indices, axis_size(values, axis, "gather"), "gather")
     if is_tensor(values) and values.dtype == object:
-        return _gather_strings(convert_to_tensor(values), convert_to_tensor(indices), int(static(axis)), name)
+        return _gather_strings(
+            convert_to_tensor(values), convert_to_tensor(indices), int(static(axis)), name
+        )
     return _gather_op(params, indices, axis, name)
 
 
-def _gather_strings(params: rt.Tensor, indices: rt.Tensor, axis: int, name: str | None) -> rt.Tensor:
+def _gather_strings(
+    params: rt.Tensor, indices: rt.Tensor, axis: int, name: str | None
+) -> rt.Tensor:
     def pick(texts: Any, places: Any) -> Any:
         if ((places < 0) | (places >= texts.shape[axis])).any():
-            raise rt.InvalidArgumentError(f"gather: an index of {places.tolist()} is not in [0, {texts.shape[axis]})")
+            raise rt.InvalidArgumentError(
+                f"gather: an index of {places.tolist()} is not in [0, {texts.shape[axis]})"
+            )
         return np.asarray(np.take(texts, places, axis), object)
 
     shape = None
@@ -298,7 +350,9 @@ def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | No
 
 
 @public.add()
-def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:
+def scatter_nd(
+    indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None
+) -> rt.Tensor:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
     Raises:
@@ -319,9 +373,17 @@ def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
 
 
 def _whole_numbers(indices: rt.TensorLike, what: str) -> None:
-    dtype = indices.dtype if is_tensor(indices) else to_array(indices).dtype if not isinstance(indices, list) else None
+    dtype = (
+        indices.dtype
+        if is_tensor(indices)
+        else to_array(indices).dtype
+        if not isinstance(indices, list)
+        else None
+    )
     if dtype is not None and dtype.name not in ("int16", "int32", "int64"):
-        raise TypeError(f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast")
+        raise TypeError(
+            f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast"
+        )
 
 
 def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, what: str) -> None:
@@ -332,10 +394,18 @@ def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, wh
 
 
 @public.op("Select", "select", "where")
-def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Array:
-    """Calls ``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y there is no static shape."""
+def where(
+    condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None
+) -> Array:
+    """Calls ``jax.numpy.where``; a vector ``condition`` chooses rows.
+
+    Without x and y there is no static shape.
+    """
     if x is None or y is None:
-        raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
+        raise ValueError(
+            "where(condition) alone has no static shape: use x and y, or fetch and use "
+            "numpy.argwhere"
+        )
     mask = jnp.asarray(condition)
     if mask.dtype != np.bool_:
         raise WrongType(f"the condition must be bool, not {mask.dtype}")
@@ -344,7 +414,9 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None, name
         or mask.ndim
         and mask.shape != jnp.shape(x)[: mask.ndim if mask.ndim == 1 else None]
     ):
-        raise ValueError(f"these shapes do not go together: {mask.shape}, {jnp.shape(x)}, {jnp.shape(y)}")
+        raise ValueError(
+            f"these shapes do not go together: {mask.shape}, {jnp.shape(x)}, {jnp.shape(y)}"
+        )
     if jnp.result_type(x) != jnp.result_type(y):
         raise WrongType(f"x is {jnp.result_type(x)}, and y is {jnp.result_type(y)}")
     mask = mask.reshape(mask.shape + (1,) * (jnp.ndim(x) - mask.ndim)) if mask.ndim == 1 else mask

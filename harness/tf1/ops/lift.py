@@ -1,8 +1,8 @@
 """Makes graph functions with TensorFlow's argument names, orders and defaults out of JAX functions of arrays.
 
-The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one, ``Arrays`` a list of
-these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type; ``Array | float``
-counts as ``Array``. Others are passed on.
+The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one,
+``Arrays`` a list of these, ``Static`` a value that XLA needs before the step runs (shape, axis),
+``Type`` a data type; ``Array | float`` counts as ``Array``. Others are passed on.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ def constant(
     name: str = "Const",
     verify_shape: bool = False,
 ) -> Any:
-    """Makes a literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
+    """Makes a literal.
+
+    A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
 
     Args:
         value: anything numpy makes an array of.
         dtype: wanted dtype.
-        shape: shape to give it; a value with too few elements is filled up with its last one, as in TensorFlow.
+        shape: shape to give it; a value with too few elements is filled up with its last one, as in
+            TensorFlow.
         name: operation name.
         verify_shape: insist that the value has ``shape``.
 
@@ -90,7 +93,10 @@ def operand(value: Any) -> Any:
 
 
 def either(**given: Static) -> Static:
-    """Returns the argument that was given of two names, None for neither. Raises ValueError for both."""
+    """Returns the argument that was given of two names, None for neither.
+
+    Raises ValueError for both.
+    """
     found = [value for value in given.values() if value is not None]
     if len(found) > 1:
         raise ValueError(f"give {' or '.join(given)}, not both")
@@ -98,7 +104,11 @@ def either(**given: Static) -> Static:
 
 
 def _flat(value: Iterable[Any]) -> list[Any]:
-    return [leaf for item in value for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
+    return [
+        leaf
+        for item in value
+        for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])
+    ]
 
 
 def _stack(items: Any) -> Any:
@@ -112,7 +122,9 @@ class Lift(Protocol):
     def __call__(self, fn: Callable[..., jax.Array]) -> Callable[..., rt.Tensor]: ...
 
     @overload
-    def __call__(self, fn: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., tuple[rt.Tensor, ...]]: ...
+    def __call__(
+        self, fn: Callable[..., tuple[jax.Array, ...]]
+    ) -> Callable[..., tuple[rt.Tensor, ...]]: ...
 
 
 def op(kind: str, takes: str = "") -> Lift:
@@ -163,7 +175,9 @@ class Public:
         add_names(self._namespace, names, self._heading)
 
 
-def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, takes: str = "") -> Function:
+def make(
+    kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, takes: str = ""
+) -> Function:
     """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
 
     Args:
@@ -171,8 +185,9 @@ def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None 
         fn: the function of arrays.
         signature: the arguments, whose annotations say how each is converted.
         doc: the docstring, by default that of ``fn``.
-        takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of these, literals that of
-            the tensor beside them, and what has another is a ``TypeError``, as in TensorFlow. "" for any mixture.
+        takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of
+            these, literals that of the tensor beside them, and what has another is a ``TypeError``,
+            as in TensorFlow. "" for any mixture.
     """
     kinds = {p.name: str(p.annotation).partition(" |")[0] for p in signature.parameters.values()}
     shown = fn.__name__
@@ -204,7 +219,10 @@ def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None 
     return lifted
 
 
-_CONVERT: Mapping[str, Function] = {"Array": operand, "Arrays": lambda values: [operand(v) for v in values]}
+_CONVERT: Mapping[str, Function] = {
+    "Array": operand,
+    "Arrays": lambda values: [operand(v) for v in values],
+}
 
 
 def _other(kind: str, value: object) -> Any:
@@ -223,12 +241,15 @@ FLAT = frozenset({"Ceil", "Floor", "Rint", "Round", "floordiv", "ones_like", "ze
 """Operations whose derivative is zero everywhere: ``tf.gradients`` gives None through them."""
 
 
-def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
+def run(
+    kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str
+) -> Any:
     """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
     if any(v.found_on_host for v in others.values() if isinstance(v, Deferred)):
         return _run_on_host(kind, fn, tensors, others, label)
-    types = [v for v in others.values() if isinstance(v, np.dtype)]  # shown to rt.call: they ask for 64-bit mode
+    # shown to rt.call: they ask for 64-bit mode
+    types = [v for v in others.values() if isinstance(v, np.dtype)]
 
     def body(arrays: Mapping[str, Any], shapes: Mapping[str, Any], *_: Any) -> Any:
         return fn(**arrays, **fill_deferred(others, shapes))
@@ -257,10 +278,14 @@ def _run_on_host(
             filled[place] = array
         with jax.enable_x64(True):
             values, known = jax.tree.unflatten(structure, filled)
-            return [np.asarray(fn(**values, **fill_deferred(others, known))).astype(dtype, copy=False)]
+            return [
+                np.asarray(fn(**values, **fill_deferred(others, known))).astype(dtype, copy=False)
+            ]
 
     dtype, shape = _dtype_on_host(tensors, others), _shape_on_host(others)
-    op = rt.lowlevel.python_call(body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind)
+    op = rt.lowlevel.python_call(
+        body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind
+    )
     known_on_host(op)
     return op.outputs[0]
 
@@ -286,8 +311,15 @@ def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str)
     names = parameters.split()
     empty = inspect.Parameter.empty
     signature = inspect.Signature(
-        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Array") for n in names]
-        + [inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=empty)]
+        [
+            inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Array")
+            for n in names
+        ]
+        + [
+            inspect.Parameter(
+                "name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=empty
+            )
+        ]
     )
 
     def body(**arrays: Any) -> Any:
@@ -318,7 +350,9 @@ def _kind_of(dtype: rt.lowlevel.DType) -> str:
     return "float" if jnp.issubdtype(dtype, np.floating) else _KINDS.get(dtype.kind, dtype.name)
 
 
-def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, str], takes: str) -> dict[str, object]:
+def _of_one_dtype(
+    shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, str], takes: str
+) -> dict[str, object]:
     """Returns the tensors of ``arguments``; literals are as wide as the first one: ``x / np.float64(2)`` as wide as x.
 
     Raises:
@@ -326,7 +360,9 @@ def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, 
     """
     alone = {k: v for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
     lists = {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
-    each = [(k, v) for k, v in alone.items()] + [(k, v) for k, values in lists.items() for v in values]
+    each = [(k, v) for k, v in alone.items()] + [
+        (k, v) for k, values in lists.items() for v in values
+    ]
     lead = next((v.dtype for _, v in each if is_tensor(v)), None)
     first = lead
     for parameter, value in each:
@@ -334,11 +370,16 @@ def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, 
         if dtype is None:
             continue  # a list of tensors: told when it is stacked
         if takes != ANY and _kind_of(dtype) not in takes.split():
-            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and it takes {takes}: use tf.cast")
+            raise TypeError(
+                f"{shown}: {parameter} is {as_dtype(dtype).name}, and it takes {takes}: use tf.cast"
+            )
         first = dtype if first is None else first
         if dtype != first:
             beside = as_dtype(first).name
-            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and beside it is {beside}: use tf.cast")
+            raise TypeError(
+                f"{shown}: {parameter} is {as_dtype(dtype).name}, and beside it is {beside}: use "
+                "tf.cast"
+            )
     if lead is None:
         return {}
     alike: dict[str, object] = {k: _become(v, lead) for k, v in alone.items()}
@@ -366,11 +407,20 @@ def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlev
 
 
 def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
-    if not isinstance(value, list | tuple | np.ndarray | np.generic) or holds_tensors(value) or dtype.hasobject:
+    if (
+        not isinstance(value, list | tuple | np.ndarray | np.generic)
+        or holds_tensors(value)
+        or dtype.hasobject
+    ):
         return value
     array = to_array(value)
     floating = jnp.issubdtype(dtype, np.floating)
-    fits = array.dtype.kind in "iu" and (floating or dtype.kind in "iu") or array.dtype.kind == "f" and floating
+    fits = (
+        array.dtype.kind in "iu"
+        and (floating or dtype.kind in "iu")
+        or array.dtype.kind == "f"
+        and floating
+    )
     return np.asarray(value).astype(dtype) if fits else value
 
 

@@ -15,7 +15,18 @@ import runtime as rt
 from harness.tf1.names.table import TABLE
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.indices import check_known, inside, literal
-from harness.tf1.ops.lift import Array, Arrays, Function, Public, Static, Type, either, from_table, op, operand
+from harness.tf1.ops.lift import (
+    Array,
+    Arrays,
+    Function,
+    Public,
+    Static,
+    Type,
+    either,
+    from_table,
+    op,
+    operand,
+)
 
 public = Public("tf", "Arithmetic")
 
@@ -141,8 +152,12 @@ _BINARY: dict[str, tuple[str, Function, str]] = {
     "truncatemod": ("TruncateMod", jnp.fmod, "int float"),
 }
 
-public.update({name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()})
-public.update({name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()})
+public.update(
+    {name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()}
+)
+public.update(
+    {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()}
+)
 
 
 # -- reductions ----------------------------------------------------------------------------------------------------
@@ -228,11 +243,15 @@ def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
         return fn(input_tensor, as_axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
 
     reduce.__name__ = reduce.__qualname__ = shown
-    reduce.__doc__ = f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    reduce.__doc__ = (
+        f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    )
     return op(kind, takes)(reduce)
 
 
-public.update({name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()})
+public.update(
+    {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
+)
 
 
 @public.op("count_nonzero", takes="int float complex bool")
@@ -277,18 +296,26 @@ _place_of("ArgMax", "argmax", "arg_max", low=False)
 _place_of("ArgMin", "argmin", "arg_min", low=True)
 
 
-def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float) -> Array:
+def _cumulate(
+    fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float
+) -> Array:
     x = jnp.flip(x, axis) if reverse else x
     if exclusive and x.shape[axis]:
         rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
-        x = jnp.concatenate([jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis)
+        x = jnp.concatenate(
+            [jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis
+        )
     x = fn(x, axis)
     return jnp.flip(x, axis) if reverse else x
 
 
 @public.op("Cumsum", "cumsum", takes=_NUMBER)
 def _cumsum(
-    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    x: Array,
+    axis: Static = 0,
+    exclusive: bool = False,
+    reverse: bool = False,
+    name: str | None = None,
 ) -> Array:
     """Calls ``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
@@ -296,7 +323,11 @@ def _cumsum(
 
 @public.op("Cumprod", "cumprod", takes=_NUMBER)
 def _cumprod(
-    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    x: Array,
+    axis: Static = 0,
+    exclusive: bool = False,
+    reverse: bool = False,
+    name: str | None = None,
 ) -> Array:
     """Calls ``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
     return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
@@ -308,7 +339,9 @@ def _cumprod(
 @op("Cast")
 def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
     # JAX warns where a cast drops the imaginary part, which TensorFlow drops silently.
-    real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating)
+    real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(
+        dtype, np.complexfloating
+    )
     return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
 
 
@@ -328,7 +361,9 @@ def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
     lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
     if jnp.issubdtype(jnp.result_type(value), np.floating):
-        return jnp.clip(value, *(_towards_zero(x, jnp.result_type(value)) for x in (lowest, highest))).astype(dtype)
+        return jnp.clip(
+            value, *(_towards_zero(x, jnp.result_type(value)) for x in (lowest, highest))
+        ).astype(dtype)
     return jnp.clip(value, lowest, highest).astype(dtype)
 
 
@@ -392,7 +427,9 @@ def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
 
 
 @public.op("BatchMatMul", "batch_matmul")
-def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Array:
+def _batch_matmul(
+    x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None
+) -> Array:
     """Calls ``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
 
@@ -434,25 +471,37 @@ def confusion_matrix(
     """Counts how often each class, a row, was taken for each class, a column; a step fails where one is no class.
 
     Raises:
-        ValueError: no ``num_classes``, and labels or predictions that are not known while the graph is built.
+        ValueError: no ``num_classes``, and labels or predictions that are not known while the graph
+            is built.
     """
     if num_classes is None:
         known = [literal(labels), literal(predictions)]
         if any(each is None for each in known):
-            raise ValueError("confusion_matrix: give num_classes, on which the shape of the result depends")
+            raise ValueError(
+                "confusion_matrix: give num_classes, on which the shape of the result depends"
+            )
         num_classes = max(int(each.max(initial=-1)) for each in known if each is not None) + 1
     checks = []
     for what, values in (("labels", labels), ("predictions", predictions)):
         tf = TABLE["tf"]
         within = tf["logical_and"](tf["greater_equal"](values, 0), tf["less"](values, num_classes))
-        checks.append(rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)]))
+        checks.append(
+            rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)])
+        )
     with rt.control_dependencies(checks):
-        return _confusion(labels, predictions, 1 if weights is None else weights, num_classes, dtype, name)
+        return _confusion(
+            labels, predictions, 1 if weights is None else weights, num_classes, dtype, name
+        )
 
 
 @op("confusion_matrix")
 def _confusion(
-    labels: Array, predictions: Array, weights: Array, classes: object, dtype: Type, name: str | None = None
+    labels: Array,
+    predictions: Array,
+    weights: Array,
+    classes: object,
+    dtype: Type,
+    name: str | None = None,
 ) -> Array:
     # TensorFlow drops a last dimension of 1 that only one of the two has.
     labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
@@ -461,7 +510,9 @@ def _confusion(
     elif labels.ndim == 2 and labels.shape[1] == 1 and predictions.ndim == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.shape != predictions.shape:
-        raise ValueError(f"labels and predictions are vectors of one length: {labels.shape}, {predictions.shape}")
+        raise ValueError(
+            f"labels and predictions are vectors of one length: {labels.shape}, {predictions.shape}"
+        )
     added = jnp.broadcast_to(jnp.asarray(weights, dtype), labels.shape)
     return jnp.zeros((classes, classes), dtype).at[labels, predictions].add(added)
 
@@ -485,15 +536,19 @@ def _norm(
 ) -> Array:
     """Computes the norm of vectors or of all elements: "euclidean", inf or a number; of matrices for a pair of axes.
 
-    Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
-    refuses.
+    Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs
+    LAPACK, which a task refuses.
     """
     x = jnp.asarray(tensor)
     pair = isinstance(axis, list | tuple)
     if pair and (len(axis) != 2 or axis[0] == axis[1]):
-        raise ValueError(f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}")
+        raise ValueError(
+            f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}"
+        )
     if pair and ord not in ("euclidean", "fro", 1, np.inf):
-        raise ValueError(f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}")
+        raise ValueError(
+            f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}"
+        )
     if not pair and ord != "euclidean" and (not isinstance(ord, int | float) or ord <= 0):
         raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
     over = tuple(axis) if pair else tuple(range(x.ndim)) if axis is None else (axis,)
@@ -522,7 +577,9 @@ def _trace(x: Array, name: str | None = None) -> Array:
 
 
 @op("UnsortedSegmentSum")
-def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Array:
+def _segment_sum_op(
+    data: Array, segment_ids: Array, num_segments: Static, name: str | None = None
+) -> Array:
     ids = inside(jnp.ravel(segment_ids), num_segments)
     rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
     return jax.ops.segment_sum(rows, ids, num_segments)
@@ -530,7 +587,10 @@ def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name:
 
 @public.add("unsorted_segment_sum")
 def _unsorted_segment_sum(
-    data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
+    data: rt.TensorLike,
+    segment_ids: rt.TensorLike,
+    num_segments: rt.TensorLike,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Calls ``jax.ops.segment_sum``; rows with a negative number, or one too large that is computed, are left out.
 

@@ -37,7 +37,9 @@ def host_ops(
     """
     tensors = [convert_to_tensor(each) for each in inputs]
     declared = [(None if s is None else tuple(s), as_dtype(d).dtype) for s, d in outputs]
-    op = python_call(lambda session, arrays: function(*arrays), tensors, declared, name=name or kind, type=kind)
+    op = python_call(
+        lambda session, arrays: function(*arrays), tensors, declared, name=name or kind, type=kind
+    )
     known_on_host(op)
     return op.outputs
 
@@ -72,7 +74,11 @@ def each_string(function: Callable[[bytes], object], texts: Array, dtype: object
 
 def _given(value: object, dtype: np.dtype[Any]) -> object:
     """Converts the result of a Python function as TensorFlow does: Python numbers are 64 bits wide, strings bytes."""
-    array = np.asarray(value, dtype=object) if dtype.hasobject and not isinstance(value, np.ndarray) else value
+    array = (
+        np.asarray(value, dtype=object)
+        if dtype.hasobject and not isinstance(value, np.ndarray)
+        else value
+    )
     array = np.asarray(array)
     if array.dtype.kind in "SUO":
         return strings(array.ravel().tolist(), array.shape)
@@ -106,8 +112,16 @@ def py_func(
         given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
         if not types and given is None:
             return []
-        parts = list(given) if isinstance(given, list | tuple) and (several or len(types) != 1) else [given]
-        return [_given(part, t) for part, t in zip(parts, types, strict=True)] if len(parts) == len(types) else parts
+        parts = (
+            list(given)
+            if isinstance(given, list | tuple) and (several or len(types) != 1)
+            else [given]
+        )
+        return (
+            [_given(part, t) for part, t in zip(parts, types, strict=True)]
+            if len(parts) == len(types)
+            else parts
+        )
 
     found = python_call(
         lambda session, arrays: call(*arrays),

@@ -22,12 +22,18 @@ def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
     return rt.random_key(seed, f"{name or default}/key")
 
 
-def _normal(shown: str, kind: str, described: str, draw: Callable[..., Array]) -> Callable[..., rt.Tensor]:
+def _normal(
+    shown: str, kind: str, described: str, draw: Callable[..., Array]
+) -> Callable[..., rt.Tensor]:
     """Adds a normal distribution; ``draw`` makes numbers of a deviation of 1 from a key, a shape and a dtype."""
 
     @op(kind)
-    def drawn(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
-        return draw(key, as_sizes(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+    def drawn(
+        key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None
+    ) -> Array:
+        return draw(key, as_sizes(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(
+            mean, dtype
+        )
 
     def random(
         shape: ShapeLike,
@@ -47,7 +53,10 @@ def _normal(shown: str, kind: str, described: str, draw: Callable[..., Array]) -
 
 
 random_normal = _normal(
-    "random_normal", "RandomStandardNormal", "``jax.random.normal``, scaled and shifted.", jax.random.normal
+    "random_normal",
+    "RandomStandardNormal",
+    "``jax.random.normal``, scaled and shifted.",
+    jax.random.normal,
 )
 truncated_normal = _normal(
     "truncated_normal",
@@ -58,7 +67,9 @@ truncated_normal = _normal(
 
 
 @op("RandomUniform")
-def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
+def _uniform(
+    key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None
+) -> Array:
     if jnp.issubdtype(dtype, np.integer):
         return jax.random.randint(key, as_sizes(shape), minval, maxval, dtype)
     return jax.random.uniform(key, as_sizes(shape), dtype, minval, maxval)
@@ -81,7 +92,9 @@ def random_uniform(
     if maxval is None and as_dtype(dtype).is_integer:
         raise ValueError("random_uniform of integers needs maxval")
     high = 1 if maxval is None else maxval
-    return _uniform(_key(seed, name, "random_uniform"), minval, high, shape, dtype, name or "random_uniform")
+    return _uniform(
+        _key(seed, name, "random_uniform"), minval, high, shape, dtype, name or "random_uniform"
+    )
 
 
 @op("RandomShuffle")
@@ -90,13 +103,17 @@ def _shuffle(key: Array, value: Array, name: str | None = None) -> Array:
 
 
 @public.add()
-def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
+def random_shuffle(
+    value: rt.TensorLike, seed: int | None = None, name: str | None = None
+) -> rt.Tensor:
     """Shuffles the rows by ``jax.random.permutation``."""
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
 
 
 @op("multinomial")
-def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None) -> Array:
+def _multinomial(
+    key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None
+) -> Array:
     if jnp.ndim(logits) != 2:
         raise ValueError(f"logits are a matrix, not of shape {jnp.shape(logits)}")
     drawn = jax.random.categorical(key, logits, axis=-1, shape=(num_samples, jnp.shape(logits)[0]))
@@ -105,14 +122,19 @@ def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, na
 
 @public.add()
 def multinomial(
-    logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
+    logits: rt.TensorLike,
+    num_samples: rt.TensorLike,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Draws by ``jax.random.categorical``: so many classes for each row of ``logits``, int64."""
     return _multinomial(_key(seed, name, "multinomial"), logits, num_samples, np.int64, name)
 
 
 @op("random_gamma")
-def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
+def _gamma(
+    key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None
+) -> Array:
     alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(beta, dtype)
     full = as_sizes(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
     return jax.random.gamma(key, alpha, full, dtype) / beta
@@ -128,7 +150,9 @@ def random_gamma(
     name: str | None = None,
 ) -> rt.Tensor:
     """Draws by ``jax.random.gamma``: ``shape`` values for each of ``alpha`` and ``beta``."""
-    return _gamma(_key(seed, name, "random_gamma"), alpha, 1.0 if beta is None else beta, shape, dtype, name)
+    return _gamma(
+        _key(seed, name, "random_gamma"), alpha, 1.0 if beta is None else beta, shape, dtype, name
+    )
 
 
 @op("random_crop")
@@ -139,7 +163,9 @@ def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Ar
 
 
 @public.add()
-def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
+def random_crop(
+    value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None
+) -> rt.Tensor:
     """Cuts a block of ``size`` out of a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 

@@ -12,13 +12,16 @@ import runtime as rt
 class Dimension:
     """One size of a shape; ``.value`` is None when it is known only in the step.
 
-    Arithmetic with an unknown size gives an unknown size; comparing with one gives None, as in TensorFlow.
+    Arithmetic with an unknown size gives an unknown size; comparing with one gives None, as in
+    TensorFlow.
     """
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value: int | None = value.value if isinstance(value, Dimension) else None if value is None else int(value)
+        self.value: int | None = (
+            value.value if isinstance(value, Dimension) else None if value is None else int(value)
+        )
 
     def __int__(self) -> int:
         if self.value is None:
@@ -97,7 +100,9 @@ class TensorShape:
     def num_elements(self) -> int | None:
         """Returns the product of all sizes, None when one is unknown."""
         sizes = None if self.dims is None else [d.value for d in self.dims]
-        return None if sizes is None or None in sizes else math.prod(s for s in sizes if s is not None)
+        return (
+            None if sizes is None or None in sizes else math.prod(s for s in sizes if s is not None)
+        )
 
     def is_fully_defined(self) -> bool:
         """Returns True if all sizes are known."""
@@ -128,12 +133,16 @@ class TensorShape:
         right = TensorShape(other)
         if self.dims is None or right.dims is None:
             return right if self.dims is None else self
-        return TensorShape([b if a.value is None else a for a, b in zip(self.dims, right.dims, strict=True)])
+        return TensorShape(
+            [b if a.value is None else a for a, b in zip(self.dims, right.dims, strict=True)]
+        )
 
     def concatenate(self, other: Any) -> TensorShape:
         """Returns this shape followed by ``other``; unknown when either rank is."""
         right = TensorShape(other)
-        return TensorShape(None if self.dims is None or right.dims is None else [*self.dims, *right.dims])
+        return TensorShape(
+            None if self.dims is None or right.dims is None else [*self.dims, *right.dims]
+        )
 
     def with_rank(self, rank: int) -> TensorShape:
         """Returns this shape with the rank. Raises ValueError when the rank is another."""

@@ -1,8 +1,9 @@
 """Slices whose ends are tensors: ``x[i : i + 2]``, ``tf.slice(x, [i], [2])``, ``tf.strided_slice``.
 
-What is computed from shapes is known when a step is traced. What is computed from values is the place of a slice of a
-known size: numbers, or an end that is always as far from the beginning. Outside of the tensor the slice is NaN, or the
-integer furthest from zero: a compiled program cannot raise.
+What is computed from shapes is known when a step is traced. What is computed from values is the
+place of a slice of a known size: numbers, or an end that is always as far from the beginning.
+Outside of the tensor the slice is NaN, or the integer furthest from zero: a compiled program cannot
+raise.
 """
 
 from __future__ import annotations
@@ -33,26 +34,37 @@ def _slice_op(input_: Array, begin: Static, size: Static, name: str | None = Non
 
 @op("strided_slice")
 def _by_places(input_: Array, places: Static, name: str | None = None) -> Array:
-    return jnp.asarray(input_)[tuple(builtins.slice(*place) if isinstance(place, list) else place for place in places)]
+    return jnp.asarray(input_)[
+        tuple(builtins.slice(*place) if isinstance(place, list) else place for place in places)
+    ]
 
 
 @op("StridedSlice")
-def _strided_op(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Array:
+def _strided_op(
+    input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None
+) -> Array:
     steps = strides or [1] * len(begin)
-    return jnp.asarray(input_)[tuple(builtins.slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
+    return jnp.asarray(input_)[
+        tuple(builtins.slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))
+    ]
 
 
 @op("strided_slice")
-def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static, name: str | None = None) -> Array:
+def _computed(
+    input_: Array, starts: Arrays, axes: Static, sizes: Static, name: str | None = None
+) -> Array:
     """Takes, of each of ``axes``, counted without new ones, a size from ``starts`` on; -1 is the last axis."""
     picked = jnp.asarray(input_)
     inside = []
     for start, axis, size in zip(starts, axes, sizes, strict=True):
         inside.append((start >= 0) & (start + size <= picked.shape[axis]))
         if size > picked.shape[axis]:
-            raise ValueError(f"{size} elements are more than the axis {axis} has: {picked.shape[axis]}")
+            raise ValueError(
+                f"{size} elements are more than the axis {axis} has: {picked.shape[axis]}"
+            )
         picked = jax.lax.dynamic_slice_in_dim(picked, start, size, axis)
-    # A compiled step cannot raise, so a slice beyond the tensor is NaN or the integer furthest from zero.
+    # A compiled step cannot raise, so a slice beyond the tensor is NaN or the integer furthest from
+    # zero.
     nothing = jnp.take(jnp.zeros((1,), picked.dtype), 1, mode="fill")
     return jnp.where(jnp.all(jnp.stack(inside)), picked, nothing)
 
@@ -64,8 +76,10 @@ def _is_computed(place: object) -> TypeGuard[rt.Tensor | rt.Variable]:
 
 def _size_unknown(what: str) -> rt.InvalidArgumentError:
     return rt.InvalidArgumentError(
-        f"{what}: the size of the result depends on a value, and XLA needs it before the step: give tf.slice a size in "
-        "numbers, or an end that is a fixed number behind the beginning; tf.where leaves elements out of a sum"
+        f"{what}: the size of the result depends on a value, and XLA needs it before the step: "
+        "give tf.slice a size in "
+        "numbers, or an end that is a fixed number behind the beginning; tf.where leaves elements "
+        "out of a sum"
     )
 
 
@@ -86,15 +100,22 @@ def slice(  # noqa: A001
     """
     firsts, sizes = _parts(begin), _parts(size)
     if _are_numbers_of_strings(input_, firsts, sizes):
-        ends = (None if size == -1 else first + size for first, size in zip(firsts, sizes, strict=True))  # type: ignore[operator]
-        return _pick_strings(convert_to_tensor(input_), tuple(map(builtins.slice, firsts, ends)), name)
+        pairs = zip(firsts, sizes, strict=True)
+        ends = (None if size == -1 else first + size for first, size in pairs)  # type: ignore[operator]
+        return _pick_strings(
+            convert_to_tensor(input_), tuple(map(builtins.slice, firsts, ends)), name
+        )
     if any(map(_is_computed, sizes)):
         raise _size_unknown("tf.slice")
     if not any(map(_is_computed, firsts)):
         return _slice_op(input_, begin, size, name)
     if len(firsts) != len(sizes):
         raise ValueError(f"tf.slice: {len(firsts)} places, but {len(sizes)} sizes")
-    rests = [axis for axis, (b, s) in enumerate(zip(firsts, sizes, strict=True)) if _is_computed(b) and _is_rest(s)]
+    rests = [
+        axis
+        for axis, (b, s) in enumerate(zip(firsts, sizes, strict=True))
+        if _is_computed(b) and _is_rest(s)
+    ]
     if rests:
         raise _size_unknown("tf.slice")
     moved = [axis for axis, b in enumerate(firsts) if _is_computed(b)]
@@ -104,12 +125,18 @@ def slice(  # noqa: A001
     ]
     # Axes with numbers are cut first: the dynamic slice then moves less.
     cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
-    return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice")
+    return _computed(
+        cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice"
+    )
 
 
 def _are_numbers_of_strings(input_: rt.TensorLike, *vectors: Sequence[object]) -> bool:
     """Returns True for a string tensor, or a list of strings, and places that are numbers."""
-    strings_in = convert_to_tensor(input_).dtype.hasobject if not is_tensor(input_) else input_.dtype.hasobject
+    strings_in = (
+        convert_to_tensor(input_).dtype.hasobject
+        if not is_tensor(input_)
+        else input_.dtype.hasobject
+    )
     return strings_in and not any(is_tensor(place) for vector in vectors for place in vector)
 
 
@@ -162,18 +189,36 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
     left: list[object] = []
     axis, behind = 0, False
     for place in places:
-        if isinstance(place, builtins.slice) and (_is_computed(place.start) or _is_computed(place.stop)):
+        if isinstance(place, builtins.slice) and (
+            _is_computed(place.start) or _is_computed(place.stop)
+        ):
             first = 0 if place.start is None else place.start
-            size = None if place.stop is None or place.step not in (None, 1) else distance(first, place.stop)
+            size = (
+                None
+                if place.stop is None or place.step not in (None, 1)
+                else distance(first, place.stop)
+            )
             if size is None:
                 raise _size_unknown("x[a:b]")
-            starts, axes, sizes = [*starts, first], [*axes, axis - taken if behind else axis], [*sizes, max(size, 0)]
+            starts, axes, sizes = (
+                [*starts, first],
+                [*axes, axis - taken if behind else axis],
+                [*sizes, max(size, 0)],
+            )
             left.append([None, None, None])
         elif _is_computed(place):
-            starts, axes, sizes = [*starts, place], [*axes, axis - taken if behind else axis], [*sizes, 1]
+            starts, axes, sizes = (
+                [*starts, place],
+                [*axes, axis - taken if behind else axis],
+                [*sizes, 1],
+            )
             left.append(0)
         else:
-            left.append([place.start, place.stop, place.step] if isinstance(place, builtins.slice) else place)
+            left.append(
+                [place.start, place.stop, place.step]
+                if isinstance(place, builtins.slice)
+                else place
+            )
         behind = behind or place is ...
         axis += place is not None and place is not ...
     cut: rt.Tensor = _computed(tensor, starts, axes, sizes, name)
@@ -198,7 +243,9 @@ def _pick_strings(tensor: rt.Tensor, places: tuple[Any, ...], name: str | None =
 def pick_item(tensor: Any, item: object) -> rt.Tensor:
     """Adds the operation ``tensor[item]``; the ends of slices may be tensors."""
     places = item if isinstance(item, tuple) else (item,)
-    ends = [end for p in places if isinstance(p, builtins.slice) for end in (p.start, p.stop, p.step)]
+    ends = [
+        end for p in places if isinstance(p, builtins.slice) for end in (p.start, p.stop, p.step)
+    ]
     if tensor.dtype.hasobject and not any(is_tensor(part) for part in (*places, *ends)):
         return _pick_strings(rt.as_tensor(tensor), places)
     if not any(is_tensor(end) for end in ends):
@@ -206,4 +253,6 @@ def pick_item(tensor: Any, item: object) -> rt.Tensor:
         return picked
     if any(map(_is_computed, ends)):
         return _cut(rt.as_tensor(tensor), places)
-    return _by_places(tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places])
+    return _by_places(
+        tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places]
+    )

@@ -45,7 +45,9 @@ class SparseTensor:
         dense_shape: int64[rank].
     """
 
-    def __init__(self, indices: rt.TensorLike, values: rt.TensorLike, dense_shape: rt.TensorLike) -> None:
+    def __init__(
+        self, indices: rt.TensorLike, values: rt.TensorLike, dense_shape: rt.TensorLike
+    ) -> None:
         self.indices: rt.Tensor = convert_to_tensor(indices, np.int64)
         self.values: rt.Tensor = convert_to_tensor(values)
         self.dense_shape: rt.Tensor = convert_to_tensor(dense_shape, np.int64)
@@ -86,7 +88,9 @@ def _fetched(_: object, parts: Sequence[Any]) -> Any:
 
 
 jax.tree_util.register_pytree_node(
-    SparseTensor, lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None), _fetched
+    SparseTensor,
+    lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None),
+    _fetched,
 )
 
 
@@ -95,7 +99,11 @@ def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
     places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     values = np.concatenate([np.empty(0, dtype), *rows])
     longest = max((len(row) for row in rows), default=0)
-    return [np.array(places, np.int64).reshape(-1, 2), values, np.array([len(rows), longest], np.int64)]
+    return [
+        np.array(places, np.int64).reshape(-1, 2),
+        values,
+        np.array([len(rows), longest], np.int64),
+    ]
 
 
 def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: object) -> HostArray:
@@ -103,14 +111,19 @@ def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: o
     dense = np.full(tuple(int(n) for n in shape), default, values.dtype)
     for place in indices:
         if (place < 0).any() or (place >= shape).any():
-            raise rt.InvalidArgumentError(f"Indices are not valid (out of bounds).  Shape: {shape.tolist()}")
+            raise rt.InvalidArgumentError(
+                f"Indices are not valid (out of bounds).  Shape: {shape.tolist()}"
+            )
     dense[tuple(indices.T)] = values
     return dense
 
 
 @public.add()
 def sparse_tensor_to_dense(
-    sp_input: SparseTensor, default_value: object = 0, validate_indices: bool = True, name: str | None = None
+    sp_input: SparseTensor,
+    default_value: object = 0,
+    validate_indices: bool = True,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Returns the dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
     kind = sp_input.values.dtype
@@ -119,7 +132,9 @@ def sparse_tensor_to_dense(
     sizes = sp_input.shape
     shape = None if sizes.dims is None else sizes.as_list()
     inputs = [sp_input.indices, sp_input.values, sp_input.dense_shape]
-    return host_op(lambda i, v, s: to_dense(i, v, s, default), inputs, shape, kind, name, "SparseToDense")
+    return host_op(
+        lambda i, v, s: to_dense(i, v, s, default), inputs, shape, kind, name, "SparseToDense"
+    )
 
 
 @public.op("SparseToDense", "sparse_to_dense")

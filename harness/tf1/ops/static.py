@@ -1,8 +1,9 @@
 """Values that must be known before a step runs, such as shapes and axes, given as numbers or as tensors.
 
-XLA compiles for static shapes, so ``tf.reshape(x, tf.stack([tf.shape(x)[0], 10]))`` cannot take its shape from a
-tensor that is computed in the step. But the sizes in it are known when the step is traced, because each shape of a
-placeholder is traced anew. So a tensor that depends on constants and on shapes of other tensors only is evaluated then.
+XLA compiles for static shapes, so ``tf.reshape(x, tf.stack([tf.shape(x)[0], 10]))`` cannot take its
+shape from a tensor that is computed in the step. But the sizes in it are known when the step is
+traced, because each shape of a placeholder is traced anew. So a tensor that depends on constants
+and on shapes of other tensors only is evaluated then.
 """
 
 from __future__ import annotations
@@ -101,11 +102,14 @@ def static_number(value: object, what: str) -> Any:
     """Returns ``value`` where it is known while the graph is built.
 
     Raises:
-        InvalidArgumentError: it depends on shapes that are known only in the step, or on computed values.
+        InvalidArgumentError: it depends on shapes that are known only in the step, or on computed
+            values.
     """
     known = static(value)
     if isinstance(known, Deferred):
-        raise rt.InvalidArgumentError(f"{what} must be known while the graph is built: give numbers, not a tensor")
+        raise rt.InvalidArgumentError(
+            f"{what} must be known while the graph is built: give numbers, not a tensor"
+        )
     return known
 
 
@@ -161,7 +165,8 @@ def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
     # A tracer has no value before the step, and XLA needs sizes to compile.
     if isinstance(array, jax.core.Tracer):
         raise rt.InvalidArgumentError(
-            f"the value of {structure.name!r} is known only in the step, but XLA needs it before: give Python numbers, "
+            f"the value of {structure.name!r} is known only in the step, but XLA needs it before: "
+            "give Python numbers, "
             "or something computed from tf.shape of tensors"
         )
     return np.asarray(array).tolist()
@@ -181,6 +186,8 @@ def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
     return known[tensor]
 
 
-def fill_deferred(arguments: Mapping[str, Any], arrays: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def fill_deferred(
+    arguments: Mapping[str, Any], arrays: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
     """Replaces every ``Deferred`` in ``arguments`` by its value; ``arrays`` holds each one's source arrays."""
     return {k: v.value(arrays[k]) if isinstance(v, Deferred) else v for k, v in arguments.items()}

@@ -33,7 +33,8 @@ def decode_raw(
     """Decodes the numbers that strings of bytes hold, in a last dimension of unknown size.
 
     Raises:
-        InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in each string.
+        InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in
+            each string.
     """
     dtype = as_dtype(out_type).dtype
     texts = convert_to_tensor(bytes)
@@ -42,11 +43,14 @@ def decode_raw(
     def decode(given: Array) -> Array:
         sizes = {len(text) for text in given.ravel()}
         if len(sizes) > 1:
-            raise rt.InvalidArgumentError(f"DecodeRaw requires input strings to all be the same size: {sorted(sizes)}")
+            raise rt.InvalidArgumentError(
+                f"DecodeRaw requires input strings to all be the same size: {sorted(sizes)}"
+            )
         size = sizes.pop() if sizes else 0
         if size % dtype.itemsize:
             raise rt.InvalidArgumentError(
-                f"Input to DecodeRaw has length {size} that is not a multiple of {dtype.itemsize}, the size of "
+                f"Input to DecodeRaw has length {size} that is not a multiple of {dtype.itemsize}, "
+                "the size of "
                 f"{dtype_name(dtype)}"
             )
         numbers = np.frombuffer(b"".join(given.ravel()), order).astype(dtype)
@@ -79,7 +83,9 @@ def _default_of_column(default: Values) -> tuple[Array, DType]:
     value = getattr(tensor.op.body, "value", None)
     if value is None:
         raise ValueError("decode_csv: record_defaults must be known when the graph is built")
-    return strings(value.ravel().tolist()) if tensor.dtype.hasobject else value.ravel(), tensor.dtype
+    return strings(
+        value.ravel().tolist()
+    ) if tensor.dtype.hasobject else value.ravel(), tensor.dtype
 
 
 @public.add()
@@ -96,7 +102,8 @@ def decode_csv(
 
     Args:
         records: lines, of any shape; so is each column.
-        record_defaults: for each column [value], whose dtype it has; [] of a dtype where it must be there.
+        record_defaults: for each column [value], whose dtype it has; [] of a dtype where it must be
+            there.
         field_delim: between two fields.
         use_quote_delim: quotation marks hold a field together.
         name: operation name.
@@ -104,7 +111,8 @@ def decode_csv(
         select_cols: the columns that are wanted; all by default.
 
     Raises:
-        InvalidArgumentError: in the step, a line has another number of fields, or one that is no number.
+        InvalidArgumentError: in the step, a line has another number of fields, or one that is no
+            number.
     """
     lines = convert_to_tensor(records)
     defaults = [_default_of_column(each) for each in record_defaults]
@@ -126,7 +134,9 @@ def decode_csv(
                 columns[place][row] = _field(field, default, dtype, place, na_value)
         return [column.reshape(given.shape) for column in columns]
 
-    return list(host_ops(decode, [lines], [(lines.shape, d) for _, d in defaults], name, "DecodeCSV"))
+    return list(
+        host_ops(decode, [lines], [(lines.shape, d) for _, d in defaults], name, "DecodeCSV")
+    )
 
 
 @public.add()
@@ -149,14 +159,19 @@ def string_to_number(
 
 
 @public.add()
-def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str | None = None) -> rt.Tensor:
+def string_join(
+    inputs: Sequence[rt.TensorLike], separator: str = "", name: str | None = None
+) -> rt.Tensor:
     """Strings of the same places put together; one alone is put together with each."""
     tensors = [convert_to_tensor(each) for each in inputs]
     between = separator.encode()
 
     def join(*given: Array) -> Array:
         parts = np.broadcast_arrays(*given) if given else []
-        return strings([between.join(each) for each in zip(*(p.ravel() for p in parts), strict=True)], parts[0].shape)
+        return strings(
+            [between.join(each) for each in zip(*(p.ravel() for p in parts), strict=True)],
+            parts[0].shape,
+        )
 
     shape = next((t.shape for t in tensors if t.shape != ()), ())
     return host_op(join, tensors, shape, object, name, "StringJoin")
@@ -179,7 +194,11 @@ def string_split(
     def split(given: Array) -> list[object]:
         return list(matrix_of_rows([words(text) for text in given.ravel()], np.dtype(object)))
 
-    outputs: list[tuple[tuple[int | None, ...], object]] = [((None, 2), np.int64), ((None,), object), ((2,), np.int64)]
+    outputs: list[tuple[tuple[int | None, ...], object]] = [
+        ((None, 2), np.int64),
+        ((None,), object),
+        ((2,), np.int64),
+    ]
     return SparseTensor(*host_ops(split, [source], outputs, name, "StringSplit"))
 
 

@@ -35,20 +35,29 @@ def convert_to_tensor(
         return made
     tensor = rt.as_tensor(value)
     if dtype is not None and tensor.dtype != as_dtype(dtype).dtype:
-        raise ValueError(f"{tensor.name!r} is {tensor.dtype.name}, not {as_dtype(dtype).name}: use tf.cast")
+        raise ValueError(
+            f"{tensor.name!r} is {tensor.dtype.name}, not {as_dtype(dtype).name}: use tf.cast"
+        )
     return tensor
 
 
 @public.add()
-def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> rt.Tensor:
-    """Makes a tensor to feed; see ``rt.placeholder``. A shape may hold None. Fed values are cut to fit the dtype."""
+def placeholder(
+    dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None
+) -> rt.Tensor:
+    """Makes a tensor to feed; see ``rt.placeholder``.
+
+    A shape may hold None. Fed values are cut to fit the dtype.
+    """
     sizes = None if shape is None else static_number(shape, "the shape")
     sizes = [sizes] if isinstance(sizes, int) else sizes
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
 @public.add()
-def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+def placeholder_with_default(
+    input: rt.TensorLike, shape: ShapeLike, name: str | None = None
+) -> rt.Tensor:  # noqa: A002
     """Makes a tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
     sizes = TensorShape(static_number(shape, "the shape"))

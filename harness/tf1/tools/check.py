@@ -1,8 +1,8 @@
 """The names of TensorFlow that programs use, missing or here: ``python -m harness.tf1 --check FILES...``.
 
-Nothing of a program is run. Its source is read, imports and aliases (``flags = tf.app.flags``) are followed, and every
-name is looked up as ``python -m harness.tf1 program.py`` looks it up. What comes after a name is not seen: arguments,
-and attributes of values.
+Nothing of a program is run. Its source is read, imports and aliases (``flags = tf.app.flags``) are
+followed, and every name is looked up as ``python -m harness.tf1 program.py`` looks it up. What
+comes after a name is not seen: arguments, and attributes of values.
 """
 
 from __future__ import annotations
@@ -93,11 +93,13 @@ def parse(source: bytes) -> tuple[ast.Module, bool]:
     """Parses a program; returns the tree, and True for Python 2.
 
     Raises:
-        SyntaxError: of both versions, or the file is Python 2 and ``lib2to3`` is missing (from Python 3.13 on).
+        SyntaxError: of both versions, or the file is Python 2 and ``lib2to3`` is missing (from
+            Python 3.13 on).
         ValueError: the file holds a zero byte.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes such as "\d" in the program, and of lib2to3's age
+        # of escapes such as "\d" in the program, and of lib2to3's age
+        warnings.simplefilter("ignore")
         try:
             return ast.parse(source), False
         except SyntaxError:
@@ -143,18 +145,28 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, Known]]:
                 full = alias.name if alias.asname else alias.name.partition(".")[0]
                 if modules.is_tensorflow(full):
                     yield alias.asname or full, Known(full, modules.Module(full))
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and modules.is_tensorflow(node.module):
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and not node.level
+            and modules.is_tensorflow(node.module)
+        ):
             module = modules.Module(node.module)
             for alias in node.names:
                 for name in dir(module) if alias.name == "*" else [alias.name]:
                     full = f"{node.module}.{name}"
                     there = name in dir(module)
-                    yield alias.asname or name, Known(full, getattr(module, name) if there else modules.Module(full))
+                    yield (
+                        alias.asname or name,
+                        Known(full, getattr(module, name) if there else modules.Module(full)),
+                    )
 
 
 def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
     """Returns ``known`` and the names that stand for a module of TensorFlow's everywhere in the program."""
-    stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    stored = Counter(
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    )
     stored.update(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg))
     assigned = [
         (target.id, node.value)
@@ -167,7 +179,9 @@ def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
         new = {
             name: found
             for name, value in assigned
-            if name not in known and (found := _found(value, known)) and isinstance(found.value, types.ModuleType)
+            if name not in known
+            and (found := _found(value, known))
+            and isinstance(found.value, types.ModuleType)
         }
         if not new:
             return known
@@ -199,7 +213,9 @@ def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
     if found is None or isinstance(found.value, types.ModuleType) and dir(found.value):
         return None
     empty = isinstance(found.value, modules.Module)
-    return Use(node.lineno, found.name, str(modules.not_here(found.name)) if empty else found.missing)
+    return Use(
+        node.lineno, found.name, str(modules.not_here(found.name)) if empty else found.missing
+    )
 
 
 def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
@@ -249,7 +265,10 @@ def report(programs: Sequence[Program]) -> Iterator[str]:
     yield f"all: {complete} of {len(with_names)} files that use TensorFlow are complete; " + _of(
         lacking, {name for program in with_names for name in program.names}
     )
-    yield from (f"all: {name} is missing in {count} file{'s' * (count > 1)}" for name, count in lacking.most_common())
+    yield from (
+        f"all: {name} is missing in {count} file{'s' * (count > 1)}"
+        for name, count in lacking.most_common()
+    )
     if unread := sum(bool(program.unread) for program in programs):
         yield f"all: {unread} files cannot be read"
 

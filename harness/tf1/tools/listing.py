@@ -37,7 +37,9 @@ def page() -> str:
         parts.append(_table(f"tf.{namespace}", members(namespace, module)))
         for name in sorted(dir(module)):
             if isinstance(inner := getattr(module, name), Namespace):
-                parts.append(_table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner)))
+                parts.append(
+                    _table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner))
+                )
     instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
     missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
     parts.append(f"## What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
@@ -63,7 +65,9 @@ _NOT_NAMES = {
 
 
 def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
-    lines = "\n".join(f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows)
+    lines = "\n".join(
+        f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows
+    )
     if not lines:
         return ""
     return f"## {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
@@ -116,7 +120,8 @@ def _elsewhere(value: object) -> str:
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
         return ""
-    face = importlib.import_module("harness")  # what users import, in which no other module of the harness may look
+    # what users import, in which no other module of the harness may look
+    face = importlib.import_module("harness")
     for package, short in ((face, "harness"), (tensorboard_summary, "harness.summary"), (rt, "rt")):
         if getattr(package, name, None) is value:
             return f"{short}.{name}"

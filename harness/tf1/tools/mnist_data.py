@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from harness.tf1.ops.dtypes import as_dtype
 
 SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
-_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _CLASSES = 10
 _UBYTE = 8  # IDX's number for the type of the elements
 
@@ -137,7 +142,8 @@ def read_data_sets(
 
     1. ``train_dir``
     2. the directory that the environment variable MNIST_DIR names
-    3. ``~/.cache/bellwether/mnist``, where this project's MNIST example keeps what it has downloaded
+    3. ``~/.cache/bellwether/mnist``, where this project's MNIST example keeps what it has
+        downloaded
 
     Args:
         train_dir: see above.
@@ -154,9 +160,13 @@ def read_data_sets(
         ValueError: a file is none of MNIST's, or ``validation_size`` does not fit.
     """
     arrays = [_read(path) for path in _find(pathlib.Path(train_dir), source_url)]
-    images, labels, test_images, test_labels = (_with_channel(a) if a.ndim == 3 else a for a in arrays)
+    images, labels, test_images, test_labels = (
+        _with_channel(a) if a.ndim == 3 else a for a in arrays
+    )
     if not 0 <= validation_size <= len(images):
-        raise ValueError(f"Validation size should be between 0 and {len(images)}. Received: {validation_size}.")
+        raise ValueError(
+            f"Validation size should be between 0 and {len(images)}. Received: {validation_size}."
+        )
 
     def made(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> DataSet:
         return DataSet(images, labels, fake_data, one_hot, dtype, reshape, seed)
@@ -174,12 +184,19 @@ def _find(train_dir: pathlib.Path, source_url: str) -> Sequence[pathlib.Path]:
     if os.environ.get("MNIST_DIR"):
         places.insert(1, pathlib.Path(os.environ["MNIST_DIR"]).expanduser())
     for place in places:
-        found = [path for name in _FILES for path in (place / name, place / f"{name}.gz") if path.is_file()]
+        found = [
+            path
+            for name in _FILES
+            for path in (place / name, place / f"{name}.gz")
+            if path.is_file()
+        ]
         by_name = {path.name.removesuffix(".gz"): path for path in reversed(found)}
         if len(by_name) == len(_FILES):
             return [by_name[name] for name in _FILES]
     looked = ", ".join(map(str, places))
-    raise FileNotFoundError(f"no MNIST in {looked}: put {', '.join(_FILES)} (or .gz) of {source_url} into one of them")
+    raise FileNotFoundError(
+        f"no MNIST in {looked}: put {', '.join(_FILES)} (or .gz) of {source_url} into one of them"
+    )
 
 
 def _read(path: pathlib.Path) -> NDArray[np.uint8]:
@@ -187,7 +204,11 @@ def _read(path: pathlib.Path) -> NDArray[np.uint8]:
         head = file.read(4)
         rank = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, _UBYTE]) else 0
         sizes = np.frombuffer(file.read(4 * rank), ">u4")
-        content = np.frombuffer(file.read(int(np.prod(sizes, dtype=np.int64)) + 1), np.uint8) if rank else head
+        content = (
+            np.frombuffer(file.read(int(np.prod(sizes, dtype=np.int64)) + 1), np.uint8)
+            if rank
+            else head
+        )
     if not rank or len(sizes) != rank or len(content) != np.prod(sizes, dtype=np.int64):
         raise ValueError(f"{path} is no MNIST file, or not all of one")
     return content.reshape(sizes.astype(int))  # type: ignore[union-attr]

@@ -8,12 +8,22 @@ import harness.tf1 as tf
 import runtime as rt
 from harness.tf1.tools.mnist_data import IMAGE_PIXELS, IMAGE_SIZE, NUM_CLASSES
 
-__all__ = ["IMAGE_PIXELS", "IMAGE_SIZE", "NUM_CLASSES", "evaluation", "inference", "loss", "training"]
+__all__ = [
+    "IMAGE_PIXELS",
+    "IMAGE_SIZE",
+    "NUM_CLASSES",
+    "evaluation",
+    "inference",
+    "loss",
+    "training",
+]
 
 
 def _layer(scope: str, inputs: rt.Tensor, size: int, units: int, hidden: bool) -> rt.Tensor:
     with tf.name_scope(scope):
-        weights = tf.Variable(tf.truncated_normal([size, units], stddev=1.0 / math.sqrt(size)), name="weights")
+        weights = tf.Variable(
+            tf.truncated_normal([size, units], stddev=1.0 / math.sqrt(size)), name="weights"
+        )
         biases = tf.Variable(tf.zeros([units]), name="biases")
         values: rt.Tensor = tf.matmul(inputs, weights) + biases
         return tf.nn.relu(values) if hidden else values
@@ -28,7 +38,9 @@ def inference(images: rt.Tensor, hidden1_units: int, hidden2_units: int) -> rt.T
 
 def loss(logits: rt.Tensor, labels: rt.Tensor) -> rt.Tensor:
     """Computes the mean cross entropy; labels are [batch]."""
-    mean: rt.Tensor = tf.losses.sparse_softmax_cross_entropy(labels=tf.cast(labels, tf.int64), logits=logits)
+    mean: rt.Tensor = tf.losses.sparse_softmax_cross_entropy(
+        labels=tf.cast(labels, tf.int64), logits=logits
+    )
     return mean
 
 
@@ -36,7 +48,9 @@ def training(loss: rt.Tensor, learning_rate: float) -> rt.Operation:
     """Makes a step of gradient descent, which counts a global step of its own, and a summary of the loss."""
     tf.summary.scalar("loss", loss)
     step = tf.Variable(0, name="global_step", trainable=False)
-    train: rt.Operation = tf.train.GradientDescentOptimizer(learning_rate).minimize(loss, global_step=step)
+    train: rt.Operation = tf.train.GradientDescentOptimizer(learning_rate).minimize(
+        loss, global_step=step
+    )
     return train
 
 

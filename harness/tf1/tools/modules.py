@@ -1,8 +1,8 @@
 """TensorFlow's modules by name, for programs that are run unchanged: ``python -m harness.tf1 program.py``.
 
-After ``install()`` every ``import tensorflow...`` succeeds. A module answers for the names that ``harness.tf1`` has;
-one that is not here at all is an empty module, which fails, saying what to use instead, when something of it is used.
-So an import whose names are never used costs nothing.
+After ``install()`` every ``import tensorflow...`` succeeds. A module answers for the names that
+``harness.tf1`` has; one that is not here at all is an empty module, which fails, saying what to use
+instead, when something of it is used. So an import whose names are never used costs nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,20 @@ _PYTHON_PACKAGES = frozenset(
 """Packages of ``tensorflow.python``, of which programs take modules; modules are what they take names of."""
 
 
-_EVERYWHERE = ("", "train", "nn", "summary", "layers", "losses", "gfile", "errors", "app", "flags", "logging", "compat")
+_EVERYWHERE = (
+    "",
+    "train",
+    "nn",
+    "summary",
+    "layers",
+    "losses",
+    "gfile",
+    "errors",
+    "app",
+    "flags",
+    "logging",
+    "compat",
+)
 """Where names of ``tensorflow.python`` are looked for, in this order."""
 
 
@@ -114,7 +127,11 @@ def _names(module: Any) -> Sequence[str]:
     """Lists TensorFlow's names in a module of ours, without its own imports."""
     if "__dir__" in vars(module):
         return dir(module)
-    return [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, types.ModuleType)]
+    return [
+        n
+        for n, value in vars(module).items()
+        if not n.startswith("_") and not isinstance(value, types.ModuleType)
+    ]
 
 
 def is_tensorflow(full: str) -> bool:
@@ -128,7 +145,11 @@ def not_here(full: str) -> AttributeError:
     while below.startswith(("compat.v1.", "python.")):
         below = below.removeprefix("compat.v1.").removeprefix("python.")
     namespace, _, name = f"tf.{below}".rpartition(".")
-    found = [] if advice(f"tf.{below}") else [where for where in _EVERYWHERE if name in _names(_ours(where))]
+    found = (
+        []
+        if advice(f"tf.{below}")
+        else [where for where in _EVERYWHERE if name in _names(_ours(where))]
+    )
     if found:
         there = ".".join(part for part in ("tf", found[0], name) if part)
         return AttributeError(f"{full} is not in harness.tf1, but {there} is")
@@ -164,6 +185,8 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if ROOT in sys.modules:
-        raise RuntimeError("TensorFlow is imported already: harness.tf1 must be installed before that")
+        raise RuntimeError(
+            "TensorFlow is imported already: harness.tf1 must be installed before that"
+        )
     # In front of all finders: an installed TensorFlow is passed over.
     sys.meta_path.insert(0, _Finder())

@@ -31,7 +31,9 @@ class Server(rt.Server):
         **options: Any,
     ) -> None:
         if protocol not in (None, "grpc"):
-            raise rt.NotFoundError(f"No server factory registered for protocol {protocol!r}: there is 'grpc'")
+            raise rt.NotFoundError(
+                f"No server factory registered for protocol {protocol!r}: there is 'grpc'"
+            )
         cluster = server_or_cluster_def
         if isinstance(cluster, rt.lowlevel.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -42,15 +44,18 @@ class Server(rt.Server):
     def join(self, late_secs: float = 600.0, drain_secs: float | None = None) -> NoReturn:
         """Serves until the process is no longer needed, and ends the program then, or the thread that called it.
 
-        As in TensorFlow the program never comes back from it: a ps goes on into the worker's code otherwise. It is over
-        when training is, when SIGTERM arrives, and when ``stop`` is called; see ``rt.Server.join``, which returns.
+        As in TensorFlow the program never comes back from it: a ps goes on into the worker's code
+        otherwise. It is over when training is, when SIGTERM arrives, and when ``stop`` is called;
+        see ``rt.Server.join``, which returns.
 
         Args:
-            late_secs: how long workers that have never come are waited for after the chief has finished.
+            late_secs: how long workers that have never come are waited for after the chief has
+                finished.
             drain_secs: how long it serves on after SIGTERM while tasks that train live.
 
         Raises:
-            SystemExit: always, with the code 0, or that of "preempted" where SIGTERM has come before training was over.
+            SystemExit: always, with the code 0, or that of "preempted" where SIGTERM has come
+                before training was over.
         """
         sys.exit(exit_codes.of_join(super().join(late_secs, drain_secs)))
 
@@ -58,7 +63,9 @@ class Server(rt.Server):
     def server_def(self) -> rt.lowlevel.ServerDef:
         """The cluster and this task's place in it, as a proto."""
         cluster, task = self.cluster.as_cluster_def(), self.task
-        return rt.lowlevel.ServerDef(cluster=cluster, job_name=task.job, task_index=task.index, protocol="grpc")
+        return rt.lowlevel.ServerDef(
+            cluster=cluster, job_name=task.job, task_index=task.index, protocol="grpc"
+        )
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:

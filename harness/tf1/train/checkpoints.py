@@ -20,19 +20,23 @@ POLL_SECS = 1.0
 def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
     """Makes values of a checkpoint the initial values of variables of the default graph.
 
-    Call this function before the init operation is made. A restore after the initialisation replaces these values.
+    Call this function before the init operation is made. A restore after the initialisation
+    replaces these values.
 
         tf.train.init_from_checkpoint("logdir", {"encoder/": "model/encoder/"})
 
     Args:
-        ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; plain Orbax's checkpoints count too.
+        ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; plain Orbax's checkpoints
+            count too.
         assignment_map: from names in the checkpoint to variables:
             ``"old/scope/": "new/scope/"`` for all below a scope (``"/"`` is the whole checkpoint),
             ``"old/name": "new/name"`` or ``"old/name": variable`` for one array,
-            ``"old/name": [parts]`` for the slices of a partitioned variable, in order along the first dimension.
+            ``"old/name": [parts]`` for the slices of a partitioned variable, in order along the
+                first dimension.
 
     Raises:
-        ValueError: There is no such checkpoint, or arrays and variables do not fit; the message lists all misfits.
+        ValueError: There is no such checkpoint, or arrays and variables do not fit; the message
+            lists all misfits.
         DataLossError: The checkpoint is damaged.
     """
     reader = load_checkpoint(ckpt_dir_or_file)
@@ -65,7 +69,8 @@ def _pairs(
     if source.endswith("/"):
         if not isinstance(target, str) or not target.endswith("/"):
             raise ValueError(
-                f"{source!r} is a scope, so where it goes must be one too, with a / at its end: {target!r}"
+                f"{source!r} is a scope, so where it goes must be one too, with a / at its end: "
+                f"{target!r}"
             )
         old, new = source.lstrip("/"), target.lstrip("/")
         found = False
@@ -81,7 +86,9 @@ def _pairs(
         return
     name = source.removesuffix(":0")
     if name not in reader.arrays:
-        raise ValueError(f"{source!r} is not in the checkpoint, which has {', '.join(reader.arrays)}")
+        raise ValueError(
+            f"{source!r} is not in the checkpoint, which has {', '.join(reader.arrays)}"
+        )
     parts = target if isinstance(target, list | tuple) else [target]
     found_parts = []
     for part in parts:
@@ -123,7 +130,8 @@ def checkpoints_iterator(
         checkpoint_dir: the directory.
         min_interval_secs: shortest time between two checkpoints, in seconds.
         timeout: seconds to wait for a new checkpoint; None waits for ever.
-        timeout_fn: called after ``timeout``; True ends the iteration, False waits again. None ends the iteration.
+        timeout_fn: called after ``timeout``; True ends the iteration, False waits again. None ends
+            the iteration.
     """
     last: str | None = None
     given_at = -min_interval_secs

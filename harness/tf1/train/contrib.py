@@ -31,7 +31,11 @@ from harness.tf1.names.table import HEADINGS, TABLE, add_names
 from harness.tf1.ops.array_ops import one_hot
 from harness.tf1.ops.lift import Array, Public, op
 from harness.tf1.train import summary as _summary
-from harness.training.start.global_step import create_global_step, get_global_step, get_or_create_global_step
+from harness.training.start.global_step import (
+    create_global_step,
+    get_global_step,
+    get_or_create_global_step,
+)
 from runtime import concurrency
 
 _layers_names = Public("tf.contrib.layers")
@@ -67,14 +71,20 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Regularizer:
 
 
 @_layers_names.add("xavier_initializer", "xavier_initializer_conv2d")
-def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: Any = "float32") -> Any:
+def xavier_initializer(
+    uniform: bool = True, seed: int | None = None, dtype: Any = "float32"
+) -> Any:
     """Returns Glorot's initializer."""
     return (glorot_uniform_initializer if uniform else glorot_normal_initializer)(seed, dtype)
 
 
 @_layers_names.add("variance_scaling_initializer")
 def _variance_scaling(
-    factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: int | None = None, dtype: Any = "float32"
+    factor: float = 2.0,
+    mode: str = "FAN_IN",
+    uniform: bool = False,
+    seed: int | None = None,
+    dtype: Any = "float32",
 ) -> Any:
     """Calls ``tf.variance_scaling_initializer``, by the argument names of contrib."""
     distribution = "uniform" if uniform else "truncated_normal"
@@ -116,7 +126,8 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
         **kwargs: the arguments; those at the call itself go first.
 
     Raises:
-        ValueError: one of the functions takes no arguments from a scope, or arguments with a scope opened again.
+        ValueError: one of the functions takes no arguments from a scope, or arguments with a scope
+            opened again.
     """
     before = _scoped.given
     if isinstance(list_ops_or_scope, Mapping):
@@ -140,7 +151,9 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
 # -- layers: those of tf.layers by other argument names, with other defaults ------------------------------------------
 
 
-def _normalized(value: Any, normalizer_fn: Function | None, params: Mapping[str, Any] | None, activation: Any) -> Any:
+def _normalized(
+    value: Any, normalizer_fn: Function | None, params: Mapping[str, Any] | None, activation: Any
+) -> Any:
     value = value if normalizer_fn is None else normalizer_fn(value, **(params or {}))
     return value if activation is None else activation(value)
 
@@ -177,7 +190,9 @@ def fully_connected(
             ),
         )
         if normalizer_fn is None and biases_initializer is not None:
-            value = nn_ops.bias_add(value, _biases(num_outputs, x, biases_initializer, biases_regularizer, trainable))
+            value = nn_ops.bias_add(
+                value, _biases(num_outputs, x, biases_initializer, biases_regularizer, trainable)
+            )
         return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
 
 
@@ -218,13 +233,23 @@ def convolution2d(
 
 
 def _weights(
-    shape: list[int], x: rt.Tensor, initializer: Initializer, regularizer: Regularizer | None, trainable: bool
+    shape: list[int],
+    x: rt.Tensor,
+    initializer: Initializer,
+    regularizer: Regularizer | None,
+    trainable: bool,
 ) -> Any:
     chosen = xavier_initializer() if initializer is None else initializer
     return _model_variable("weights", shape, x, chosen, regularizer, trainable)
 
 
-def _biases(size: int, x: rt.Tensor, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Any:
+def _biases(
+    size: int,
+    x: rt.Tensor,
+    initializer: Initializer,
+    regularizer: Regularizer | None,
+    trainable: bool,
+) -> Any:
     return _model_variable("biases", [size], x, initializer, regularizer, trainable)
 
 
@@ -251,10 +276,14 @@ def _pooling(shown: str, kind: str, default_name: str) -> None:
         scope: str | None = None,
     ) -> Any:
         layout = "channels_first" if data_format.startswith("NC") else "channels_last"
-        return TABLE["tf.layers"][kind](inputs, kernel_size, stride, padding, layout, scope or default_name)
+        return TABLE["tf.layers"][kind](
+            inputs, kernel_size, stride, padding, layout, scope or default_name
+        )
 
     pool.__name__ = pool.__qualname__ = default_name
-    pool.__doc__ = f"``tf.layers.{kind}`` by the argument names of contrib, with a stride of 2 by default."
+    pool.__doc__ = (
+        f"``tf.layers.{kind}`` by the argument names of contrib, with a stride of 2 by default."
+    )
     _layers_names.update({shown: add_arg_scope(pool)})
 
 
@@ -287,13 +316,16 @@ def batch_norm(
 ) -> Any:
     """Calls ``tf.layers.batch_normalization``, without gamma and in training by default.
 
-    The updates of the moving averages go to ``updates_collections``; None makes them wherever the output is computed.
+    The updates of the moving averages go to ``updates_collections``; None makes them wherever the
+    output is computed.
 
     Raises:
         ValueError: ``batch_weights`` or ``zero_debias_moving_mean`` is given.
     """
     if batch_weights is not None or zero_debias_moving_mean:
-        raise ValueError("batch_norm: batch_weights and zero_debias_moving_mean are not in harness.tf1")
+        raise ValueError(
+            "batch_norm: batch_weights and zero_debias_moving_mean are not in harness.tf1"
+        )
     initializers = {"beta": zeros_initializer, **(param_initializers or {})}
     kept = {f"{name}_initializer": value for name, value in initializers.items()}
     kept |= {f"{name}_regularizer": value for name, value in (param_regularizers or {}).items()}
@@ -313,7 +345,8 @@ def batch_norm(
             name=opened,
             **kept,
         )
-        # tf.layers knows one collection. Its updates are taken out again for a caller who wants them elsewhere.
+        # tf.layers knows one collection. Its updates are taken out again for a caller who wants
+        # them elsewhere.
         if updates_collections != GraphKeys.UPDATE_OPS:
             made = updates[before:]
             del updates[before:]
@@ -338,19 +371,25 @@ def dropout(
     seed: int | None = None,
 ) -> Any:
     """Calls ``tf.layers.dropout`` by the share that is kept, in training by default."""
-    return _layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training, scope or "Dropout")
+    return _layers.dropout(
+        inputs, 1 - keep_prob, noise_shape, seed, is_training, scope or "Dropout"
+    )
 
 
 @_layers_names.add()
 @add_arg_scope
-def flatten(inputs: rt.TensorLike, outputs_collections: object = None, scope: str | None = None) -> Any:
+def flatten(
+    inputs: rt.TensorLike, outputs_collections: object = None, scope: str | None = None
+) -> Any:
     """Calls ``tf.layers.flatten``."""
     return _layers.flatten(inputs, scope or "Flatten")
 
 
 @_layers_names.add()
 @add_arg_scope
-def one_hot_encoding(labels: rt.TensorLike, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
+def one_hot_encoding(
+    labels: rt.TensorLike, num_classes: int, on_value: float = 1.0, off_value: float = 0.0
+) -> Any:
     """Calls ``tf.one_hot``."""
     return one_hot(labels, num_classes, on_value, off_value)
 
@@ -358,7 +397,11 @@ def one_hot_encoding(labels: rt.TensorLike, num_classes: int, on_value: float = 
 @_framework_names.add()
 def assert_global_step(global_step: rt.Variable) -> None:
     """Raises TypeError for what is no scalar integer variable."""
-    if not isinstance(global_step, rt.Variable) or global_step.shape != () or global_step.dtype.kind not in "iu":
+    if (
+        not isinstance(global_step, rt.Variable)
+        or global_step.shape != ()
+        or global_step.dtype.kind not in "iu"
+    ):
         raise TypeError(f"the global step is a scalar integer variable, not {global_step!r}")
 
 
@@ -369,7 +412,9 @@ def assert_or_get_global_step(graph: rt.Graph | None = None, global_step_tensor:
 
 
 @_framework_names.add()
-def local_variable(initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any) -> Any:
+def local_variable(
+    initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any
+) -> Any:
     """Makes a variable of which each session has a copy, and that is not trained."""
     return Variable(initial_value, False, [rt.GraphKeys.LOCAL_VARIABLES], validate_shape, name=name)
 
@@ -381,10 +426,16 @@ def linear(inputs: rt.TensorLike, num_outputs: int, *args: Any, **kwargs: Any) -
 
 
 @op("accuracy")
-def _accuracy(predictions: Array, labels: Array, weights: Array | None = None, name: str | None = None) -> Array:
+def _accuracy(
+    predictions: Array, labels: Array, weights: Array | None = None, name: str | None = None
+) -> Array:
     """Computes the weighted share of predictions of one batch that are equal to their labels."""
     equal = (predictions == labels).astype(jnp.float32)
-    return jnp.mean(equal) if weights is None else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
+    return (
+        jnp.mean(equal)
+        if weights is None
+        else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
+    )
 
 
 _framework_names.update(
@@ -409,12 +460,20 @@ add_names(
     {
         **TABLE["tf.contrib.layers"],
         **TABLE["tf.contrib.framework"],
-        **{name: Namespace(f"tf.contrib.slim.{name}") for name in ("layers", "metrics", "prefetch_queue")},
+        **{
+            name: Namespace(f"tf.contrib.slim.{name}")
+            for name in ("layers", "metrics", "prefetch_queue")
+        },
         "losses": _losses,
     },
 )
-add_names("tf.contrib.deprecated", {n: v for n, v in TABLE["tf"].items() if HEADINGS.get(n) == _summary.OLD_NAMES})
+add_names(
+    "tf.contrib.deprecated",
+    {n: v for n, v in TABLE["tf"].items() if HEADINGS.get(n) == _summary.OLD_NAMES},
+)
 _MODULES = ("data", "deprecated", "framework", "layers", "metrics", "rnn", "slim")
-add_names("tf.contrib", {name: Namespace(f"tf.contrib.{name}") for name in _MODULES} | {"losses": _losses})
+add_names(
+    "tf.contrib", {name: Namespace(f"tf.contrib.{name}") for name in _MODULES} | {"losses": _losses}
+)
 
 __getattr__, __dir__ = namespace("tf.contrib")

@@ -29,7 +29,9 @@ def _as(value: Array | float, kind: Type) -> Array:
     return jnp.asarray(value).astype(kind)
 
 
-def _decay(shown: str, kind: str, described: str, value: Callable[[Array, Array, Array], Array]) -> None:
+def _decay(
+    shown: str, kind: str, described: str, value: Callable[[Array, Array, Array], Array]
+) -> None:
     """Adds a decay: ``value`` of the learning rate, the decay rate, and ``global_step / decay_steps``."""
 
     def decay(
@@ -84,12 +86,18 @@ def polynomial_decay(
     if cycle:
         steps = steps * jnp.maximum(1.0, jnp.ceil(step / steps))
     end = _as(end_learning_rate, kind)
-    return (_as(learning_rate, kind) - end) * (1 - jnp.minimum(step, steps) / steps) ** _as(power, kind) + end
+    return (_as(learning_rate, kind) - end) * (1 - jnp.minimum(step, steps) / steps) ** _as(
+        power, kind
+    ) + end
 
 
 @public.op("CosineDecay")
 def cosine_decay(
-    learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
+    learning_rate: Array,
+    global_step: Array,
+    decay_steps: Array,
+    alpha: Array | float = 0.0,
+    name: str | None = None,
 ) -> Array:
     """Decays by half a cosine from ``learning_rate`` to ``alpha * learning_rate``."""
     kind = _kind(learning_rate)
@@ -99,14 +107,19 @@ def cosine_decay(
 
 
 @op("PiecewiseConstant")
-def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: str | None = None) -> Array:
+def _piecewise(
+    x: Array, boundaries: Static, values: Static, dtype: Type, name: str | None = None
+) -> Array:
     place = jnp.sum(jnp.asarray(x) > jnp.asarray(boundaries))
     return jnp.asarray(values, dtype)[place]
 
 
 @public.add()
 def piecewise_constant(
-    x: rt.TensorLike, boundaries: Sequence[rt.TensorLike], values: Sequence[rt.TensorLike], name: str | None = None
+    x: rt.TensorLike,
+    boundaries: Sequence[rt.TensorLike],
+    values: Sequence[rt.TensorLike],
+    name: str | None = None,
 ) -> rt.Tensor:
     """Returns ``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that, in their dtype.
 
@@ -114,10 +127,18 @@ def piecewise_constant(
         ValueError: there is not one more value than boundaries.
     """
     if len(values) != len(boundaries) + 1:
-        raise ValueError(f"piecewise_constant: {len(boundaries)} boundaries go with one more value, not {len(values)}")
+        raise ValueError(
+            f"piecewise_constant: {len(boundaries)} boundaries go with one more value, not "
+            f"{len(values)}"
+        )
     kind, limits = _dtype_of(values[0]), _dtype_of(x)
-    if any(_dtype_of(v) != kind for v in values) or any(limits.kind != _dtype_of(b).kind for b in boundaries):
-        raise ValueError(f"piecewise_constant: values of one dtype, and boundaries of that of x, {limits}, are wanted")
+    if any(_dtype_of(v) != kind for v in values) or any(
+        limits.kind != _dtype_of(b).kind for b in boundaries
+    ):
+        raise ValueError(
+            f"piecewise_constant: values of one dtype, and boundaries of that of x, {limits}, are "
+            "wanted"
+        )
     return _piecewise(x, boundaries, values, kind, name)
 
 

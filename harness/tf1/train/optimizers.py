@@ -1,7 +1,8 @@
 """``tf.train.*Optimizer``: harness.Optimizer with TensorFlow's arguments, and learning rates that may be tensors.
 
-The update rules are those of TensorFlow's documentation, from optax where it has the same one. A learning rate given as
-a tensor (a decay of the global step, a placeholder) is computed on the worker and travels with the gradients.
+The update rules are those of TensorFlow's documentation, from optax where it has the same one. A
+learning rate given as a tensor (a decay of the global step, a placeholder) is computed on the
+worker and travels with the gradients.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def _gradients_from(
     loss: rt.Tensor, var_list: Sequence[rt.Variable] | None, grad_loss: rt.TensorLike | None
 ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
     with loss.graph.as_default():
-        variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
+        variables = list(
+            rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list)
+        )
     return list(zip(rt.gradients(loss, variables, grad_loss), variables, strict=True))
 
 
@@ -105,10 +108,13 @@ def scale_by_tensor(key: str, sign: float) -> optax.GradientTransformationExtraA
     return optax.GradientTransformationExtraArgs(lambda params: _Scaled(), update)
 
 
-def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransformation, dict[str, Any]]:
+def _rate(
+    learning_rate: Any, sign: float = -1.0
+) -> tuple[optax.GradientTransformation, dict[str, Any]]:
     """Returns a transformation that scales by the learning rate, and the tensors that each step needs."""
     value = learning_rate() if callable(learning_rate) else learning_rate
-    # A rate that is a tensor is computed in each step, so it reaches the update as an extra argument.
+    # A rate that is a tensor is computed in each step, so it reaches the update as an extra
+    # argument.
     if is_tensor(value):
         return scale_by_tensor("learning_rate", sign), {"learning_rate": value}
     return optax.scale(sign * float(value)), {}
@@ -118,7 +124,9 @@ def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransfo
 class GradientDescentOptimizer(_Optimizer):
     """``v -= learning_rate * g``: optax.sgd."""
 
-    def __init__(self, learning_rate: rt.TensorLike, use_locking: bool = False, name: str = "GradientDescent") -> None:
+    def __init__(
+        self, learning_rate: rt.TensorLike, use_locking: bool = False, name: str = "GradientDescent"
+    ) -> None:
         rate, extra = _rate(learning_rate)
         super().__init__(rate, extra_args=extra, name=name)
 
@@ -138,7 +146,9 @@ class MomentumOptimizer(_Optimizer):
         use_nesterov: bool = False,
     ) -> None:
         rate, extra = _rate(learning_rate)
-        super().__init__(optax.chain(optax.trace(momentum, use_nesterov), rate), extra_args=extra, name=name)
+        super().__init__(
+            optax.chain(optax.trace(momentum, use_nesterov), rate), extra_args=extra, name=name
+        )
 
 
 @public.add()
@@ -155,10 +165,14 @@ class AdagradOptimizer(_Optimizer):
         name: str = "Adagrad",
     ) -> None:
         if initial_accumulator_value <= 0:
-            raise ValueError(f"initial_accumulator_value must be positive: {initial_accumulator_value}")
+            raise ValueError(
+                f"initial_accumulator_value must be positive: {initial_accumulator_value}"
+            )
         rate, extra = _rate(learning_rate)
         super().__init__(
-            optax.chain(optax.scale_by_rss(initial_accumulator_value, 0.0), rate), extra_args=extra, name=name
+            optax.chain(optax.scale_by_rss(initial_accumulator_value, 0.0), rate),
+            extra_args=extra,
+            name=name,
         )
 
 
@@ -173,8 +187,9 @@ class AdamState(NamedTuple):
 def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
     """Scales as Adam in TensorFlow 1: epsilon is added before the second moment is corrected ("epsilon hat").
 
-    ``sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)``; optax.scale_by_adam adds epsilon after it.
-    See section 2 of Kingma and Ba, Adam: A Method for Stochastic Optimization (2015), just before 2.1.
+    ``sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)``; optax.scale_by_adam adds
+    epsilon after it. See section 2 of Kingma and Ba, Adam: A Method for Stochastic Optimization
+    (2015), just before 2.1.
     """
 
     def init(params: Any) -> AdamState:
@@ -211,15 +226,17 @@ class AdamOptimizer(_Optimizer):
         name: str = "Adam",
     ) -> None:
         rate, extra = _rate(learning_rate)
-        super().__init__(optax.chain(scale_by_adam(beta1, beta2, epsilon), rate), extra_args=extra, name=name)
+        super().__init__(
+            optax.chain(scale_by_adam(beta1, beta2, epsilon), rate), extra_args=extra, name=name
+        )
 
 
 @public.add()
 class RMSPropOptimizer(_Optimizer):
     """``s = decay * s + (1 - decay) * g * g; a = momentum * a + learning_rate * g / sqrt(s + epsilon); v -= a``.
 
-    optax.scale_by_rms with s beginning at 1 (``centered``: optax.scale_by_stddev), then optax.trace; slots "rms" and
-    "momentum".
+    optax.scale_by_rms with s beginning at 1 (``centered``: optax.scale_by_stddev), then
+    optax.trace; slots "rms" and "momentum".
     """
 
     _slot_names = {"rms": "rms/nu", "momentum": "trace/trace"}
@@ -239,7 +256,9 @@ class RMSPropOptimizer(_Optimizer):
         # TensorFlow's mean square begins at 1, and the rate is inside the momentum.
         parts = [scale(decay, epsilon, 1.0), rate]
         super().__init__(
-            optax.chain(*parts, *([optax.trace(momentum)] if momentum else [])), extra_args=extra, name=name
+            optax.chain(*parts, *([optax.trace(momentum)] if momentum else [])),
+            extra_args=extra,
+            name=name,
         )
 
 
@@ -258,7 +277,9 @@ class AdadeltaOptimizer(_Optimizer):
         name: str = "Adadelta",
     ) -> None:
         rate, extra = _rate(learning_rate)
-        super().__init__(optax.chain(optax.scale_by_adadelta(rho, epsilon), rate), extra_args=extra, name=name)
+        super().__init__(
+            optax.chain(optax.scale_by_adadelta(rho, epsilon), rate), extra_args=extra, name=name
+        )
 
 
 @public.add()
@@ -280,7 +301,9 @@ class ExponentialMovingAverage:
         name: str = "ExponentialMovingAverage",
     ) -> None:
         if zero_debias:
-            raise ValueError("zero_debias is not in harness.tf1: shadows begin at the variables' initial values")
+            raise ValueError(
+                "zero_debias is not in harness.tf1: shadows begin at the variables' initial values"
+            )
         self._decay = decay
         self._num_updates = num_updates
         self.name = name
@@ -290,17 +313,21 @@ class ExponentialMovingAverage:
         """Returns one operation that updates the shadows of ``var_list`` (all trainable variables), made at first.
 
         Args:
-            var_list: variables, whose shadows begin at their initial values; and tensors of a known shape, whose
-                shadows begin at 0.
+            var_list: variables, whose shadows begin at their initial values; and tensors of a known
+                shape, whose shadows begin at 0.
         """
         done = []
         for variable in rt.trainable_variables() if var_list is None else var_list:
             shadow = self._averages.get(variable) or self._shadow(variable)
-            inputs: list[Any] = [variable] if self._num_updates is None else [variable, self._num_updates]
+            inputs: list[Any] = (
+                [variable] if self._num_updates is None else [variable, self._num_updates]
+            )
             done.append(shadow.update(self._next, *inputs, name=f"{self.name}/update"))
         return rt.group(*done, name=self.name)
 
-    def _next(self, shadow: Any, value: rt.TensorLike, num_updates: rt.TensorLike | None = None) -> Any:
+    def _next(
+        self, shadow: Any, value: rt.TensorLike, num_updates: rt.TensorLike | None = None
+    ) -> Any:
         # In the dtype of the shadow: a float64 decay would widen the whole update.
         decay = jnp.asarray(self._decay, shadow.dtype)
         if num_updates is not None:
@@ -312,10 +339,13 @@ class ExponentialMovingAverage:
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(rt.name_scope(None))
             scopes.enter_context(rt.control_dependencies(None))
-            if isinstance(variable, rt.Variable):  # the shadow of a tensor lies where any variable would
+            # the shadow of a tensor lies where any variable would
+            if isinstance(variable, rt.Variable):
                 scopes.enter_context(rt.device(None))
                 scopes.enter_context(rt.device(variable.device or None))
-            shadow = rt.Variable(_begin(variable), name=self.average_name(variable), trainable=False)
+            shadow = rt.Variable(
+                _begin(variable), name=self.average_name(variable), trainable=False
+            )
         if isinstance(variable, rt.Variable):
             variable.graph.add_to_collection("moving_average_variables", variable)
         self._averages[variable] = shadow
@@ -329,13 +359,20 @@ class ExponentialMovingAverage:
         """Returns the name of the shadow of ``var``."""
         return f"{var.op.name}/{self.name}"
 
-    def variables_to_restore(self, moving_avg_variables: Sequence[Any] | None = None) -> dict[str, Any]:
+    def variables_to_restore(
+        self, moving_avg_variables: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Maps names in a checkpoint to variables, so that a ``Saver`` gives the variables the shadows' values."""
-        averaged = list(rt.trainable_variables() if moving_avg_variables is None else moving_avg_variables)
-        # The checkpoint has the shadows under their names. Restored so, the variables take the shadows' values.
+        averaged = list(
+            rt.trainable_variables() if moving_avg_variables is None else moving_avg_variables
+        )
+        # The checkpoint has the shadows under their names. Restored so, the variables take the
+        # shadows' values.
         names = {self.average_name(v): v for v in averaged}
         shadows = set(self._averages.values())
-        rest = {v.op.name: v for v in rt.global_variables() if v not in averaged and v not in shadows}
+        rest = {
+            v.op.name: v for v in rt.global_variables() if v not in averaged and v not in shadows
+        }
         return names | rest
 
 
@@ -344,7 +381,9 @@ def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
     if isinstance(averaged, rt.Variable):
         return averaged.initial_value
     if averaged.shape is None or None in averaged.shape:
-        raise ValueError(f"the moving average of {averaged.name!r} needs its shape, and that is {averaged.shape}")
+        raise ValueError(
+            f"the moving average of {averaged.name!r} needs its shape, and that is {averaged.shape}"
+        )
     return np.zeros([int(size or 0) for size in averaged.shape], averaged.dtype)
 
 
@@ -387,7 +426,9 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         **options: Any,
     ) -> None:
         if variable_averages is not None or variables_to_average is not None:
-            raise ValueError("variable_averages is not there: run ExponentialMovingAverage.apply after the step")
+            raise ValueError(
+                "variable_averages is not there: run ExponentialMovingAverage.apply after the step"
+            )
         total = total_num_replicas or None
         super().__init__(opt, replicas_to_aggregate, total, worker=replica_id, name=name, **options)
         self._nothing: rt.Operation | None = None
@@ -412,13 +453,16 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
                 return rt.identity(self.step, name or f"{self.name}/step")
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
-        """Returns an operation that does nothing: no tokens are needed. The argument is checked as ever.
+        """Returns an operation that does nothing: no tokens are needed.
+
+        The argument is checked as ever.
 
         Raises:
-            InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
+            InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have
+                been too few.
         """
-        # TensorFlow releases workers by tokens. Nothing needs them here, but a program that would hang there fails here
-        # too.
+        # TensorFlow releases workers by tokens. Nothing needs them here, but a program that would
+        # hang there fails here too.
         fewest = self._needed - self._total
         if num_tokens >= 0 and num_tokens < fewest:
             raise rt.InvalidArgumentError(
@@ -460,4 +504,6 @@ class _Hook(SessionRunHook):
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Starts the chief's runner, unless the runner is running."""
         if self._is_chief:
-            self._sync.get_chief_queue_runner().create_threads(session, coord, daemon=True, start=True)
+            self._sync.get_chief_queue_runner().create_threads(
+                session, coord, daemon=True, start=True
+            )

@@ -29,7 +29,8 @@ class Saver(_saver.Saver):
         sharded: not needed: every task writes its own variables.
         max_to_keep: the last so many checkpoints are kept; None or 0 keeps all.
         keep_checkpoint_every_n_hours: besides, one is kept for every so many hours.
-        name: not used, as are ``restore_sequentially``, ``write_version``, ``save_relative_paths`` and ``filename``.
+        name: not used, as are ``restore_sequentially``, ``write_version``, ``save_relative_paths``
+            and ``filename``.
         restore_sequentially: see ``name``.
         saver_def: must be None.
         builder: must be None.
@@ -65,9 +66,13 @@ class Saver(_saver.Saver):
         **options: Any,
     ) -> None:
         if reshape:
-            raise ValueError("Saver: reshape=True is not in harness.tf1: restore the variable and use tf.reshape")
+            raise ValueError(
+                "Saver: reshape=True is not in harness.tf1: restore the variable and use tf.reshape"
+            )
         if saver_def is not None or builder is not None:
-            raise ValueError("Saver: saver_def and builder are not in harness.tf1: give it the variables")
+            raise ValueError(
+                "Saver: saver_def and builder are not in harness.tf1: give it the variables"
+            )
         super().__init__(
             var_list,
             max_to_keep=max_to_keep,
@@ -95,8 +100,10 @@ class Saver(_saver.Saver):
             sess: a session of the cluster.
             save_path: ``logdir/model.ckpt``.
             global_step: the step in the name.
-            latest_filename: must be None or "checkpoint": no file lists the checkpoints, their directory does.
-            meta_graph_suffix: not used, as are ``write_meta_graph`` and ``strip_default_attrs``: no graph is written.
+            latest_filename: must be None or "checkpoint": no file lists the checkpoints, their
+                directory does.
+            meta_graph_suffix: not used, as are ``write_meta_graph`` and ``strip_default_attrs``: no
+                graph is written.
             write_meta_graph: see above.
             write_state: must be True, for the reason of ``latest_filename``.
             strip_default_attrs: see above.
@@ -106,9 +113,12 @@ class Saver(_saver.Saver):
             ValueError: another ``latest_filename``, or ``write_state=False``.
         """
         if latest_filename not in (None, "checkpoint") or not write_state:
-            given = "write_state=False" if not write_state else f"latest_filename={latest_filename!r}"
+            given = (
+                "write_state=False" if not write_state else f"latest_filename={latest_filename!r}"
+            )
             raise ValueError(
-                f"Saver.save: {given} cannot keep a checkpoint out of tf.train.latest_checkpoint, which looks into "
+                f"Saver.save: {given} cannot keep a checkpoint out of tf.train.latest_checkpoint, "
+                "which looks into "
                 "the directory: save into a directory of its own"
             )
         return super().save(sess, save_path, global_step, **options)
@@ -167,7 +177,9 @@ class CheckpointState:
     all_model_checkpoint_paths: list[str]
 
 
-def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
+def get_checkpoint_state(
+    checkpoint_dir: str, latest_filename: str | None = None
+) -> CheckpointState | None:
     """Returns the checkpoints in a directory, or None when there is none.
 
     Args:
@@ -198,7 +210,8 @@ class FileWriter(_writer.FileWriter):
         logdir: the directory, made if it is not there.
         graph: a graph to write at once.
         max_queue: taken, and without effect: 16 MiB of events may wait.
-        flush_secs: how often events are flushed to disk, seconds; every 2 s by default (120 s in a cloud store).
+        flush_secs: how often events are flushed to disk, seconds; every 2 s by default (120 s in a
+            cloud store).
         graph_def: a graph, or a GraphDef message, to write at once; ``graph`` goes before it.
         filename_suffix: end of the file names.
     """
@@ -213,5 +226,8 @@ class FileWriter(_writer.FileWriter):
         filename_suffix: str | None = None,
     ) -> None:
         super().__init__(
-            logdir, graph_def if graph is None else graph, flush_secs=flush_secs, filename_suffix=filename_suffix
+            logdir,
+            graph_def if graph is None else graph,
+            flush_secs=flush_secs,
+            filename_suffix=filename_suffix,
         )

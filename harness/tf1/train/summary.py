@@ -20,7 +20,10 @@ public = Public("tf", OLD_NAMES)
 add_names(
     "tf.summary",
     {
-        **{n: getattr(_summary, n) for n in ("audio", "histogram", "image", "merge", "merge_all", "scalar", "text")},
+        **{
+            n: getattr(_summary, n)
+            for n in ("audio", "histogram", "image", "merge", "merge_all", "scalar", "text")
+        },
         "Event": event_pb2.Event,
         "FileWriter": FileWriter,
         "FileWriterCache": FileWriterCache,
@@ -37,13 +40,18 @@ def _tag(tags: object) -> str:
     if isinstance(tags, list | tuple) and len(tags) == 1:
         tags = tags[0]
     if not isinstance(tags, str):
-        raise TypeError(f"one summary has one tag, a string, not {tags!r}: make one summary for each tag")
+        raise TypeError(
+            f"one summary has one tag, a string, not {tags!r}: make one summary for each tag"
+        )
     return tags
 
 
 @public.add()
 def scalar_summary(
-    tags: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+    tags: str | Sequence[str],
+    values: rt.TensorLike,
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Calls ``tf.summary.scalar``."""
     return _summary.scalar(_tag(tags), values, collections)
@@ -51,7 +59,10 @@ def scalar_summary(
 
 @public.add()
 def histogram_summary(
-    tag: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+    tag: str | Sequence[str],
+    values: rt.TensorLike,
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Calls ``tf.summary.histogram``."""
     return _summary.histogram(_tag(tag), values, collections)
@@ -84,7 +95,9 @@ def audio_summary(
 
 @public.add()
 def merge_summary(
-    inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
+    inputs: Sequence[rt.TensorLike],
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Calls ``tf.summary.merge``."""
     return _summary.merge(inputs, collections, name)

@@ -54,7 +54,9 @@ class GlobalStepWaiterHook(GlobalStepHook):
             if step >= self._wait_until:
                 break
             text = "waiting for global step %d, it is %d now"
-            logging.log_every_n_seconds(logging.WARNING, text, _LOG_EVERY_SECS, self._wait_until, step)
+            logging.log_every_n_seconds(
+                logging.WARNING, text, _LOG_EVERY_SECS, self._wait_until, step
+            )
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break
         self._done = True
@@ -83,7 +85,9 @@ class FinalOpsHook(SessionRunHook):
         final_ops_feed_dict: Feeds of that run.
     """
 
-    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None) -> None:
+    def __init__(
+        self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None
+    ) -> None:
         self._final_ops = final_ops
         self._feed_dict = final_ops_feed_dict
         self._values: Any = None
@@ -94,14 +98,19 @@ class FinalOpsHook(SessionRunHook):
         return self._values
 
     def end(self, session: rt.Session) -> None:
-        """Runs the final operations. Raises OutOfRangeError where these have met the end of the input."""
+        """Runs the final operations.
+
+        Raises OutOfRangeError where these have met the end of the input.
+        """
         if self._final_ops is None:
             return
         try:
             self._values = session.run(self._final_ops, self._feed_dict)
         except (rt.OutOfRangeError, StopIteration) as error:
             logging.warning(
-                "the final operations met the end of the input: give them an input of their own (%s)", error
+                "the final operations met the end of the input: give them an input of their own "
+                "(%s)",
+                error,
             )
             raise
 
@@ -117,7 +126,9 @@ class ProfilerHook(EventsHook):
         output_dir: Directory of the files.
     """
 
-    def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
+    def __init__(
+        self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = ""
+    ) -> None:
         super().__init__(output_dir)
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._next: int | None = None
@@ -180,7 +191,9 @@ class SingularMonitoredSession(MonitoredSession):
         stop_grace_period_secs: float = STOP_GRACE_SECS,
         checkpoint_filename_with_path: str | None = None,
     ) -> None:
-        creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
+        creator = ChiefSessionCreator(
+            scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+        )
         super().__init__(creator, hooks, stop_grace_period_secs)
 
     def raw_session(self) -> rt.Session:
@@ -225,7 +238,9 @@ class SessionManager(session_manager.SessionManager):
         except RuntimeError as error:
             logging.info("could not recover a session: %s", error)
         session = rt.Session(
-            master, self._graph, readiness.filtered(config, self._graph, readiness.limit_secs(config, max_wait_secs))
+            master,
+            self._graph,
+            readiness.filtered(config, self._graph, readiness.limit_secs(config, max_wait_secs)),
         )
         self._try_local_init(session)
         return session, False

@@ -1,7 +1,7 @@
 """The memory and the decisions of an evaluator, as pure functions of its evaluations.
 
-They say which checkpoint is next, which is best, and whether training is to end. ``EarlyStoppingHook`` decides by the
-same functions. The file of the evaluations is the only state.
+They say which checkpoint is next, which is best, and whether training is to end.
+``EarlyStoppingHook`` decides by the same functions. The file of the evaluations is the only state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Evaluation:
 
     Attributes:
         step: Global step of the checkpoint.
-        saved_at: Unix time of its save, in seconds. A step that is saved again, after a loss, is another checkpoint.
+        saved_at: Unix time of its save, in seconds. A step that is saved again, after a loss, is
+            another checkpoint.
         metrics: Numbers of the evaluation, by name.
     """
 
@@ -46,10 +47,12 @@ class Goal:
         best_by: Name of the metric that decides; empty when none does.
         mode: "max" or "min": the direction of an improvement.
         min_delta: The least improvement that counts.
-        patience: Number of evaluations without an improvement after which training is to end; None never ends it.
+        patience: Number of evaluations without an improvement after which training is to end; None
+            never ends it.
 
     Raises:
-        ValueError: The mode is neither, a number is out of range, or there is ``patience`` without ``best_by``.
+        ValueError: The mode is neither, a number is out of range, or there is ``patience`` without
+            ``best_by``.
 
     Example:
         >>> from harness.training.evaluation.evaluations import Evaluation, Goal, standing
@@ -69,7 +72,10 @@ class Goal:
         if self.mode not in ("max", "min"):
             raise ValueError(f"best_mode is 'max' or 'min', not {self.mode!r}")
         if self.patience is not None and (self.patience < 1 or not self.best_by):
-            raise ValueError("patience is a number of evaluations above 0, and needs best_by, the metric that decides")
+            raise ValueError(
+                "patience is a number of evaluations above 0, and needs best_by, the metric that "
+                "decides"
+            )
         if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
             raise ValueError(f"min_delta is a number that is not negative, not {self.min_delta!r}")
 
@@ -114,15 +120,21 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
             since += 1
     if goal.patience is None or since < goal.patience:
         return Standing(best, since)
-    at = "never was finite" if best is None else f"was best at step {best.step} ({best.metrics[goal.best_by]:.6g})"
+    at = (
+        "never was finite"
+        if best is None
+        else f"was best at step {best.step} ({best.metrics[goal.best_by]:.6g})"
+    )
     return Standing(best, since, f"{goal.best_by} {at} and no better in {since} evaluations since")
 
 
-def next_key(found: Iterable[tuple[int, float]], done: Iterable[Evaluation], over: bool) -> tuple[int, float] | None:
+def next_key(
+    found: Iterable[tuple[int, float]], done: Iterable[Evaluation], over: bool
+) -> tuple[int, float] | None:
     """Returns the step and time of the checkpoint to evaluate next; None when all are evaluated.
 
-    During training this is the oldest checkpoint, which is deleted first. After training it is the newest: an
-    evaluator that is ended early has then evaluated the checkpoint that matters.
+    During training this is the oldest checkpoint, which is deleted first. After training it is the
+    newest: an evaluator that is ended early has then evaluated the checkpoint that matters.
 
     Args:
         found: Step and time of each checkpoint.
@@ -141,7 +153,9 @@ def added(evaluations: Sequence[Evaluation], new: Evaluation) -> tuple[Evaluatio
 
 def to_text(evaluations: Iterable[Evaluation]) -> str:
     """Returns the evaluations as the text of their file."""
-    rows = [{"step": e.step, "saved_at": e.saved_at, "metrics": dict(e.metrics)} for e in evaluations]
+    rows = [
+        {"step": e.step, "saved_at": e.saved_at, "metrics": dict(e.metrics)} for e in evaluations
+    ]
     return json.dumps({"format": FORMAT, "evaluations": rows}, indent=1) + "\n"
 
 
@@ -159,14 +173,22 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
         told = json.loads(text)
         # An older evaluator must not overwrite what it cannot read.
         if told["format"] > FORMAT:
-            raise DataLossError(f"{where} has format {told['format']}; this version reads up to {FORMAT}")
+            raise DataLossError(
+                f"{where} has format {told['format']}; this version reads up to {FORMAT}"
+            )
         return tuple(
-            Evaluation(int(row["step"]), float(row["saved_at"]), {n: float(v) for n, v in row["metrics"].items()})
+            Evaluation(
+                int(row["step"]),
+                float(row["saved_at"]),
+                {n: float(v) for n, v in row["metrics"].items()},
+            )
             for row in told["evaluations"]
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         advice = "delete it to have every checkpoint evaluated again"
-        raise DataLossError(f"{where} is damaged ({type(error).__name__}: {error}): {advice}") from None
+        raise DataLossError(
+            f"{where} is damaged ({type(error).__name__}: {error}): {advice}"
+        ) from None
 
 
 def load(path: str) -> tuple[Evaluation, ...]:

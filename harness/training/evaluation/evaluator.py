@@ -1,7 +1,8 @@
 """Evaluator: a process that evaluates the checkpoints of a training run.
 
-The evaluator trains nothing and takes part in no run record, so no task waits for the evaluator. Only the run directory
-is needed. With a task of the cluster as ``master`` the end of training is known at once, and can be ordered early.
+The evaluator trains nothing and takes part in no run record, so no task waits for the evaluator.
+Only the run directory is needed. With a task of the cluster as ``master`` the end of training is
+known at once, and can be ordered early.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ POLL_SECS = 1.0
 LOG_EVERY_SECS = 10.0
 ANSWER_SECS = 5.0
 SILENCE_SECS = 30.0
-"""Seconds of silence after which a mark of the end that an evaluator finds at its start counts. The tasks with the
+"""Seconds of silence after which a mark of the end that an evaluator finds at its start counts.
+
+The tasks with the
 variables come up within that time where the run continues."""
 STATE_FILE = "evaluations.json"
 BEST = "best"
@@ -47,7 +50,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS
 class Evaluator:
     """A process that evaluates every checkpoint of a run once and keeps the best.
 
-        with rt.device(None):                      # the model, all in this process: it trains nothing
+        with rt.device(None):                      # the model, all in this process: it trains
+        nothing
             ...
             accuracy = rt.call(...)
 
@@ -56,31 +60,37 @@ class Evaluator:
 
         harness.Evaluator(evaluate, "/tmp/run", master="grpc://ps0:2222", best_by="accuracy", patience=5).run()
 
-    The directory ``logdir/eval`` gets events for TensorBoard, the best checkpoint, and a file of all evaluations. The
-    best one is ``best/<step>``, which ``Saver.restore`` and ``latest_checkpoint`` read as any other. An evaluator that
-    is started again continues from ``evaluations.json``.
+    The directory ``logdir/eval`` gets events for TensorBoard, the best checkpoint, and a file of
+    all evaluations. The best one is ``best/<step>``, which ``Saver.restore`` and
+    ``latest_checkpoint`` read as any other. An evaluator that is started again continues from
+    ``evaluations.json``.
 
-    Hard links hold a checkpoint while it is evaluated, and the best one for good, whatever the trainer deletes. They
-    take no room while the trainer has the checkpoint too. Where there are no hard links the files are copied.
+    Hard links hold a checkpoint while it is evaluated, and the best one for good, whatever the
+    trainer deletes. They take no room while the trainer has the checkpoint too. Where there are no
+    hard links the files are copied.
 
     Args:
-        evaluate: Function of a session with the values of a checkpoint, and of its global step. It returns metrics:
-            one number for each name.
+        evaluate: Function of a session with the values of a checkpoint, and of its global step. It
+            returns metrics: one number for each name.
         logdir: The run directory, in a file system that this process sees.
-        master: Target of any task of the cluster, such as ``grpc://ps0:2222``; empty when there is none.
-        name: Sub-directory of ``logdir`` for the evaluator's files, and the name of its run in TensorBoard.
+        master: Target of any task of the cluster, such as ``grpc://ps0:2222``; empty when there is
+            none.
+        name: Sub-directory of ``logdir`` for the evaluator's files, and the name of its run in
+            TensorBoard.
         best_by: Name of the metric that says which checkpoint is best; empty keeps none.
         best_mode: "max" or "min": the direction of an improvement.
         min_delta: The least improvement that counts.
-        patience: Number of evaluations without an improvement after which training is asked to end; None never asks.
+        patience: Number of evaluations without an improvement after which training is asked to end;
+            None never asks.
         graph: The graph; by default the default graph. It is finalized.
         saver: The saver that restores; by default a ``Saver`` of all global variables.
-        silence_secs: Seconds without an answer of the cluster after which an old mark of the end counts. A run
-            directory may have such a mark when the evaluator starts, while its run is about to continue.
+        silence_secs: Seconds without an answer of the cluster after which an old mark of the end
+            counts. A run directory may have such a mark when the evaluator starts, while its run is
+            about to continue.
 
     Raises:
-        ValueError: There is ``patience`` without ``best_by`` or ``master``, a bad mode, or a ``logdir`` in a cloud
-            store.
+        ValueError: There is ``patience`` without ``best_by`` or ``master``, a bad mode, or a
+            ``logdir`` in a cloud store.
     """
 
     def __init__(
@@ -101,9 +111,14 @@ class Evaluator:
         self._goal = Goal(best_by, best_mode, min_delta, patience)
         # Without a cluster there is no task that could end training.
         if patience is not None and not master:
-            raise ValueError("patience needs master, a task of the cluster that can be asked to end training")
+            raise ValueError(
+                "patience needs master, a task of the cluster that can be asked to end training"
+            )
         if not os.fspath(logdir) or not storage.is_local(os.fspath(logdir)):
-            raise ValueError(f"the evaluator needs a run directory that is mounted here, not {os.fspath(logdir)!r}")
+            raise ValueError(
+                "the evaluator needs a run directory that is mounted here, not "
+                f"{os.fspath(logdir)!r}"
+            )
         # The name becomes a directory, and a name with a slash could leave the run directory.
         if os.sep in name or name in ("", ".", ".."):
             raise ValueError(f"name is that of one sub-directory of logdir, not {name!r}")
@@ -155,7 +170,8 @@ class Evaluator:
         """
         lock = log_directory.DirectoryLock()
         os.makedirs(self._own, exist_ok=True)
-        # Raises where nothing can be written there; the lock below only logs that, for the sake of a chief.
+        # Raises where nothing can be written there; the lock below only logs that, for the sake of
+        # a chief.
         open(self._path(RUN_FILE), "ab").close()
         # The record of the lock names tasks. This name keeps two evaluators apart.
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
@@ -174,30 +190,43 @@ class Evaluator:
         self._tidy()
         if self._evaluations:
             logging.info("%d checkpoints have been evaluated before", len(self._evaluations))
-        with contextlib.closing(FileWriter(self._own)) as writer, rt.Session("", self._graph) as session:
+        with (
+            contextlib.closing(FileWriter(self._own)) as writer,
+            rt.Session("", self._graph) as session,
+        ):
             if self._local_init_op is not None:
                 session.run(self._local_init_op)
             while True:
-                # Asked before the directory is read: a run that is over has all its checkpoints then.
+                # Asked before the directory is read: a run that is over has all its checkpoints
+                # then.
                 over = self._run.over()
                 # With each round, as a task that was started again has forgotten the order.
                 if (stop := self.standing.stop) and not over:
                     self._run.stop(stop)
                 found = self._checkpoints()
-                key = evaluations.next_key(found.keys() - self._passed_over, self._evaluations, over)
+                key = evaluations.next_key(
+                    found.keys() - self._passed_over, self._evaluations, over
+                )
                 if key is not None:
                     self._one(session, writer, key, found[key])
                 elif over:
                     break
                 else:
                     text = "waiting for a new checkpoint in %s%s"
-                    logging.log_every_n_seconds(logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble())
+                    logging.log_every_n_seconds(
+                        logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble()
+                    )
                     # File systems that several hosts share send no events of new directories.
                     concurrency.Event().wait(POLL_SECS)
         end = self.standing
         if end.best is not None:
             value = end.best.metrics[self._goal.best_by]
-            logging.info("training is over; best %s: %.6g at step %d", self._goal.best_by, value, end.best.step)
+            logging.info(
+                "training is over; best %s: %.6g at step %d",
+                self._goal.best_by,
+                value,
+                end.best.step,
+            )
         return end
 
     def _checkpoints(self) -> dict[tuple[int, float], str]:
@@ -207,13 +236,18 @@ class Evaluator:
         found: dict[tuple[int, float], str] = {}
         seen: dict[tuple[str, int, int], float] = {}
         try:
-            steps = [step for directory in layout.series_in(self._logdir) for step in layout.steps_in(directory)]
+            steps = [
+                step
+                for directory in layout.series_in(self._logdir)
+                for step in layout.steps_in(directory)
+            ]
         # The file system may be away for a while. A round without checkpoints costs nothing.
         except rt.UnavailableError as error:
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
             return {}
         for step in steps:
-            # A checkpoint may be deleted between the two looks; one that is damaged is an error in the trainer's log.
+            # A checkpoint may be deleted between the two looks; one that is damaged is an error in
+            # the trainer's log.
             with contextlib.suppress(OSError, rt.DataLossError):
                 stat = os.stat(step.path)
                 known = step.path, stat.st_ino, stat.st_mtime_ns
@@ -223,7 +257,9 @@ class Evaluator:
         self._saved_at = seen
         return found
 
-    def _one(self, session: rt.Session, writer: FileWriter, key: tuple[int, float], path: str) -> None:
+    def _one(
+        self, session: rt.Session, writer: FileWriter, key: tuple[int, float], path: str
+    ) -> None:
         step, saved_at = key
         with self._holding(path, step) as held:
             if held is None:
@@ -239,17 +275,21 @@ class Evaluator:
             metrics = _numbers(self._evaluate(session, step))
             if self._goal.best_by and self._goal.best_by not in metrics:
                 told = ", ".join(metrics) or "nothing"
-                raise ValueError(f"evaluate() gave no {self._goal.best_by!r}, which is best_by: it gave {told}")
+                raise ValueError(
+                    f"evaluate() gave no {self._goal.best_by!r}, which is best_by: it gave {told}"
+                )
             new = Evaluation(step, saved_at, metrics)
             after = evaluations.added(self._evaluations, new)
             shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             logging.info("step %d: %s", step, shown)
-            # Kept before the evaluation is noted: a best checkpoint in the file always lies on the disk.
+            # Kept before the evaluation is noted: a best checkpoint in the file always lies on the
+            # disk.
             if evaluations.standing(after, self._goal).best == new:
                 self._keep(held, new)
             writer.add_scalars(metrics, step)
             writer.flush()
-            # Written last: an evaluator that dies before evaluates this checkpoint once more, and misses none.
+            # Written last: an evaluator that dies before evaluates this checkpoint once more, and
+            # misses none.
             evaluations.store(self._path(STATE_FILE), after)
             self._evaluations = after
         self._tidy()
@@ -272,10 +312,14 @@ class Evaluator:
             shutil.rmtree(self._path(HELD), ignore_errors=True)
 
     def _keep(self, held: str, evaluation: Evaluation) -> None:
-        """Links the held checkpoint as the best. The best checkpoint before stays until ``_tidy``."""
+        """Links the held checkpoint as the best.
+
+        The best checkpoint before stays until ``_tidy``.
+        """
         place = self._best_path(evaluation)
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        # One of the same step may lie there: of before that step was lost, or of an evaluator that died.
+        # One of the same step may lie there: of before that step was lost, or of an evaluator that
+        # died.
         if os.path.isdir(place):
             shutil.rmtree(place)
         _link_tree(held, place)
@@ -303,7 +347,9 @@ def _numbers(metrics: object) -> dict[str, float]:
         found = {str(name): np.asarray(value) for name, value in metrics.items()}  # type: ignore[attr-defined]
         return {name: float(value.item()) for name, value in found.items()}
     except (AttributeError, TypeError, ValueError):
-        raise TypeError(f"evaluate() returns a dict with one number for each name, not {metrics!r}") from None
+        raise TypeError(
+            f"evaluate() returns a dict with one number for each name, not {metrics!r}"
+        ) from None
 
 
 class _Run:
@@ -335,13 +381,17 @@ class _Run:
                 return True
             except rt.OpError as error:
                 # These are mistakes of the caller, and last. Everything else may pass.
-                if isinstance(error, rt.UnauthenticatedError | rt.InvalidArgumentError | rt.NotFoundError):
+                if isinstance(
+                    error, rt.UnauthenticatedError | rt.InvalidArgumentError | rt.NotFoundError
+                ):
                     raise
                 self._trouble = str(error)
             else:
                 self._answered_at, self._trouble = concurrency.monotonic(), ""
                 return any(record.phase == "finished" for record in records)
-        return mark is not None and concurrency.monotonic() - self._answered_at >= self._silence_secs
+        return (
+            mark is not None and concurrency.monotonic() - self._answered_at >= self._silence_secs
+        )
 
     def stop(self, reason: str) -> None:
         """Orders training to end, again with each call: a task that was started anew has forgotten the order."""

@@ -33,7 +33,11 @@ class ChiefServices:
     """
 
     def __init__(
-        self, coord: Coordinator, parts: SupervisorParts, save_path: str | None, leads: Callable[[], bool]
+        self,
+        coord: Coordinator,
+        parts: SupervisorParts,
+        save_path: str | None,
+        leads: Callable[[], bool],
     ) -> None:
         self._coord = coord
         self._parts = parts
@@ -76,10 +80,13 @@ class ChiefServices:
             self._writer.add_session_log("START", int(session.run(step)))
         threads = self._make_summary_threads(session, summary_secs)
         if parts.saver is not None and self._save_path is not None:
-            self.checkpoints = services.Checkpoints(parts.saver, self._save_path, step, self._writer, self._leads)
+            self.checkpoints = services.Checkpoints(
+                parts.saver, self._save_path, step, self._writer, self._leads
+            )
             saves = services.CheckpointThread(self._coord, save_secs, session, self.checkpoints)
             self.save = saves.save
-            # Without a period the thread never runs. Its ``save`` still saves for a ps that is about to leave.
+            # Without a period the thread never runs. Its ``save`` still saves for a ps that is
+            # about to leave.
             if save_secs:
                 threads.append(saves)
         for thread in threads:
@@ -95,7 +102,11 @@ class ChiefServices:
             return threads
         if self._parts.summary_op is not None:
             self._summaries = services.Summaries(self._parts.summary_op, step, writer)
-            threads.append(services.service(self._coord, "write-summaries", secs, session, self._summaries.write))
+            threads.append(
+                services.service(
+                    self._coord, "write-summaries", secs, session, self._summaries.write
+                )
+            )
         if step is not None:
             count = services.StepCounter(step.op.name, writer).count_in(step)
             threads.append(services.service(self._coord, "count-steps", secs, session, count))
@@ -107,15 +118,21 @@ class ChiefServices:
     def join(self) -> None:
         """Waits for the threads, for a save without a limit.
 
-        After a failure no thread is waited for here; ``Coordinator.join`` gives all threads the grace period.
+        After a failure no thread is waited for here; ``Coordinator.join`` gives all threads the
+        grace period.
         """
         for thread in self._threads:
-            while thread.is_alive() and thread is not concurrency.current_thread() and not failed(self._coord):
+            while (
+                thread.is_alive()
+                and thread is not concurrency.current_thread()
+                and not failed(self._coord)
+            ):
                 saves = isinstance(thread, services.CheckpointThread)
                 thread.join(_LOG_SECS)
                 if thread.is_alive():
                     logging.warning("stopping: waiting for thread %s", thread.name)
-                # The other services have little to finish: the coordinator gives them the grace period.
+                # The other services have little to finish: the coordinator gives them the grace
+                # period.
                 if not saves:
                     break
 

@@ -1,4 +1,7 @@
-"""Joining a cluster: a process finds out its task and serves that task. Programs call ``join_cluster`` first."""
+"""Joining a cluster: a process finds out its task and serves that task.
+
+Programs call ``join_cluster`` first.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _ALIKE = 0.85
 """The least likeness (difflib) at which an unknown flag counts as a misspelt one."""
 
 _STEPS_OF_A_START = 100
-"""More steps without training than a session takes to begin. A task with more, such as an actor, does its work."""
+"""More steps without training than a session takes to begin.
+
+A task with more, such as an actor, does its work.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,16 @@ class Member:
     @property
     def workers(self) -> int:
         """The number of tasks that train."""
-        return sum(self.cluster.num_tasks(job) for job in self.cluster.jobs if job in ("worker", *_CHIEFS))
+        return sum(
+            self.cluster.num_tasks(job) for job in self.cluster.jobs if job in ("worker", *_CHIEFS)
+        )
 
     @property
     def number(self) -> int:
         """The number of this task among the training tasks, the chief first: selects a share of the data."""
-        before = [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
+        before = (
+            [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
+        )
         return self.index + sum(self.cluster.num_tasks(job) for job in before)
 
     def device(self) -> AbstractContextManager[None]:
@@ -103,7 +113,11 @@ class Member:
 
 @contextlib.contextmanager
 def join_cluster(
-    argv: Sequence[str] | None = None, *, ps: int = 1, preempt_grace_secs: float = 30.0, **server_options: Any
+    argv: Sequence[str] | None = None,
+    *,
+    ps: int = 1,
+    preempt_grace_secs: float = 30.0,
+    **server_options: Any,
 ) -> Iterator[Member]:
     """Joins the cluster of this process, and leaves it at the end of the block.
 
@@ -114,49 +128,62 @@ def join_cluster(
             with supervisor.managed_session(me.target) as session:
                 ...
 
-    The block is for tasks that train. A ps serves until training is over or SIGTERM comes, and then ends the program by
-    SystemExit. An evaluator (``--job_name=evaluator``, or TF_CONFIG says so) has no server: look at ``me.job``, and
-    give ``me.target`` to ``harness.Evaluator``.
+    The block is for tasks that train. A ps serves until training is over or SIGTERM comes, and then
+    ends the program by SystemExit. An evaluator (``--job_name=evaluator``, or TF_CONFIG says so)
+    has no server: look at ``me.job``, and give ``me.target`` to ``harness.Evaluator``.
 
-    SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``). The chief of a Supervisor or a
-    monitored session saves the present step, and the exit code is that of "preempted" or "interrupted". An error that
-    nothing catches ends the program with the exit code that says whether a restart would help
-    (``exit_codes.of_error``). So a program that is wrong before its first training step is not started again.
+    SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``). The chief of a
+    Supervisor or a monitored session saves the present step, and the exit code is that of
+    "preempted" or "interrupted". An error that nothing catches ends the program with the exit code
+    that says whether a restart would help (``exit_codes.of_error``). So a program that is wrong
+    before its first training step is not started again.
 
     The cluster and the task come from the first of these sources that has them:
 
-    1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, also where the program does not define them;
-    2. the environment variable TF_CONFIG, which ``harness.launch`` sets, and Kubeflow and others do;
+    1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, also where the program does
+        not define them;
+    2. the environment variable TF_CONFIG, which ``harness.launch`` sets, and Kubeflow and others
+        do;
     3. the variables of a pod of a JobSet (``rt.JobSetClusterResolver``);
     4. the variables of a Slurm step with several tasks (``srun --ntasks=3 python train.py``);
     5. none of them: this process trains alone, and a warning says so.
 
     Args:
-        argv: Arguments that the program does not know itself, as ``parser.parse_known_args()`` returns them. One that
-            is no flag of a task either ends the program, as a flag that is misspelt should. Without ``argv`` the
-            arguments of the process are searched, and those that are not a task's are passed over.
+        argv: Arguments that the program does not know itself, as ``parser.parse_known_args()``
+            returns them. One that is no flag of a task either ends the program, as a flag that is
+            misspelt should. Without ``argv`` the arguments of the process are searched, and those
+            that are not a task's are passed over.
         ps: Number of ps among the tasks of a Slurm step; the others are workers.
         preempt_grace_secs: Seconds from SIGTERM to the hard end of the process.
-        **server_options: Further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
+        **server_options: Further arguments of ``rt.Server``, such as ``ps_backups=1`` or
+            ``security=...``.
 
     Raises:
-        SystemExit: The cluster is not described whole, there is no such task, or the server has no credential. The
-            program ends with one line, and the exit code of a wrong configuration. Also after a ps has served, with the
-            code of "done", or of "preempted" where SIGTERM has come before training was over.
+        SystemExit: The cluster is not described whole, there is no such task, or the server has no
+            credential. The program ends with one line, and the exit code of a wrong configuration.
+            Also after a ps has served, with the code of "done", or of "preempted" where SIGTERM has
+            come before training was over.
         OpError: The server cannot start, such as UnknownError where its port is in use.
     """
     with preemptible(preempt_grace_secs):
         try:
-            me = find_identity(sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None)
+            me = find_identity(
+                sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None
+            )
             if me.cluster is None:
                 logging.warning("%s: this process trains alone", me.source)
             if me.job == "ps":
                 import jax
 
-                # A ps adds numbers. JAX would take most of an accelerator's memory, which the workers need.
+                # A ps adds numbers. JAX would take most of an accelerator's memory, which the
+                # workers need.
                 jax.config.update("jax_platforms", "cpu")
             server = _server(me, server_options)
-        except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
+        except (
+            rt.InvalidArgumentError,
+            rt.UnauthenticatedError,
+            rt.PermissionDeniedError,
+        ) as error:
             exit_codes.leave(exit_codes.of_error(error), str(error))
         with server or contextlib.nullcontext():
             if server is not None and me.job == "ps":
@@ -167,7 +194,8 @@ def join_cluster(
                 yield Member(cluster, me.job, me.index, server)
             except Exception as error:
                 row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
-                # Errors of the other kinds have messages that say all: frames of the library add nothing.
+                # Errors of the other kinds have messages that say all: frames of the library add
+                # nothing.
                 if row not in (exit_codes.FAILED, exit_codes.BUG):
                     tracebacks.shorten(error)
                 exit_codes.end_with(row, error)
@@ -184,7 +212,9 @@ def _has_begun(server: rt.Server) -> bool:
 def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
     if me.job == "evaluator":
         return None
-    return rt.Server(me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]}), me.job, me.index, **options)
+    return rt.Server(
+        me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]}), me.job, me.index, **options
+    )
 
 
 def find_identity(
@@ -199,7 +229,8 @@ def find_identity(
         strict: True where every argument has to be a flag of a task.
 
     Raises:
-        InvalidArgumentError: The cluster is not described whole, or an argument is nearly a flag of a task, or none.
+        InvalidArgumentError: The cluster is not described whole, or an argument is nearly a flag of
+            a task, or none.
 
     Example:
         >>> from harness.training.run.join import find_identity
@@ -221,7 +252,9 @@ def find_identity(
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
         return _from_slurm(tasks, ps)
-    return TaskIdentity(None, "worker", 0, "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step")
+    return TaskIdentity(
+        None, "worker", 0, "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step"
+    )
 
 
 def _from_tf_config() -> TaskIdentity | None:
@@ -239,7 +272,8 @@ def _from_tf_config() -> TaskIdentity | None:
 def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
     if not tasks.isdecimal() or not 0 < ps < int(tasks):
         raise rt.InvalidArgumentError(
-            f"a Slurm step of {tasks} tasks (SLURM_STEP_NUM_TASKS) cannot have {ps} ps and workers too: raise srun "
+            f"a Slurm step of {tasks} tasks (SLURM_STEP_NUM_TASKS) cannot have {ps} ps and workers "
+            "too: raise srun "
             "--ntasks, or change join_cluster(ps=...)"
         )
     try:
@@ -248,7 +282,9 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
         raise rt.InvalidArgumentError(str(error)) from None
     if slurm.task_type is None:
         number = os.environ.get("SLURM_PROCID")
-        raise rt.InvalidArgumentError(f"SLURM_PROCID={number} is no task of a Slurm step of {tasks} tasks")
+        raise rt.InvalidArgumentError(
+            f"SLURM_PROCID={number} is no task of a Slurm step of {tasks} tasks"
+        )
     return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
 
 
@@ -264,10 +300,13 @@ def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
         given = argument.lstrip("-").partition("=")[0]
         meant = _meant(given, found)
         if argument.startswith("-") and meant and given not in flags.FLAGS:
-            raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant}?")
+            raise rt.InvalidArgumentError(
+                f"--{given} is no flag of a task; did you mean --{meant}?"
+            )
     if strict and rest:
         raise rt.InvalidArgumentError(
-            f"{' '.join(rest)}: neither this program nor a task of a cluster has such a flag, see --help; a task has "
+            f"{' '.join(rest)}: neither this program nor a task of a cluster has such a flag, see "
+            "--help; a task has "
             f"{', '.join(f'--{name}' for name in _FLAGS)}"
         )
     return found
@@ -278,7 +317,11 @@ def _absl_flags() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in _FLAGS if flags.FLAGS.is_parsed() else ():
         flag = flags.FLAGS[name] if name in flags.FLAGS else None
-        if flag is not None and flag.value not in (None, "", []) and (name in _HOSTS or flag.present):
+        if (
+            flag is not None
+            and flag.value not in (None, "", [])
+            and (name in _HOSTS or flag.present)
+        ):
             found[name] = ",".join(flag.value) if isinstance(flag.value, list) else str(flag.value)
     return found
 
@@ -295,15 +338,22 @@ def _meant(given: str, found: Mapping[str, str]) -> str:
 
 def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
     hosts = {job: enumerate(told[flag].split(",")) for flag, job in _HOSTS.items() if flag in told}
-    # Of workers that come and go a task need not know the address: it may be left out between its commas.
-    cluster = {job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()}
+    # Of workers that come and go a task need not know the address: it may be left out between its
+    # commas.
+    cluster = {
+        job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()
+    }
     # An evaluator may know of no cluster: it reads the run directory.
     alone = told.get("job_name") == "evaluator"
     if not (cluster or alone) or "job_name" not in told:
         given = ", ".join(f"--{name}" for name in told)
         lacking = "--job_name" if cluster else "--ps_hosts and --worker_hosts"
-        raise rt.InvalidArgumentError(f"{given} given without {lacking}: a task of a cluster needs both")
+        raise rt.InvalidArgumentError(
+            f"{given} given without {lacking}: a task of a cluster needs both"
+        )
     index = told.get("task_index", "0")
     if not index.isdecimal():
-        raise rt.InvalidArgumentError(f"--task_index={index}: give the number of the task in its job, from 0")
+        raise rt.InvalidArgumentError(
+            f"--task_index={index}: give the number of the task in its job, from 0"
+        )
     return TaskIdentity(rt.ClusterSpec(cluster), told["job_name"], int(index), "flags")

@@ -92,18 +92,21 @@ class StepContext:
 class MonitoredSession:
     """A session that initialises or restores, calls hooks, recovers lost tasks and ends training well.
 
-        with MonitoredSession(ChiefSessionCreator(master=server.target), [StopAtStepHook(last_step=1000)]) as sess:
+        with MonitoredSession(ChiefSessionCreator(master=server.target),
+        [StopAtStepHook(last_step=1000)]) as sess:
             while not sess.should_stop():
                 sess.run(train_op)
 
-    The end of the input (OutOfRangeError, StopIteration) ends the block without an error. Where the block ends without
-    an error, the hooks' ``end`` is called. Where a task is lost (``Session.lost``) there is a new session, and the
-    step is run again unless it was applied: an error of a hook after the step never repeats the step.
+    The end of the input (OutOfRangeError, StopIteration) ends the block without an error. Where the
+    block ends without an error, the hooks' ``end`` is called. Where a task is lost
+    (``Session.lost``) there is a new session, and the step is run again unless it was applied: an
+    error of a hook after the step never repeats the step.
 
     Args:
         session_creator: Maker of sessions; the chief's, without checkpoints, by default.
         hooks: Hooks to call, in this order.
-        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a stop.
+        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a
+            stop.
     """
 
     _recovers = True
@@ -117,7 +120,8 @@ class MonitoredSession:
         self._graph = rt.get_default_graph()
         # A graph that was open is open again after the session, as in TF1.
         self._graph_was_final = self._graph.finalized
-        # TF1 programs give all tasks the same hooks, so the saving ones are left out below on other tasks.
+        # TF1 programs give all tasks the same hooks, so the saving ones are left out below on other
+        # tasks.
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
@@ -126,8 +130,13 @@ class MonitoredSession:
         creator = given if isinstance(given, TrainingSessionCreator) else OwnSessionCreator(given)
         chief = creator.role is Role.CHIEF
         if not chief and _savers_among(self._hooks):
-            logging.info("the chief saves: this task, which is not the chief, leaves its CheckpointSaverHook out")
-            self._hooks = [hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)]
+            logging.info(
+                "the chief saves: this task, which is not the chief, leaves its "
+                "CheckpointSaverHook out"
+            )
+            self._hooks = [
+                hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)
+            ]
         self._checkpoint_dir = creator.checkpoint_dir if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
         # Before the session, as hooks may add to the graph, and the creator makes it final.
@@ -227,17 +236,21 @@ class MonitoredSession:
             run_metadata: ``runtime.RunMetadata`` to fill.
 
         Raises:
-            RuntimeError: A stop was requested before, the session is closed, or one tensor is fed twice.
+            RuntimeError: A stop was requested before, the session is closed, or one tensor is fed
+                twice.
             BaseException: An error of a thread, such as one that fills a queue.
         """
-        return self._step(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
+        return self._step(
+            lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata)
+        )
 
     def run_step_fn(self, step_fn: Callable[..., _T]) -> _T | None:
         """Runs a function that does a step in its own way.
 
         Args:
-            step_fn: Function of ``step_context``. Its ``session`` runs steps without hooks, its ``run_with_hooks``
-                runs steps with hooks. The function is called again after the loss of a task.
+            step_fn: Function of ``step_context``. Its ``session`` runs steps without hooks, its
+                ``run_with_hooks`` runs steps with hooks. The function is called again after the
+                loss of a task.
 
         Returns:
             The value of the function; None after ``step_context.request_stop()``.
@@ -251,7 +264,9 @@ class MonitoredSession:
             raise ValueError(f"`step_fn` must take one argument, step_context, not {names}")
 
         def once(raw: rt.Session) -> _T | None:
-            context = StepContext(self.managed, lambda *a, **k: self._run_hooked(self.managed.raw, *a, **k))
+            context = StepContext(
+                self.managed, lambda *a, **k: self._run_hooked(self.managed.raw, *a, **k)
+            )
             try:
                 return step_fn(context)
             except StopIteration:
@@ -305,20 +320,27 @@ class MonitoredSession:
                 requested[number] = args.fetches
             for key, value in (args.feed_dict or {}).items():
                 if key in feeds:
-                    raise RuntimeError(f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}")
+                    raise RuntimeError(
+                        f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}"
+                    )
                 feeds[key] = value
             # A hook that traces must not lose the time limit of the caller.
             options = merged_options(options, args.options)
         # A hook that asks for a trace reads it from here; the caller need not have asked.
         if options is not None and options.trace_level and run_metadata is None:
             run_metadata = rt.RunMetadata()
-        # One step for the caller and all hooks: their values are of the same moment, and cost one round trip.
+        # One step for the caller and all hooks: their values are of the same moment, and cost one
+        # round trip.
         merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
         self.managed.seen.note(merged, results)
         given = results.get("hooks", {})
         self._after_run(
-            context, [SessionRunValues(given.get(n), options, run_metadata) for n in range(len(self._hooks))]
+            context,
+            [
+                SessionRunValues(given.get(n), options, run_metadata)
+                for n in range(len(self._hooks))
+            ],
         )
         return results["caller"]
 
@@ -353,7 +375,10 @@ class MonitoredSession:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         """Ends training; the end of the input is no error."""
         clean = kind is None or kind in _CLEAN_END
@@ -379,14 +404,21 @@ class MonitoredSession:
                 try:
                     self._life.wait_for_others()
                     ends = functools.partial(self._end_hooks, {})
-                    self._life.finish(ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
+                    self._life.finish(
+                        ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False
+                    )
                 except (KeyboardInterrupt, SystemExit):
-                    # The signal came during the end: save, but leave the run open for the next start.
-                    self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+                    # The signal came during the end: save, but leave the run open for the next
+                    # start.
+                    self._life.finish(
+                        self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir
+                    )
                     raise
             elif interrupted and not failed(self._coord):
                 # Training is not over: the next start continues with what is saved here.
-                self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+                self._life.finish(
+                    self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir
+                )
             # After an error nothing is saved, but a save that is under way must not be torn.
             else:
                 self._settle_hooks()
@@ -408,12 +440,14 @@ class MonitoredSession:
             hook.settle(self._grace_secs)
 
     def _end_hooks(self, ended: dict[int, rt.SessionLike], session: rt.SessionLike) -> None:
-        """Calls each hook's ``end``. A hook that fails does not keep the hooks behind it from theirs.
+        """Calls each hook's ``end``.
+
+        A hook that fails does not keep the hooks behind it from theirs.
 
         Args:
-            ended: The session in which each hook has ended well, by the hook's place. Such a hook is not called again
-                while the hook that saves waits for room. It is called again in a new session, after the loss of a
-                task.
+            ended: The session in which each hook has ended well, by the hook's place. Such a hook
+                is not called again while the hook that saves waits for room. It is called again in
+                a new session, after the loss of a task.
             session: The session.
         """
         failure: Exception | None = None
@@ -421,12 +455,18 @@ class MonitoredSession:
             if ended.get(place) is session:
                 continue
             try:
-                # Only saves are shielded: an ``end`` of the user's own must not keep Ctrl-C waiting.
-                with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
+                # Only saves are shielded: an ``end`` of the user's own must not keep Ctrl-C
+                # waiting.
+                with (
+                    shielded()
+                    if isinstance(hook, CheckpointSaverHook)
+                    else contextlib.nullcontext()
+                ):
                     hook.end(underlying(session))
                 ended[place] = session
             except Exception as error:
-                # The caller recovers the session, and all hooks begin their end again in the new one.
+                # The caller recovers the session, and all hooks begin their end again in the new
+                # one.
                 if underlying(session).lost(error):
                     raise
                 logging.error("the end of %s failed: %r", type(hook).__name__, error)
@@ -439,7 +479,9 @@ def _savers_among(hooks: Sequence[SessionRunHook]) -> list[CheckpointSaverHook]:
     return [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
 
 
-def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:
+def merged_options(
+    first: rt.RunOptions | None, second: rt.RunOptions | None
+) -> rt.RunOptions | None:
     """Merges two ``RunOptions``: the higher trace level, the longer time limit.
 
     Args:
@@ -483,17 +525,21 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
 
     Args:
         master: Target of the session.
-        is_chief: True on the task that initialises, saves and summarises. The others wait for it and get ``hooks``
-            only.
+        is_chief: True on the task that initialises, saves and summarises. The others wait for it
+            and get ``hooks`` only.
         checkpoint_dir: Directory of the checkpoints; None for none.
         scaffold: Scaffold of the graph.
         hooks: Hooks of every task.
         chief_only_hooks: Hooks of the chief, called before all others.
-        save_checkpoint_secs: Seconds between checkpoints, 600 when neither this nor ``save_checkpoint_steps`` is given.
-        save_summaries_steps: Global steps between summaries, 100 when neither this nor ``save_summaries_secs`` is.
+        save_checkpoint_secs: Seconds between checkpoints, 600 when neither this nor
+            ``save_checkpoint_steps`` is given.
+        save_summaries_steps: Global steps between summaries, 100 when neither this nor
+            ``save_summaries_secs`` is.
         save_summaries_secs: Seconds between summaries.
-        config: Options of the session; without device filters no task waits for tasks that it does not need.
-        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a stop.
+        config: Options of the session; without device filters no task waits for tasks that it does
+            not need.
+        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a
+            stop.
         log_step_count_steps: Global steps between step rates; None for none.
         max_wait_secs: The longest wait for the model, in seconds.
         save_checkpoint_steps: Global steps between checkpoints.
@@ -523,12 +569,27 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         return MonitoredSession(creator, hooks, stop_grace_period_secs)
     # TF1 refuses two intervals, too.
     if all(saves):
-        raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
-    checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else ""
+        raise ValueError(
+            "Can not provide both every_secs and every_steps for checkpoints: leave one of the two "
+            "out"
+        )
+    checkpoint_dir = (
+        rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else ""
+    )
     summary_dir = summary_dir or checkpoint_dir
-    standard: Sequence[tuple[str, tuple[float | None, int | None], Callable[[Any, Any], SessionRunHook]]] = (
-        (summary_dir, (None, log_step_count_steps), lambda secs, steps: StepCounterHook(steps, secs, summary_dir)),
-        (summary_dir, summaries, lambda secs, steps: SummarySaverHook(steps, secs, summary_dir, scaffold=scaffold)),
+    standard: Sequence[
+        tuple[str, tuple[float | None, int | None], Callable[[Any, Any], SessionRunHook]]
+    ] = (
+        (
+            summary_dir,
+            (None, log_step_count_steps),
+            lambda secs, steps: StepCounterHook(steps, secs, summary_dir),
+        ),
+        (
+            summary_dir,
+            summaries,
+            lambda secs, steps: SummarySaverHook(steps, secs, summary_dir, scaffold=scaffold),
+        ),
         (
             checkpoint_dir,
             saves,
@@ -539,14 +600,22 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     )
     # In TF1's order: the counter, the summaries, the checkpoints.
     own = [make(*every) for directory, every, make in standard if directory and any(every)]
-    chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
-    return MonitoredSession(chief, [*(chief_only_hooks or ()), *own, *(hooks or ())], stop_grace_period_secs)
+    chief = ChiefSessionCreator(
+        scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs
+    )
+    return MonitoredSession(
+        chief, [*(chief_only_hooks or ()), *own, *(hooks or ())], stop_grace_period_secs
+    )
 
 
 def _pair(
-    secs: float | None | Default, steps: int | None | Default, default: tuple[float | None, int | None]
+    secs: float | None | Default,
+    steps: int | None | Default,
+    default: tuple[float | None, int | None],
 ) -> tuple[float | None, int | None]:
     """Returns the seconds and the steps between two times; 0 counts as None. Both None is never."""
     if secs is USE_DEFAULT and steps is USE_DEFAULT:
         return default
-    return (None if secs is USE_DEFAULT else secs) or None, (None if steps is USE_DEFAULT else steps) or None
+    return (None if secs is USE_DEFAULT else secs) or None, (
+        None if steps is USE_DEFAULT else steps
+    ) or None

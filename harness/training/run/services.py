@@ -1,7 +1,7 @@
 """The services of a chief: threads that save checkpoints, write summaries and count steps.
 
-The Supervisor starts the threads. A ``CheckpointSaverHook`` shares ``Checkpoints``, and a ``StepCounterHook`` shares
-``StepCounter``.
+The Supervisor starts the threads. A ``CheckpointSaverHook`` shares ``Checkpoints``, and a
+``StepCounterHook`` shares ``StepCounter``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,17 @@ class BackgroundSaver(Protocol):
     skipped: int
 
     def save(
-        self, sess: rt.SessionLike, save_path: str, global_step: Element | None = None, *, wait: bool = True
+        self,
+        sess: rt.SessionLike,
+        save_path: str,
+        global_step: Element | None = None,
+        *,
+        wait: bool = True,
     ) -> Any:
-        """Saves. Without ``wait``, returns a handle of the save, or None where the save was skipped."""
+        """Saves.
+
+        Without ``wait``, returns a handle of the save, or None where the save was skipped.
+        """
 
 
 @runtime_checkable
@@ -61,7 +69,9 @@ class EventWriter(Protocol):
     def add_scalars(self, values: Mapping[str, float], global_step: int | None = None) -> None:
         """Adds one number for each tag."""
 
-    def add_session_log(self, session_log: str, global_step: int | None = None, checkpoint_path: str = "") -> None:
+    def add_session_log(
+        self, session_log: str, global_step: int | None = None, checkpoint_path: str = ""
+    ) -> None:
         """Adds a mark of the run's life: START, CHECKPOINT or STOP."""
 
     def add_graph(self, graph: rt.Graph) -> None:
@@ -96,7 +106,11 @@ def start_queue_runners(
         session: Session of the threads.
         coord: Coordinator that stops the threads.
     """
-    return [thread for runner in runners for thread in runner.create_threads(session, coord, daemon=True, start=True)]
+    return [
+        thread
+        for runner in runners
+        for thread in runner.create_threads(session, coord, daemon=True, start=True)
+    ]
 
 
 class Checkpoints:
@@ -127,7 +141,8 @@ class Checkpoints:
         self._step: int | None = None
         self._saved_step: int | None = None
         self._saved_path: str | None = None
-        # True after variables changed while the global step stood at the step of the last checkpoint.
+        # True after variables changed while the global step stood at the step of the last
+        # checkpoint.
         self._stands = False
         self._logged_standing = False
         self._running: SaveHandle | None = None
@@ -176,8 +191,8 @@ class Checkpoints:
     def inspect(self, session: rt.SessionLike) -> None:
         """Notes the end of a save that was begun.
 
-        A full disk or a lost task costs this checkpoint, not the training. The log tells of the disk, and the session
-        notices the task.
+        A full disk or a lost task costs this checkpoint, not the training. The log tells of the
+        disk, and the session notices the task.
 
         Raises:
             OpError: The save failed for another reason.
@@ -213,12 +228,15 @@ class Checkpoints:
             _log_lost(error)
         except (rt.CancelledError, RuntimeError) as error:
             if isinstance(error, rt.lowlevel.TakeoverError):
-                # A backup took the place of a ps. Its session goes on, so nobody else would begin this save again.
+                # A backup took the place of a ps. Its session goes on, so nobody else would begin
+                # this save again.
                 logging.info("this checkpoint is begun again: %s", error)
                 self._start(session)
                 self._inspect(session, wait=wait)
             elif self._within is not underlying(session):
-                logging.warning("this checkpoint was not saved: its session was replaced meanwhile: %s", error)
+                logging.warning(
+                    "this checkpoint was not saved: its session was replaced meanwhile: %s", error
+                )
             else:
                 raise
         else:
@@ -228,17 +246,25 @@ class Checkpoints:
         if self._global_step is not None:
             self._step = int(session.run(self._global_step))
             last = self._saved_path or self._on_disk()
-            if last is not None and self._step == step_in(last) and not self._changed(session, last):
+            if (
+                last is not None
+                and self._step == step_in(last)
+                and not self._changed(session, last)
+            ):
                 return False
-        # Asked last, and before each save: a chief that was frozen must not delete the checkpoints of the next one.
+        # Asked last, and before each save: a chief that was frozen must not delete the checkpoints
+        # of the next one.
         if not self._leads():
-            raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
+            raise rt.PermissionDeniedError(
+                "no checkpoint is saved: another chief has taken the lead of this run"
+            )
         return True
 
     def _changed(self, session: rt.SessionLike, last: str) -> bool:
         """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
-        # A saver of the user's own may not compare. Then a standing step means that all is saved, as in TF1.
+        # A saver of the user's own may not compare. Then a standing step means that all is saved,
+        # as in TF1.
         if not isinstance(self._saver, ComparingSaver):
             return False
         raw = underlying(session)
@@ -277,23 +303,31 @@ class Checkpoints:
                     raise
 
     def _note(self, path: str, session: rt.SessionLike) -> None:
-        # The name has the step of the checkpoint; other workers have moved the global step since it was read.
+        # The name has the step of the checkpoint; other workers have moved the global step since it
+        # was read.
         before, self._saved_path = self._saved_step, path
         found = step_in(path)
         self._saved_step = found if self._step is not None and found is not None else self._step
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
         logging.info("saved %s", path)
-        if self._stands and before is not None and before == self._saved_step and not self._logged_standing:
+        if (
+            self._stands
+            and before is not None
+            and before == self._saved_step
+            and not self._logged_standing
+        ):
             self._tell_if_it_stands(session, before)
 
     def _tell_if_it_stands(self, session: rt.SessionLike, step: int) -> None:
-        # The checkpoint may have come between the first update of a step and its global step: no reason to warn.
+        # The checkpoint may have come between the first update of a step and its global step: no
+        # reason to warn.
         if int(session.run(self._global_step)) != step:
             return
         self._logged_standing = True
         logging.warning(
-            "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
+            "variables change but the global step stays at %d: each checkpoint replaces the one "
+            "before; pass "
             "global_step to minimize() or apply_gradients(), or count it in a step of your own",
             step,
         )
@@ -301,7 +335,8 @@ class Checkpoints:
     def _on_disk(self) -> str | None:
         """Returns the newest checkpoint of this path: a restored run is saved already."""
         try:
-            # A Protocol would not do: before Python 3.12 its check reads the property, and so the disk, once more.
+            # A Protocol would not do: before Python 3.12 its check reads the property, and so the
+            # disk, once more.
             found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())
         except rt.UnavailableError:
             # The disk is away, and the save itself raises that.
@@ -315,7 +350,8 @@ def check_basename(name: str) -> None:
     """Raises ValueError unless checkpoints of this name lie right below the directory of the run."""
     if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
         raise ValueError(
-            f"checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, not {name!r}: they "
+            "checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, "
+            f"not {name!r}: they "
             "lie right below the log directory"
         )
 
@@ -338,7 +374,8 @@ def _log_lost(error: rt.OpError) -> None:
 def costs_one_checkpoint(session: rt.SessionLike) -> Iterator[None]:
     """Logs an error of a save that costs one checkpoint and says nothing of the session.
 
-    The disk is full, a disk or a store does not answer, or the tasks could not be held still together for long enough.
+    The disk is full, a disk or a store does not answer, or the tasks could not be held still
+    together for long enough.
 
     Args:
         session: The session that is saved.
@@ -367,7 +404,9 @@ def _raise_if_replaced(error: Exception, raw: rt.SessionLike, session: rt.Sessio
 class CheckpointThread(LooperThread):
     """A thread that saves a checkpoint at the start and then at intervals."""
 
-    def __init__(self, coord: Coordinator, secs: float, session: ManagedSession, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, coord: Coordinator, secs: float, session: ManagedSession, checkpoints: Checkpoints
+    ) -> None:
         super().__init__(coord, secs)
         self.name = "save-checkpoints"
         self._secs = secs
@@ -377,8 +416,8 @@ class CheckpointThread(LooperThread):
 
     def run_loop(self) -> None:
         """Saves, and skips the next call where this save took longer than the interval."""
-        # LooperThread makes up for a call whose time passed while a save was running. That call is skipped, so that a
-        # save that takes longer than its interval does not fill the time.
+        # LooperThread makes up for a call whose time passed while a save was running. That call is
+        # skipped, so that a save that takes longer than its interval does not fill the time.
         if self._late:
             self._late = False
             return
@@ -412,7 +451,9 @@ class Summaries:
         writer: Writer of the events.
     """
 
-    def __init__(self, summary_op: Element, global_step: Element | None, writer: EventWriter) -> None:
+    def __init__(
+        self, summary_op: Element, global_step: Element | None, writer: EventWriter
+    ) -> None:
         self._summary_op = summary_op
         self._global_step = global_step
         self._writer = writer
@@ -432,14 +473,20 @@ class Summaries:
         except rt.lowlevel.MissingFeedError as error:
             self._needs_feed = True
             logging.warning(
-                "the summaries depend on a fed placeholder, so they cannot be written by a timer (%s): fetch them in a "
-                "training step and pass them to Supervisor.summary_computed, and give the Supervisor summary_op=None",
+                "the summaries depend on a fed placeholder, so they cannot be written by a timer "
+                "(%s): fetch them in a "
+                "training step and pass them to Supervisor.summary_computed, and give the "
+                "Supervisor summary_op=None",
                 error,
             )
 
 
 def service(
-    coord: Coordinator, name: str, secs: float, session: ManagedSession, act: Callable[[rt.SessionLike], object]
+    coord: Coordinator,
+    name: str,
+    secs: float,
+    session: ManagedSession,
+    act: Callable[[rt.SessionLike], object],
 ) -> LooperThread:
     """Returns a thread that calls a function with the session at its start and then at intervals.
 
@@ -489,7 +536,11 @@ class StepCounter:
             self._writer.add_scalars({self._tag: rate}, step)
         if self._logged < _LOGGED_RATES:
             self._logged += 1
-            rest = " (further rates: in the events only)" if self._logged == _LOGGED_RATES and self._writer else ""
+            rest = (
+                " (further rates: in the events only)"
+                if self._logged == _LOGGED_RATES and self._writer
+                else ""
+            )
             logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
 

@@ -1,7 +1,8 @@
 """Supervisor: the training helper of TF1, around one session that is ready, recovers and ends well.
 
-A training program makes a ``Supervisor`` and trains in its session. ``supervisor_parts`` checks the arguments,
-``lifecycle`` brings the run from its session to its end, and ``services`` saves and summarises beside training.
+A training program makes a ``Supervisor`` and trains in its session. ``supervisor_parts`` checks the
+arguments, ``lifecycle`` brings the run from its session to its end, and ``services`` saves and
+summarises beside training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any, Final, Literal
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
+from harness.coordinator import (
+    LONGEST_SECS,
+    STOP_GRACE_SECS,
+    Coordinator,
+    ExcInfo,
+    LooperThread,
+    failed,
+)
 from harness.training.run import services, supervisor_parts
 from harness.training.run.chief_services import ChiefServices
 from harness.training.start import readiness
@@ -40,27 +48,34 @@ class Supervisor:
             while not sv.should_stop():
                 sess.run(train_op)
 
-    The chief is one task of the cluster. The chief keeps a model that is alive on the ps tasks, else restores the
-    newest checkpoint, else initialises. The other tasks wait for the chief. ``USE_DEFAULT`` picks the default that is
-    described below; None turns a part off. The Supervisor finalizes the graph: make operations before.
+    The chief is one task of the cluster. The chief keeps a model that is alive on the ps tasks,
+    else restores the newest checkpoint, else initialises. The other tasks wait for the chief.
+    ``USE_DEFAULT`` picks the default that is described below; None turns a part off. The Supervisor
+    finalizes the graph: make operations before.
 
     Args:
         graph: Graph of the model. Default: the default graph.
-        ready_op: String tensor with the names of what is not ready. Default: the uninitialised variables.
-        ready_for_local_init_op: The same for what ``local_init_op`` needs. Default: nothing is checked.
+        ready_op: String tensor with the names of what is not ready. Default: the uninitialised
+            variables.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs. Default: nothing is
+            checked.
         is_chief: True on the task that initialises, saves and summarises.
-        init_op: Operation that gives all variables values. Default: every global variable its initial value.
+        init_op: Operation that gives all variables values. Default: every global variable its
+            initial value.
         init_feed_dict: Feeds of ``init_op``.
-        local_init_op: Operation that runs in every new session of every task. Default: initialises the local variables.
-        logdir: Directory of checkpoints and events; None or "" for neither. Only the chief writes there.
-        summary_op: String tensor of a serialized summary, run by a timer. Default: all summaries merged.
-        saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``. Default: a ``Saver`` of
-            all variables.
+        local_init_op: Operation that runs in every new session of every task. Default: initialises
+            the local variables.
+        logdir: Directory of checkpoints and events; None or "" for neither. Only the chief writes
+            there.
+        summary_op: String tensor of a serialized summary, run by a timer. Default: all summaries
+            merged.
+        saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
+            Default: a ``Saver`` of all variables.
         global_step: Variable that counts the steps. Default: the graph's global step.
-        save_summaries_secs: Seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
-            valid period: once at the start, and never again.
-        save_model_secs: Seconds between checkpoints. With 0 the chief saves only at a clean end, and before a ps
-            leaves that was asked to stop.
+        save_summaries_secs: Seconds between summaries and step rates; 0 for none. Here and below
+            ``math.inf`` is a valid period: once at the start, and never again.
+        save_model_secs: Seconds between checkpoints. With 0 the chief saves only at a clean end,
+            and before a ps leaves that was asked to stop.
         recovery_wait_secs: Seconds between looks at a ready operation of the user's own.
         stop_grace_secs: Seconds that threads, steps and other tasks have to end after a stop.
         checkpoint_basename: First part of the checkpoints' names.
@@ -121,7 +136,9 @@ class Supervisor:
         """The operation that the summary timer runs."""
         self.saver = parts.saver
         """The saver; None on tasks that are not the chief."""
-        self.session_manager = session_manager or parts.session_manager(recovery_wait_secs, self._life.grace_period)
+        self.session_manager = session_manager or parts.session_manager(
+            recovery_wait_secs, self._life.grace_period
+        )
         """The manager that opens sessions."""
         if isinstance(self.session_manager, SessionManager):
             self.session_manager.stop_with(self._life.grace_period)
@@ -134,7 +151,9 @@ class Supervisor:
         """Seconds between checkpoints; None on tasks that are not the chief."""
         self.save_summaries_secs = save_summaries_secs if is_chief else None
         """Seconds between summaries; None on tasks that are not the chief."""
-        self.save_path = os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
+        self.save_path = (
+            os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
+        )
         """First part of the checkpoints' paths; None where none are written."""
         self.summary_writer: Any = parts.summary_writer
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
@@ -157,18 +176,20 @@ class Supervisor:
     ) -> Iterator[ManagedSession]:
         """Opens a session that is ready, for the length of a ``with`` block.
 
-        The end of the block stops the threads. After a block without an error the chief waits for the other tasks,
-        saves a last checkpoint and reports the end of training to every task. The end of the input, OutOfRangeError,
-        is no error. An error of the block or of a service thread is raised.
+        The end of the block stops the threads. After a block without an error the chief waits for
+        the other tasks, saves a last checkpoint and reports the end of training to every task. The
+        end of the input, OutOfRangeError, is no error. An error of the block or of a service thread
+        is raised.
 
         Args:
             master: Session target.
-            config: Session options. Without device filters the session needs only the tasks that the graph uses;
-                ``("/job:*",)`` asks for all.
-            start_standard_services: True to start the chief's checkpoint, summary and step-rate threads, and the queue
-                runners.
+            config: Session options. Without device filters the session needs only the tasks that
+                the graph uses; ``("/job:*",)`` asks for all.
+            start_standard_services: True to start the chief's checkpoint, summary and step-rate
+                threads, and the queue runners.
             close_summary_writer: True to close the writer at the end.
-            recover: True to open a new session when a task is lost, and to run the step again. False raises the error.
+            recover: True to open a new session when a task is lost, and to run the step again.
+                False raises the error.
             max_wait_secs: Seconds to wait for the model, at the start and in each recovery.
         """
         over, after_the_stop = True, None
@@ -180,12 +201,19 @@ class Supervisor:
                 start_standard_services=start_standard_services,
                 recover=recover,
             )
-            # The end of this block ends training; without this the end of a block of the session would, too.
+            # The end of this block ends training; without this the end of a block of the session
+            # would, too.
             session.on_exit = None
             yield session
         except Exception as error:
-            if self.coord.should_stop() and not failed(self.coord) and not isinstance(error, _OF_THE_STOP):
-                logging.error("error of the block after the stop, raised when training has ended: %r", error)
+            if (
+                self.coord.should_stop()
+                and not failed(self.coord)
+                and not isinstance(error, _OF_THE_STOP)
+            ):
+                logging.error(
+                    "error of the block after the stop, raised when training has ended: %r", error
+                )
                 after_the_stop = error
             else:
                 self.coord.request_stop(error)
@@ -213,30 +241,35 @@ class Supervisor:
     ) -> ManagedSession:
         """Opens a session that is ready.
 
-        The chief makes the model ready; another task waits for the chief. Where the session is used in a ``with``
-        block, training ends with the block as in ``stop``. Two things differ: threads of the program's own need not
-        have ended, and the summary writer stays open. After an error that leaves the block no task is informed that
-        training is over.
+        The chief makes the model ready; another task waits for the chief. Where the session is used
+        in a ``with`` block, training ends with the block as in ``stop``. Two things differ: threads
+        of the program's own need not have ended, and the summary writer stays open. After an error
+        that leaves the block no task is informed that training is over.
 
         Args:
             master: Session target.
             config: Session options.
-            wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
+            wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint
+                before it initialises.
             max_wait_secs: Seconds to wait.
             start_standard_services: True to start services and queue runners.
             recover: As in ``managed_session``.
 
         Raises:
             RuntimeError: Nothing can make the model ready.
-            DeadlineExceededError: The model was not ready in time. The message names what or which task was missing.
+            DeadlineExceededError: The model was not ready in time. The message names what or which
+                task was missing.
         """
         self.coord.clear_stop()
         self._services.reopen_writer()
         if recover:
-            # A silent task is waited for: its step is neither lost nor doubled when the task answers again.
+            # A silent task is waited for: its step is neither lost nor doubled when the task
+            # answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
         source = _source(self, self._graph, master, config, max_wait_secs, wait_for_checkpoint)
-        session = self._life.open(source, self._graph, recover=recover, global_step=self.global_step)
+        session = self._life.open(
+            source, self._graph, recover=recover, global_step=self.global_step
+        )
         session.on_exit = self._leave_block
         try:
             self._services.write_graph()
@@ -267,11 +300,15 @@ class Supervisor:
             RuntimeError: This task is not the chief.
         """
         if not self.is_chief:
-            raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
+            raise RuntimeError(
+                "Only chief supervisor can start standard services, because only the chief writes"
+            )
         if self.logdir is None:
             logging.warning("Standard services need a 'logdir' passed to the Supervisor")
             return None
-        threads = self._services.start(sess, self.save_model_secs or 0, self.save_summaries_secs or 0)
+        threads = self._services.start(
+            sess, self.save_model_secs or 0, self.save_summaries_secs or 0
+        )
         self._life.save = self._services.save
         return threads
 
@@ -308,7 +345,9 @@ class Supervisor:
         """
         return LooperThread.loop(self.coord, timer_interval_secs, target, args, kwargs)
 
-    def summary_computed(self, sess: rt.SessionLike, summary: object, global_step: int | None = None) -> None:
+    def summary_computed(
+        self, sess: rt.SessionLike, summary: object, global_step: int | None = None
+    ) -> None:
         """Writes a summary that was computed in a training step.
 
         Args:
@@ -335,8 +374,8 @@ class Supervisor:
     ) -> None:
         """Stops threads and services, and ends training. Closes no session.
 
-        At a clean end the chief waits for the other tasks, saves, and reports the end to them. After the end of the
-        session's block, or an earlier ``stop``, nothing is done a second time.
+        At a clean end the chief waits for the other tasks, saves, and reports the end to them.
+        After the end of the session's block, or an earlier ``stop``, nothing is done a second time.
 
         Args:
             threads: Threads to join beside the Supervisor's own.
@@ -350,7 +389,11 @@ class Supervisor:
         self._end(True, close_summary_writer, threads, ignore_live_threads)
 
     def _end(
-        self, over: bool, closes_writer: bool, threads: Sequence[Thread] | None = None, ignores_threads: bool = True
+        self,
+        over: bool,
+        closes_writer: bool,
+        threads: Sequence[Thread] | None = None,
+        ignores_threads: bool = True,
     ) -> None:
         interruption: BaseException | None = None
         directory = None if self._services.checkpoints is None else self.logdir
@@ -359,11 +402,18 @@ class Supervisor:
                 try:
                     if interruption is None:
                         self._stop_and_join(over, threads, ignores_threads)
-                    self._life.finish(self._services.write_final, over=over, checkpoint_dir=directory)
+                    self._life.finish(
+                        self._services.write_final, over=over, checkpoint_dir=directory
+                    )
                     break
                 except (KeyboardInterrupt, SystemExit) as error:
-                    # A first interruption of the end saves, but training is not over; a second one ends at once.
-                    if self._life.phase is RunPhase.OVER or failed(self.coord) or interruption is not None:
+                    # A first interruption of the end saves, but training is not over; a second one
+                    # ends at once.
+                    if (
+                        self._life.phase is RunPhase.OVER
+                        or failed(self.coord)
+                        or interruption is not None
+                    ):
                         raise
                     interruption, over = error, False
                     self.coord.request_stop()
@@ -375,7 +425,9 @@ class Supervisor:
             if closes_writer:
                 self._services.close_writer()
 
-    def _stop_and_join(self, over: bool, threads: Sequence[Thread] | None, ignores_threads: bool) -> None:
+    def _stop_and_join(
+        self, over: bool, threads: Sequence[Thread] | None, ignores_threads: bool
+    ) -> None:
         if over and not failed(self.coord):
             # The services are still at work: a long wait for other workers has checkpoints, too.
             self._life.wait_for_others()
@@ -393,20 +445,24 @@ class Supervisor:
         else:
             self._life.abandon()
 
-    def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
+    def request_stop(
+        self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False
+    ) -> None:
         """Stops every thread of the task; see ``Coordinator.request_stop``.
 
         Args:
             ex: Error to raise at the end of the task; None for no error.
-            everybody: True to stop the other tasks of the run, too, each after the present step. Without an open
-                session, or without other tasks, only the own task stops.
+            everybody: True to stop the other tasks of the run, too, each after the present step.
+                Without an open session, or without other tasks, only the own task stops.
 
         Raises:
             OpError: The order reached no ps. The task stops all the same.
         """
         try:
             if everybody:
-                self._life.stop_everybody(f"{type(ex).__name__}: {ex}" if isinstance(ex, Exception) else "")
+                self._life.stop_everybody(
+                    f"{type(ex).__name__}: {ex}" if isinstance(ex, Exception) else ""
+                )
         finally:
             self.coord.request_stop(ex)
 

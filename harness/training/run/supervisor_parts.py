@@ -27,7 +27,9 @@ USE_DEFAULT: Final = 0
 
 _DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
     "ready_op": readiness.ready_op,
-    "ready_for_local_init_op": lambda graph: readiness.first_of(graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP),
+    "ready_for_local_init_op": lambda graph: readiness.first_of(
+        graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP
+    ),
     "init_op": readiness.init_op,
     "local_init_op": readiness.local_init_op,
     "global_step": get_global_step,
@@ -62,7 +64,8 @@ class SupervisorParts:
 
     Attributes:
         graph: The graph.
-        logdir: Absolute path of the log directory, since tasks may run in other directories; None for none.
+        logdir: Absolute path of the log directory, since tasks may run in other directories; None
+            for none.
         ready_op: String tensor with the names of the variables that are not ready.
         ready_for_local_init_op: The same for what ``local_init_op`` needs.
         init_op: Operation that gives the variables their first values.
@@ -86,7 +89,9 @@ class SupervisorParts:
     summary_writer: services.EventWriter | None
     checks_local: bool
 
-    def session_manager(self, recovery_wait_secs: float, grace_period: GracePeriod) -> SessionManager:
+    def session_manager(
+        self, recovery_wait_secs: float, grace_period: GracePeriod
+    ) -> SessionManager:
         """Returns the manager that opens sessions with these operations.
 
         Args:
@@ -108,7 +113,8 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
     """Returns the parts of a Supervisor, each given or made.
 
     Args:
-        arguments: The arguments of the Supervisor's constructor, by name; further names are ignored.
+        arguments: The arguments of the Supervisor's constructor, by name; further names are
+            ignored.
 
     Raises:
         TypeError: An argument is of another type, or lacks a method.
@@ -119,7 +125,11 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
     graph = rt.get_default_graph() if arguments["graph"] is None else arguments["graph"]
     is_chief = arguments["is_chief"]
     # The ps tasks write there too, and may run in another working directory.
-    logdir = rt.lowlevel.storage.absolute(os.fspath(arguments["logdir"])) if arguments["logdir"] else None
+    logdir = (
+        rt.lowlevel.storage.absolute(os.fspath(arguments["logdir"]))
+        if arguments["logdir"]
+        else None
+    )
     given = {name: value for name, value in arguments.items() if value is not USE_DEFAULT}
     with graph.as_default():
         operations: dict[str, Any] = {
@@ -130,7 +140,8 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
         _check_operations(graph, operations)
         asked = given.get("ready_for_local_init_op") is not None
         if asked and operations["local_init_op"] is None and "local_init_op" not in given:
-            # The model has no local variables, but the ready operation that was given is still looked at.
+            # The model has no local variables, but the ready operation that was given is still
+            # looked at.
             operations["local_init_op"] = rt.no_op()
     return SupervisorParts(
         graph=graph,
@@ -191,6 +202,8 @@ def _check_operations(graph: rt.Graph, operations: Mapping[str, Element | None])
         dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
         # The mistake would otherwise show in the thread that writes summaries, while training runs.
         if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
-            raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
+            raise ValueError(
+                f"summary_op is a string tensor of a serialized summary, not {element!r}"
+            )
         if name == "global_step" and not (isinstance(element, rt.Tensor) and can_count(element)):
             raise ValueError(f"global_step is a variable that holds a number, not {element!r}")

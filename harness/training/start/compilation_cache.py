@@ -21,11 +21,12 @@ _CPUINFO = "/proc/cpuinfo"
 def keep_compilations(logdir: str = "") -> str | None:
     """Keeps what JAX compiles in this process, and takes from there what was compiled before.
 
-    Call it before anything is compiled, in every task, ps too. The programs lie in ``bellwether/programs`` below
-    ``$XDG_CACHE_HOME``, or below ``~/.cache``, as files of JAX's own persistent cache. They are machine code, so the
-    directory is one that only this user can enter. Tasks on different kinds of machines do not share programs. Where
-    JAX has a cache already (the environment variable JAX_COMPILATION_CACHE_DIR), that cache stays, unless others can
-    write to it.
+    Call it before anything is compiled, in every task, ps too. The programs lie in
+    ``bellwether/programs`` below ``$XDG_CACHE_HOME``, or below ``~/.cache``, as files of JAX's own
+    persistent cache. They are machine code, so the directory is one that only this user can enter.
+    Tasks on different kinds of machines do not share programs. Where JAX has a cache already (the
+    environment variable JAX_COMPILATION_CACHE_DIR), that cache stays, unless others can write to
+    it.
 
     Args:
         logdir: Not used since 0.2. A warning says so.
@@ -38,7 +39,9 @@ def keep_compilations(logdir: str = "") -> str | None:
         >>> directory = harness.keep_compilations()
     """
     if logdir:
-        logging.warning("keep_compilations(logdir) is gone: since 0.2 it keeps programs in your cache directory")
+        logging.warning(
+            "keep_compilations(logdir) is gone: since 0.2 it keeps programs in your cache directory"
+        )
     present: str | None = getattr(jax.config, _CACHE)
     try:
         if present:
@@ -58,7 +61,8 @@ def keep_compilations(logdir: str = "") -> str | None:
     # Programs of a step are small and quick to compile, but there are dozens of them.
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    # XLA's own caches would put the path of the directory into the names of the entries: a home may be moved.
+    # XLA's own caches would put the path of the directory into the names of the entries: a home may
+    # be moved.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     return str(kept)
 
@@ -72,9 +76,13 @@ def _own_directory() -> Path:
     parent = os.environ.get("XDG_CACHE_HOME", "")
     home = os.path.expanduser("~/.cache")
     if not parent.startswith("/") and home.startswith("~"):
-        raise rt.PermissionDeniedError("this user has no home: set XDG_CACHE_HOME to a directory of this user's")
+        raise rt.PermissionDeniedError(
+            "this user has no home: set XDG_CACHE_HOME to a directory of this user's"
+        )
     # Downloads, which need not be private, lie beside.
-    return Path(os.path.realpath(parent if parent.startswith("/") else home), "bellwether", "programs")
+    return Path(
+        os.path.realpath(parent if parent.startswith("/") else home), "bellwether", "programs"
+    )
 
 
 def _machine_kind() -> str:

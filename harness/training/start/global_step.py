@@ -27,8 +27,8 @@ def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
         graph: The default graph when not given.
 
     Returns:
-        A variable or tensor; None where there is none, or it holds no number, of which a warning tells. A floating type
-        counts; a warning says at which number it stands still.
+        A variable or tensor; None where there is none, or it holds no number, of which a warning
+        tells. A floating type counts; a warning says at which number it stands still.
     """
     graph = graph or rt.get_default_graph()
     # The collection first, as in TF1: the variable there may have any name.
@@ -47,7 +47,9 @@ def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
             except KeyError:
                 return None
     if not can_count(found):
-        logging.warning("the global step %r is %s, not a number: ignored", found.name, found.dtype.name)
+        logging.warning(
+            "the global step %r is %s, not a number: ignored", found.name, found.dtype.name
+        )
         return None
     return found
 
@@ -56,8 +58,9 @@ def can_count(step: GlobalStep) -> bool:
     """Returns True if a variable or tensor holds a real number; warns once of a floating dtype.
 
     Args:
-        step: A variable or tensor of any dtype. TensorFlow 1's ``get_variable`` makes a floating one where no dtype is
-            given. Such a step counts up to 2 to the number of its digits: from there on 1 more is rounded away.
+        step: A variable or tensor of any dtype. TensorFlow 1's ``get_variable`` makes a floating
+            one where no dtype is given. Such a step counts up to 2 to the number of its digits:
+            from there on 1 more is rounded away.
     """
     if np.issubdtype(step.dtype, np.integer):
         return True
@@ -68,7 +71,10 @@ def can_count(step: GlobalStep) -> bool:
         _warned.add(step.op)
         last = 2 ** (jnp.finfo(step.dtype).nmant + 1)  # type: ignore[no-untyped-call]
         logging.warning(
-            "the global step %r is %s, which stands still at %d: give it dtype int64", step.name, step.dtype.name, last
+            "the global step %r is %s, which stands still at %d: give it dtype int64",
+            step.name,
+            step.dtype.name,
+            last,
         )
     return True
 

@@ -16,7 +16,10 @@ from harness.training.start.policy import ClusterReport
 from runtime.lowlevel import RunRecords
 
 ATTEMPT_SECS = 10.0
-"""Seconds of one attempt to open a session, or of one blocking wait. After each the loop looks for a stop."""
+"""Seconds of one attempt to open a session, or of one blocking wait.
+
+After each the loop looks for a stop.
+"""
 
 
 class ModelInspector:
@@ -35,16 +38,19 @@ class ModelInspector:
     def own(self, session: rt.Session) -> set[str]:
         """Returns the names of the global variables on the session's own task, which no chief initialises.
 
-        The ready operation says if these must have a value. A worker may keep a copy of the network on its own task,
-        and initialise the copy when the session is open.
+        The ready operation says if these must have a value. A worker may keep a copy of the network
+        on its own task, and initialise the copy when the session is open.
         """
-        # The device of a variable may lack parts. Only one that names this very task is the session's own.
+        # The device of a variable may lack parts. Only one that names this very task is the
+        # session's own.
         own = rt.DeviceSpec.parse(session.task)
         variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
         places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
         return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
 
-    def wait(self, session: rt.Session, records: RunRecords | None, last: ClusterReport, secs: float) -> None:
+    def wait(
+        self, session: rt.Session, records: RunRecords | None, last: ClusterReport, secs: float
+    ) -> None:
         """Waits for the variables or the restore missing in the last report.
 
         Args:
@@ -53,14 +59,19 @@ class ModelInspector:
             last: The last report.
             secs: The longest wait, in seconds.
         """
-        # The tasks hold this question until a value appears, which is quicker than to ask again and again.
+        # The tasks hold this question until a value appears, which is quicker than to ask again and
+        # again.
         if last.missing:
             with silence_is_loss():
-                session.run(self._awaited, {self._await_secs: secs}, timeout_secs=secs + ATTEMPT_SECS)
+                session.run(
+                    self._awaited, {self._await_secs: secs}, timeout_secs=secs + ATTEMPT_SECS
+                )
         elif "loading" in last.phases.values() and records is not None:
             records.wait_loaded(secs)
 
-    def report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> ClusterReport:
+    def report(
+        self, session: rt.Session, records: RunRecords | None, checkpoint: str | None
+    ) -> ClusterReport:
         """Returns the report of the cluster about the model.
 
         Args:
@@ -78,7 +89,8 @@ class ModelInspector:
             addresses={task: record.address for task, record in found.items() if record.address},
             chief=(chief := next((record.chief for record in found.values() if record.chief), "")),
             chief_silent_secs=min(
-                (record.silent.get(chief.partition(" ")[0], math.inf) for record in found.values()), default=math.inf
+                (record.silent.get(chief.partition(" ")[0], math.inf) for record in found.values()),
+                default=math.inf,
             ),
             origins=[record.origin for record in found.values() if record.origin],
             checkpoint=checkpoint,

@@ -1,10 +1,13 @@
-"""The lock of a log directory: one job writes there at a time. The chief's session manager takes the lock.
+"""The lock of a log directory: one job writes there at a time.
 
-Two jobs in one directory restore and delete each other's checkpoints. Within a job the ps tasks decide which chief
-leads, so a replaced chief of the same job counts as no other job, although the lock is still with that process.
+The chief's session manager takes the lock.
 
-The lock belongs to an open file, not to a process. A process loses POSIX's record locks as soon as the process closes
-any other file of that name, as a copy of the directory does.
+Two jobs in one directory restore and delete each other's checkpoints. Within a job the ps tasks
+decide which chief leads, so a replaced chief of the same job counts as no other job, although the
+lock is still with that process.
+
+The lock belongs to an open file, not to a process. A process loses POSIX's record locks as soon as
+the process closes any other file of that name, as a copy of the directory does.
 """
 
 from __future__ import annotations
@@ -28,14 +31,17 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class DirectoryLock:
-    """The lock of a log directory, for one session of a chief. The kernel releases the lock with the process.
+    """The lock of a log directory, for one session of a chief.
+
+    The kernel releases the lock with the process.
 
         lock = DirectoryLock()
         while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
             wait(reason)
 
-    ``take`` never waits: the caller does, for as long as the start may take. Sessions of one process share the lock of
-    a directory. Each session has a descriptor of the same open file, and the lock ends with the last descriptor.
+    ``take`` never waits: the caller does, for as long as the start may take. Sessions of one
+    process share the lock of a directory. Each session has a descriptor of the same open file, and
+    the lock ends with the last descriptor.
     """
 
     def __init__(self) -> None:
@@ -45,9 +51,9 @@ class DirectoryLock:
     def take(self, directory: str, tasks: Collection[str], series: str = "") -> str:
         """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
 
-        A file system without locks, or a URL, has the record only, and a full disk the lock only. There is only a
-        warning where one of the two jobs has no cluster, such as a program that restores, or both jobs are of this
-        process.
+        A file system without locks, or a URL, has the record only, and a full disk the lock only.
+        There is only a warning where one of the two jobs has no cluster, such as a program that
+        restores, or both jobs are of this process.
 
         Args:
             directory: Directory of checkpoints and events, made where it is missing.
@@ -64,7 +70,8 @@ class DirectoryLock:
             self._write(epath.Path(directory) / RUN_FILE, series)
             return ""
         path = os.path.join(os.path.realpath(directory), RUN_FILE)
-        # The directory may have been removed and made again, or be another one than in the last call.
+        # The directory may have been removed and made again, or be another one than in the last
+        # call.
         if not self.has(path):
             self.release()
         if self._fd is None:
@@ -95,7 +102,9 @@ class DirectoryLock:
     def _write(self, file: epath.Path, series: str) -> None:
         """Writes the record of the run, with the tasks of all sessions of this process in the directory."""
         record = {
-            "tasks": sorted(self._tasks.union(*(lock._tasks for lock in list(_held) if lock.has(str(file))))),
+            "tasks": sorted(
+                self._tasks.union(*(lock._tasks for lock in list(_held) if lock.has(str(file))))
+            ),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "series": sorted({*recorded_series(str(file.parent)), series} - {""}),
@@ -165,7 +174,9 @@ def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:
         logging.warning("%s uses %s as a chief, too: do not save there", who, directory)
         return ""
     return (
-        f"another job writes into {directory}: the chief of the job at {', '.join(theirs)}, {where}. Each would "
-        "restore and delete the other's checkpoints. This one waits for the end of that one: stop it, or give this job "
+        f"another job writes into {directory}: the chief of the job at {', '.join(theirs)}, "
+        f"{where}. Each would "
+        "restore and delete the other's checkpoints. This one waits for the end of that one: stop "
+        "it, or give this job "
         "a log directory of its own"
     )

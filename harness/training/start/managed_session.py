@@ -1,7 +1,8 @@
 """ManagedSession: the session of a training loop, which survives the loss of tasks.
 
-``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. ``Session.lost`` tells a lost task from an
-error of the step's own Python: it knows where an error comes from, and the type of an error does not say so.
+``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. ``Session.lost`` tells
+a lost task from an error of the step's own Python: it knows where an error comes from, and the type
+of an error does not say so.
 """
 
 from __future__ import annotations
@@ -70,8 +71,11 @@ class SeenSteps:
         known = self._gives_step.get(op)
         if known is None:
             name = "" if self.variable is None else self.variable.op.name
-            # An update of the step alone returns the new step, so a loop that fetches only that update counts, too.
-            written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
+            # An update of the step alone returns the new step, so a loop that fetches only that
+            # update counts, too.
+            written = [
+                variable.name for variable in getattr(getattr(op, "body", None), "variables", ())
+            ]
             reads = op is not None and op.name in (name, f"{name}/read")
             known = self._gives_step[op] = bool(name) and (reads or written == [name])
         return known
@@ -102,20 +106,29 @@ class SeenSteps:
         elif known is None or (known <= now and self._value_ids(broken) == self._value_ids(fresh)):
             logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
         elif known <= now:
-            # The step went back, and other workers have trained since: this task cannot count the lost steps.
+            # The step went back, and other workers have trained since: this task cannot count the
+            # lost steps.
             logging.warning(
-                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
+                "%s at step %d: the chief has replaced the values meanwhile, and its log says how "
+                "many steps are lost "
                 "(step %d was the last seen here)",
                 *(text, now, known),
             )
         else:
             rt.lowlevel.metrics.add("steps_lost_total", known - now)
             logging.warning(
-                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
+                "%s at step %d: %d steps are lost (step %d was the last seen here)",
+                text,
+                now,
+                known - now,
+                known,
             )
 
     def _value_ids(self, session: rt.Session) -> list[str]:
-        """Returns the id of the values on the global step's task. A restore gives the values of every task new ids."""
+        """Returns the id of the values on the global step's task.
+
+        A restore gives the values of every task new ids.
+        """
         placed = session.placement([] if self.variable is None else [self.variable])
         return [session.value_ids[place.task_name] for place in placed.values()]
 
@@ -123,15 +136,17 @@ class SeenSteps:
 class ManagedSession:
     """A session whose ``run`` survives the loss of tasks.
 
-    When the tasks of the session underneath raise UnavailableError or AbortedError, a recovery opens a new session and
-    runs the step again there. The caller sees a step that took longer. The chief restores lost variables; other tasks
-    wait for the chief. The same error of a Python call in the step is raised.
+    When the tasks of the session underneath raise UnavailableError or AbortedError, a recovery
+    opens a new session and runs the step again there. The caller sees a step that took longer. The
+    chief restores lost variables; other tasks wait for the chief. The same error of a Python call
+    in the step is raised.
 
-    Any number of threads may use the session; one thread recovers while the other threads wait. A step raises its error
-    after ``TRIES`` new sessions in which nothing was different, or memory was short.
+    Any number of threads may use the session; one thread recovers while the other threads wait. A
+    step raises its error after ``TRIES`` new sessions in which nothing was different, or memory was
+    short.
 
-    A ``ManagedSession`` wraps a session, and is none: ``runtime.SessionLike`` is the type of both. Every other public
-    attribute is the one of the present session underneath, ``raw``.
+    A ``ManagedSession`` wraps a session, and is none: ``runtime.SessionLike`` is the type of both.
+    Every other public attribute is the one of the present session underneath, ``raw``.
 
     Args:
         sessions: Sessions of the run: the first one, and a new one in each recovery.
@@ -139,7 +154,8 @@ class ManagedSession:
         grace_period: Grace period after whose end nothing is recovered.
         recover: False raises the error of a lost task, as TF1's session does.
         global_step: Variable that counts the steps, for the log of lost steps; None for none.
-        on_recovery: Function that is called with each new session after a recovery, before any step runs there.
+        on_recovery: Function that is called with each new session after a recovery, before any step
+            runs there.
         is_chief: True on the chief of the run; None of a session that is part of no run.
     """
 
@@ -183,12 +199,15 @@ class ManagedSession:
         """The present session underneath."""
 
     def __getattr__(self, name: str) -> Any:
-        # Private state of the session underneath stays private, and a half-made session has no ``raw`` to ask.
+        # Private state of the session underneath stays private, and a half-made session has no
+        # ``raw`` to ask.
         if name.startswith("_") or "raw" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.raw, name)
 
-    def run(self, fetches: object, feed_dict: Feeds | None = None, *arguments: Any, **options: Any) -> Any:
+    def run(
+        self, fetches: object, feed_dict: Feeds | None = None, *arguments: Any, **options: Any
+    ) -> Any:
         """Runs one step; arguments, result and errors are those of ``Session.run``.
 
         Args:
@@ -198,10 +217,13 @@ class ManagedSession:
             **options: Further arguments of ``Session.run``, by name.
 
         Raises:
-            BaseException: The error that has stopped the coordinator, such as the failure of a service thread.
-            UnavailableError, AbortedError: A task was lost, and the session does not recover, or is to stop.
+            BaseException: The error that has stopped the coordinator, such as the failure of a
+                service thread.
+            UnavailableError, AbortedError: A task was lost, and the session does not recover, or is
+            to stop.
             ResourceExhaustedError: The step needs more memory than a task has.
-            DeadlineExceededError: A recovery did not succeed in time. The message names the missing task.
+            DeadlineExceededError: A recovery did not succeed in time. The message names the missing
+                task.
             OutOfRangeError: The chief has finished training meanwhile.
             TaskLeftError: A task has left since, as training is over.
         """
@@ -219,8 +241,8 @@ class ManagedSession:
             The value of the function.
 
         Raises:
-            BaseException: The error that has stopped the coordinator, or an error of the function that is no loss of
-                the session.
+            BaseException: The error that has stopped the coordinator, or an error of the function
+                that is no loss of the session.
         """
         # Counted for each step: a step that was run again and went well has no bearing on the next.
         recoveries = Recoveries(self)
@@ -230,7 +252,8 @@ class ManagedSession:
                 # The failure of a service reaches the training loop here, not only the log.
                 if self.coord.should_stop():
                     self.coord.raise_requested_exception()
-                # Kept for the question below: another thread may replace the session while this one fails.
+                # Kept for the question below: another thread may replace the session while this one
+                # fails.
                 raw = self.raw
                 try:
                     return step(raw)
@@ -239,7 +262,8 @@ class ManagedSession:
                         continue
                     if isinstance(error, rt.TaskLeftError) and raw.raised(error):
                         self.left = error
-                    # The error of a thread comes first: a closed queue, say, is only its consequence.
+                    # The error of a thread comes first: a closed queue, say, is only its
+                    # consequence.
                     self.coord.raise_requested_exception()
                     raise
         finally:
@@ -255,7 +279,9 @@ class ManagedSession:
         return 0.0 if began is None else concurrency.monotonic() - began
 
     def replaced(self, raw: rt.Session) -> bool:
-        """Returns True if another thread has replaced and closed a session. Waits for a recovery under way.
+        """Returns True if another thread has replaced and closed a session.
+
+        Waits for a recovery under way.
 
         Args:
             raw: Session underneath in which a step has run.
@@ -268,7 +294,8 @@ class ManagedSession:
 
         Args:
             broken: Session underneath that raised.
-            error: Error of that session. Raised again when there is to be no recovery, or no task is lost.
+            error: Error of that session. Raised again when there is to be no recovery, or no task
+                is lost.
 
         Raises:
             TaskLeftError: A task has left, as training is over.
@@ -282,7 +309,8 @@ class ManagedSession:
                 return
             if not broken.lost(error):
                 raise error
-            # One failed recovery is the end for all threads: each would wait as long for the same error.
+            # One failed recovery is the end for all threads: each would wait as long for the same
+            # error.
             if self._failed is not None:
                 raise self._failed
             if not self.closed and (gone := broken.left_tasks):
@@ -293,7 +321,11 @@ class ManagedSession:
                 raise error
             started = concurrency.monotonic()
             limit = self._sessions.give_up_secs
-            logging.warning("recovering: %s%s", error, f" (gives up after {limit:g} s)" if limit < math.inf else "")
+            logging.warning(
+                "recovering: %s%s",
+                error,
+                f" (gives up after {limit:g} s)" if limit < math.inf else "",
+            )
             if isinstance(error, rt.OpError):
                 self.last_loss = error
             try:
@@ -332,21 +364,29 @@ class ManagedSession:
     # -- its end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the session; a step under way ends with CancelledError. Never waits for a dead task."""
+        """Closes the session; a step under way ends with CancelledError.
+
+        Never waits for a dead task.
+        """
         self.closed = True
         self.raw.close()
 
     def __enter__(self) -> Self:
         """Makes the session and the graph the defaults of the thread."""
         if self._entered is not None:
-            raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
+            raise RuntimeError(
+                "Session context managers are not re-entrant: use Session.as_default() for nesting"
+            )
         self._entered = contextlib.ExitStack()
         self._entered.enter_context(self.graph.as_default())
         self._entered.enter_context(self.as_default())
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Calls ``on_exit``, takes back the defaults and closes the session."""
         try:
@@ -380,11 +420,13 @@ class Recoveries:
 
         Raises:
             ResourceExhaustedError: Memory was short in ``TRIES`` sessions.
-            UnavailableError, AbortedError: The session has not lost a task, or ``TRIES`` recoveries were in vain.
+            UnavailableError, AbortedError: The session has not lost a task, or ``TRIES`` recoveries
+            were in vain.
         """
         session = self._session
         if not isinstance(error, LOST_CONTACT):
-            # A hook may raise the same classes while another thread replaces the session: that error is the hook's.
+            # A hook may raise the same classes while another thread replaces the session: that
+            # error is the hook's.
             cancelled = isinstance(error, rt.CancelledError | RuntimeError) and raw.raised(error)
             return cancelled and session.replaced(raw)
         if self._in_vain >= TRIES:
@@ -397,7 +439,8 @@ class Recoveries:
         if self._in_vain > 1:
             session.coord.wait_for_stop(_PAUSE_SECS)
         session.recover(raw, error)
-        # New values mean that a task was really lost. With the same values the error has another cause.
+        # New values mean that a task was really lost. With the same values the error has another
+        # cause.
         same = raw.value_ids == session.raw.value_ids
         self._in_vain = self._in_vain + 1 if same or error.out_of_memory else 0
         return True

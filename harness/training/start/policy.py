@@ -1,8 +1,8 @@
 """The decision about a session that has just been opened: initialise, restore, keep, wait, join, end or give up.
 
-Pure functions: the cluster's report, the role, the options and the time go in; a decision and its reason in words come
-out. ``SessionManager`` asks, acts and logs. The tables in ``tests/harness/training/start/test_start_policy.py`` are the
-specification.
+Pure functions: the cluster's report, the role, the options and the time go in; a decision and its
+reason in words come out. ``SessionManager`` asks, acts and logs. The tables in
+``tests/harness/training/start/test_start_policy.py`` are the specification.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 ALIVE_SECS = 2.0
-"""Silence, in seconds, below which a chief lives. A living chief gives a sign of life every second."""
+"""Silence, in seconds, below which a chief lives.
+
+A living chief gives a sign of life every second.
+"""
 _SHOWN = 5
 """Number of names that a reason lists."""
 
@@ -44,14 +47,17 @@ class ClusterReport:
     Attributes:
         variables: Number of variables that the graph shares with the cluster.
         missing: Names of the variables without a value.
-        phases: Phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
+        phases: Phase of the run record ("new", "loading", "ready", "finished") by task; empty
+            without a cluster.
         addresses: Addresses of these tasks, where known.
-        chief: Task that leads, with its address; empty when no task leads, or the chief is not known.
+        chief: Task that leads, with its address; empty when no task leads, or the chief is not
+            known.
         origins: Reasons why tasks that should continue from a backup started without values.
         not_ready: Names that a ready operation of the user's own still misses; empty when none.
         checkpoint: Path of the newest whole checkpoint; None when there is none.
         logdirs: Log directories of the runs to which the tasks' values belong, where known.
-        chief_silent_secs: Seconds since the chief's last sign of life; infinite without a known chief.
+        chief_silent_secs: Seconds since the chief's last sign of life; infinite without a known
+            chief.
     """
 
     variables: int = 0
@@ -73,7 +79,8 @@ class StartOptions:
     Attributes:
         give_up_at: Time at which waiting ends.
         can_initialize: True if there is an init operation or function.
-        wait_for_checkpoint: True if a chief without a checkpoint waits for a checkpoint before it initialises.
+        wait_for_checkpoint: True if a chief without a checkpoint waits for a checkpoint before it
+            initialises.
         recovering: True if this process has trained in the run before.
         started_again: True if a launcher has started this task before, in the same run.
     """
@@ -96,16 +103,19 @@ class Decision:
 def decide(now: float, role: Role, report: ClusterReport, options: StartOptions) -> Decision:
     """Decides for one task.
 
-        decide(now, Role.CHIEF, ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10"), options).action
-        # Action.RESTORE
+        decide(now, Role.CHIEF, ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10"),
+        options).action # Action.RESTORE
 
     Args:
         now: The time, in seconds on any clock that only goes forward.
-        role: Role of the task. The chief gives the variables their values; other tasks wait for the chief.
+        role: Role of the task. The chief gives the variables their values; other tasks wait for the
+            chief.
         report: Report of the cluster.
         options: Wishes of the user.
     """
-    return _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
+    return (
+        _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
+    )
 
 
 def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
@@ -121,11 +131,15 @@ def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
         return ""
     at = "" if step is None else f" (at step {step})"
     own = (
-        "which holds no checkpoint" if report.checkpoint is None else f"whose newest checkpoint is {report.checkpoint}"
+        "which holds no checkpoint"
+        if report.checkpoint is None
+        else f"whose newest checkpoint is {report.checkpoint}"
     )
     return (
-        f"the live model{at} is that of a run in {_some(others)}, but the log directory of this chief is {logdir}, "
-        f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all tasks and start the ps "
+        f"the live model{at} is that of a run in {_some(others)}, but the log directory of this "
+        f"chief is {logdir}, "
+        f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all "
+        "tasks and start the ps "
         "tasks again too: the variables live on them"
     )
 
@@ -135,7 +149,8 @@ def rival(report: ClusterReport, logdir: str) -> str:
 
     Args:
         report: Report of the cluster.
-        logdir: Log directory of the chief that asks, in the form of those in the report; empty for none.
+        logdir: Log directory of the chief that asks, in the form of those in the report; empty for
+            none.
     """
     others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
     # A run that has finished has no chief any more, whatever its last sign of life was.
@@ -143,22 +158,29 @@ def rival(report: ClusterReport, logdir: str) -> str:
     if not logdir or not others or not running or report.chief_silent_secs >= ALIVE_SECS:
         return ""
     return (
-        f"another run trains on this cluster, and its chief, {report.chief}, lives: its log directory is "
-        f"{_some(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that one, or start this "
+        f"another run trains on this cluster, and its chief, {report.chief}, lives: its log "
+        "directory is "
+        f"{_some(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that "
+        "one, or start this "
         "one on ps tasks of its own"
     )
 
 
 def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Decision:
-    # Only a launcher's second start may take the end of the run for its own: a first start begins another run.
+    # Only a launcher's second start may take the end of the run for its own: a first start begins
+    # another run.
     if options.started_again and not options.recovering and _tasks_in(report, "finished"):
         return Decision(Action.END, "the run has finished before this task was started again")
     loading = _tasks_in(report, "loading")
     # A graph without variables is initialised once, too: the run records say if that has happened.
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:
-        return Decision(Action.KEEP, "every variable has a value on its task: the model is alive, no step is lost")
-    # The reason names everything that was wrong. It is the one line that explains a lost run afterwards.
+        return Decision(
+            Action.KEEP,
+            "every variable has a value on its task: the model is alive, no step is lost",
+        )
+    # The reason names everything that was wrong. It is the one line that explains a lost run
+    # afterwards.
     lacking = f"no value on its task: {_some(report.missing)}" if report.missing else ""
     if loading:
         half = f"a chief has died while it gave {', '.join(loading)} values"
@@ -167,7 +189,8 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Deci
     # In a new run every ps starts without values, which is no news.
     if report.origins and (options.recovering or _tasks_in(report, "ready", "loading")):
         lacking = "; ".join((lacking, *report.origins))
-    # A checkpoint comes before an init operation: nobody means to begin again where there is something to restore.
+    # A checkpoint comes before an init operation: nobody means to begin again where there is
+    # something to restore.
     if report.checkpoint is not None:
         return Decision(Action.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}")
     if options.wait_for_checkpoint and now < options.give_up_at:
@@ -176,7 +199,8 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Deci
         lost = ", so ALL STEPS SO FAR ARE LOST" if options.recovering else ""
         return Decision(Action.INITIALIZE, f"{lacking}; there is no checkpoint{lost}")
     return Decision(
-        Action.GIVE_UP, f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given"
+        Action.GIVE_UP,
+        f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given",
     )
 
 
@@ -184,11 +208,20 @@ def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Deci
     if _tasks_in(report, "finished"):
         return Decision(Action.END, "the chief has finished training")
     loading = _tasks_in(report, "loading")
-    # The values count before the phases: a variable without a value is the better reason in the log.
+    # The values count before the phases: a variable without a value is the better reason in the
+    # log.
     if report.missing:
-        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}{_waited_for(report)}")
+        return _wait(
+            now,
+            options,
+            f"the chief has not yet initialised {_some(report.missing)}{_waited_for(report)}",
+        )
     if loading:
-        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}")
+        return _wait(
+            now,
+            options,
+            f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}",
+        )
     if report.not_ready:
         return _wait(now, options, f"not ready: {report.not_ready}")
     return Decision(Action.JOIN, "the model is ready")
@@ -202,7 +235,10 @@ def _waited_for(report: ClusterReport) -> str:
     """Returns the words for the chief that a task waits for, or for the ps where the first chief will appear."""
     if report.chief:
         return f"; waiting for {report.chief}"
-    reached = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]
+    reached = [
+        f"{task} at {report.addresses[task]}" if task in report.addresses else task
+        for task in report.phases
+    ]
     return f"; no chief has come to {', '.join(reached)} yet" if reached else ""
 
 

@@ -1,7 +1,7 @@
 """Readiness: the operations that initialise a model and name its missing values, and the options of its sessions.
 
-The Supervisor and the scaffold of a monitored session take from here each operation that the user does not give. It
-comes from the graph's collections, or is made.
+The Supervisor and the scaffold of a monitored session take from here each operation that the user
+does not give. It comes from the graph's collections, or is made.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
         graph: The graph. The tensors are added to it, once for each set of variables.
 
     Returns:
-        A string tensor with the names; a string tensor that first waits for the values; and a float32 placeholder of
-        shape () for the seconds of that wait at most.
+        A string tensor with the names; a string tensor that first waits for the values; and a
+        float32 placeholder of shape () for the seconds of that wait at most.
 
     Raises:
         RuntimeError: The graph is finalized and lacks the tensors.
@@ -54,7 +54,8 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
         if count == len(variables):
             found: tuple[rt.Tensor, rt.Tensor, rt.Tensor] = made
             return found
-    # Outside the caller's scopes: a device, a dependency or a prefix of theirs is not meant for these operations.
+    # Outside the caller's scopes: a device, a dependency or a prefix of theirs is not meant for
+    # these operations.
     with graph.as_default(), rt.device(None), rt.control_dependencies(None), rt.name_scope(None):
         missing = rt.report_uninitialized_variables(variables, name="global_variables_missing")
         secs = rt.placeholder(np.float32, [], name="global_variables_await_secs")
@@ -66,9 +67,9 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
 def reason(session: rt.Session, ready_op: Element | None) -> str:
     """Returns the reason why a model is not ready, in words; empty for none.
 
-    A model is ready where the operation returns no value, an int32 value or no elements, or there is no operation.
-    Names of variables are listed. An error about an uninitialised variable means not ready too: ready operations of an
-    old kind are assertions.
+    A model is ready where the operation returns no value, an int32 value or no elements, or there
+    is no operation. Names of variables are listed. An error about an uninitialised variable means
+    not ready too: ready operations of an old kind are assertions.
 
     Args:
         session: Session in which the operation runs.
@@ -90,8 +91,8 @@ def reason(session: rt.Session, ready_op: Element | None) -> str:
 def default_filters(graph: rt.Graph) -> tuple[str, ...]:
     """Returns device filters under which a session does not wait for tasks that its graph does not need.
 
-    The needed tasks are the ps tasks and every task that an operation names; a session's own task is always in. A
-    variable without a job may live anywhere: then there is no filter.
+    The needed tasks are the ps tasks and every task that an operation names; a session's own task
+    is always in. A variable without a job may live anywhere: then there is no filter.
 
     Args:
         graph: The graph that sessions will run.
@@ -114,7 +115,9 @@ def default_filters(graph: rt.Graph) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float) -> rt.SessionConfig:
+def filtered(
+    config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float
+) -> rt.SessionConfig:
     """Returns session options with device filters, and a time limit for opening the session.
 
     Args:
@@ -130,7 +133,8 @@ def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float
 def with_start_timeout(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
     """Returns session options under which a step waits ``secs`` seconds at least for a silent task.
 
-    A new session could not know whether the silent task has done its part of the step; the old session will.
+    A new session could not know whether the silent task has done its part of the step; the old
+    session will.
 
     Args:
         config: Options of the user, or None.
@@ -188,7 +192,9 @@ def init_op(graph: rt.Graph) -> Element:
 def local_init_op(graph: rt.Graph) -> Element | None:
     """Returns an operation that initialises all local variables; None when there are none."""
     has = bool(graph.get_collection(rt.GraphKeys.LOCAL_VARIABLES))
-    return _first_or(graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None)
+    return _first_or(
+        graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None
+    )
 
 
 def saver(graph: rt.Graph) -> CheckpointSaver | None:
@@ -220,5 +226,7 @@ def ready_for_local_init_op(graph: rt.Graph) -> Element:
     return _first_or(
         graph,
         rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,
-        lambda: rt.report_uninitialized_variables(rt.global_variables(), name="report_uninitialized_globals"),
+        lambda: rt.report_uninitialized_variables(
+            rt.global_variables(), name="report_uninitialized_globals"
+        ),
     )

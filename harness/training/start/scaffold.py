@@ -30,7 +30,9 @@ _DEFAULTS: Mapping[str, Callable[[rt.Graph], object]] = {
 
 
 class Scaffold:
-    """The operations of a graph that a monitored session needs. ``finalize`` makes those that are not given.
+    """The operations of a graph that a monitored session needs.
+
+    ``finalize`` makes those that are not given.
 
     Args:
         init_op: Operation that gives the global variables their first values.
@@ -66,7 +68,9 @@ class Scaffold:
         copy_from_scaffold: Scaffold | None = None,
     ) -> None:
         if not isinstance(copy_from_scaffold, Scaffold | None):
-            raise TypeError(f"copy_from_scaffold is not a Scaffold instance: {copy_from_scaffold!r}")
+            raise TypeError(
+                f"copy_from_scaffold is not a Scaffold instance: {copy_from_scaffold!r}"
+            )
         self.init_op = init_op
         self.init_feed_dict = init_feed_dict
         self.ready_op = ready_op
@@ -98,7 +102,8 @@ class Scaffold:
         for key in (keys.INIT_OP, keys.READY_OP, keys.LOCAL_INIT_OP, keys.SUMMARY_OP, keys.SAVERS):
             if len(graph.get_collection(key)) > 1:
                 raise RuntimeError(
-                    f"More than one item in the collection {key!r}. Please indicate which one to use by passing it to "
+                    f"More than one item in the collection {key!r}. Please indicate which one to "
+                    "use by passing it to "
                     "the Scaffold constructor."
                 )
         # Each part that is missing is looked for in the graph's collections before it is made.
@@ -107,7 +112,8 @@ class Scaffold:
                 setattr(self, name, make(graph))
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
             self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
-        # From here on a training step cannot add to the graph by mistake, which would slow each step.
+        # From here on a training step cannot add to the graph by mistake, which would slow each
+        # step.
         graph.finalize()
         return self
 
@@ -117,7 +123,9 @@ class SessionCreator:
 
     def create_session(self) -> rt.Session:
         """Opens a session that is ready for training."""
-        raise TypeError(f"{type(self).__name__} does not say how to create a session: define create_session()")
+        raise TypeError(
+            f"{type(self).__name__} does not say how to create a session: define create_session()"
+        )
 
 
 class TrainingSessionCreator(SessionCreator):
@@ -127,7 +135,8 @@ class TrainingSessionCreator(SessionCreator):
         scaffold: Scaffold of the graph; a new one by default.
         master: Target of the sessions.
         config: Options of the sessions.
-        max_wait_secs: The longest wait for the model and for tasks, in seconds, at the start and in each recovery.
+        max_wait_secs: The longest wait for the model and for tasks, in seconds, at the start and in
+            each recovery.
     """
 
     role = Role.OTHER
@@ -165,8 +174,13 @@ class TrainingSessionCreator(SessionCreator):
         self._grace_period = grace_period
         # The series is known only now: it is the basename of the hook that saves.
         self.manager().series = series
-        # A step of a session that recovers waits for a silent task: it must be neither lost nor run twice.
-        self._options = readiness.with_start_timeout(self._config, self.give_up_secs) if recovers else self._config
+        # A step of a session that recovers waits for a silent task: it must be neither lost nor run
+        # twice.
+        self._options = (
+            readiness.with_start_timeout(self._config, self.give_up_secs)
+            if recovers
+            else self._config
+        )
         source = self._source()
         self.records, self.probe = source.records, source.probe
 
@@ -213,7 +227,13 @@ class TrainingSessionCreator(SessionCreator):
     def _source(self) -> ManagerSource:
         graph = rt.get_default_graph()
         return ManagerSource(
-            self.manager(), self.role, graph, self._master, self._options, self.give_up_secs, **self._operations()
+            self.manager(),
+            self.role,
+            graph,
+            self._master,
+            self._options,
+            self.give_up_secs,
+            **self._operations(),
         )
 
     def _operations(self) -> dict[str, object]:
@@ -251,7 +271,9 @@ class ChiefSessionCreator(TrainingSessionCreator):
         max_wait_secs: float = GIVE_UP_SECS,
     ) -> None:
         super().__init__(scaffold, master, config, max_wait_secs)
-        self.checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+        self.checkpoint_dir = (
+            rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+        )
         self._checkpoint = checkpoint_filename_with_path
 
     def _operations(self) -> dict[str, object]:
@@ -307,7 +329,8 @@ class OwnSessionCreator(TrainingSessionCreator):
         # The user's creator may take its time; no limit of this package is meant for it.
         super().__init__(max_wait_secs=math.inf)
         self._creator = creator
-        # A creator may say where its checkpoints are. It then gets the last save, as the chief's does.
+        # A creator may say where its checkpoints are. It then gets the last save, as the chief's
+        # does.
         self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
 
     def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:

@@ -1,7 +1,8 @@
 """SessionManager: opens a session and makes the model ready, by keeping, restoring, initialising or waiting.
 
-Every start and every recovery is one loop (``SessionManager._until_ready``): open a session, ask the cluster, decide
-(``policy.py``), act. A loss of contact on the way leads to another session, after a pause.
+Every start and every recovery is one loop (``SessionManager._until_ready``): open a session, ask
+the cluster, decide (``policy.py``), act. A loss of contact on the way leads to another session,
+after a pause.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
 class TrainingOver(rt.OutOfRangeError):
     """The chief has finished training: a clean end for the other tasks.
 
-    The type differs from OutOfRangeError because a user's ``init_fn`` may raise OutOfRangeError at the end of data.
+    The type differs from OutOfRangeError because a user's ``init_fn`` may raise OutOfRangeError at
+    the end of data.
     """
 
 
 @runtime_checkable
 class DirectorySaver(Protocol):
-    """A saver that chooses among the checkpoints of a directory. A user's own saver need not choose."""
+    """A saver that chooses among the checkpoints of a directory.
+
+    A user's own saver need not choose.
+    """
 
     def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
         """Restores the newest undamaged checkpoint; returns the path, None without a checkpoint."""
@@ -72,7 +77,8 @@ class _Request:
         config: Session options of the user's.
         options: Options of the decision.
         records: Run records behind the target; None for a session that shares nothing.
-        init_op: Operation that gives the variables values. This and all attributes below are the chief's.
+        init_op: Operation that gives the variables values. This and all attributes below are the
+            chief's.
         init_feed_dict: Feeds of ``init_op``.
         init_fn: Function that is called with the session after ``init_op``.
         saver: Saver that restores; None restores nothing.
@@ -116,12 +122,14 @@ class SessionManager:
     """Opens sessions for training.
 
     Args:
-        local_init_op: Operation that runs in every new session, of the chief and of the other tasks.
-        ready_op: String tensor with the names of what is not ready, empty when all is. None checks nothing.
+        local_init_op: Operation that runs in every new session, of the chief and of the other
+            tasks.
+        ready_op: String tensor with the names of what is not ready, empty when all is. None checks
+            nothing.
         ready_for_local_init_op: The same for what ``local_init_op`` needs. None checks nothing.
         graph: Graph of the sessions. Default: the default graph.
-        recovery_wait_secs: Seconds between two looks at a ready operation of the user's own. Variables need no looks:
-            their tasks report them ready at once.
+        recovery_wait_secs: Seconds between two looks at a ready operation of the user's own.
+            Variables need no looks: their tasks report them ready at once.
         local_init_feed_dict: Feeds of ``local_init_op``.
         grace_period: Grace period whose end ends waits.
 
@@ -151,7 +159,8 @@ class SessionManager:
     ) -> None:
         if ready_for_local_init_op is not None and local_init_op is None:
             raise ValueError(
-                "If you pass a ready_for_local_init_op, you must also pass a local_init_op: it is what it is for"
+                "If you pass a ready_for_local_init_op, you must also pass a local_init_op: it is "
+                "what it is for"
             )
         self._graph = graph or rt.get_default_graph()
         self._local_init_op = local_init_op
@@ -159,7 +168,8 @@ class SessionManager:
         self._ready_for_local_init_op = ready_for_local_init_op
         self._recovery_wait_secs = recovery_wait_secs
         self._local_init_feed_dict = local_init_feed_dict
-        # A manager that a program makes by itself has no coordinator: its waits end by their limits alone.
+        # A manager that a program makes by itself has no coordinator: its waits end by their limits
+        # alone.
         self._grace_period = grace_period or GracePeriod(Coordinator())
         self._has_own_grace_period = grace_period is None
         # Kept by target, as the leadership of a chief must outlive the session that has claimed it.
@@ -204,20 +214,22 @@ class SessionManager:
     ) -> rt.Session:
         """Opens a session as the chief: keeps a live model, else restores, else initialises.
 
-        No task trains while variables get values. The ps tasks are informed first, and cut off sessions that used older
-        values (docs/guarantees.md). Lost steps are logged.
+        No task trains while variables get values. The ps tasks are informed first, and cut off
+        sessions that used older values (docs/guarantees.md). Lost steps are logged.
 
         Args:
             master: Session target.
             init_op: Operation that gives all variables values.
             saver: Saver that restores; None restores nothing.
             checkpoint_dir: Directory of the checkpoints.
-            checkpoint_filename_with_path: Path of one checkpoint, instead of the newest of a directory.
+            checkpoint_filename_with_path: Path of one checkpoint, instead of the newest of a
+                directory.
             wait_for_checkpoint: True to wait for a checkpoint before the model is initialised.
             max_wait_secs: Seconds to wait for tasks, and for a checkpoint.
             config: Session options. Without device filters ``readiness.default_filters`` are used.
             init_feed_dict: Feeds of ``init_op``.
-            init_fn: Function that is called with the session after ``init_op``; not for a restored or live model.
+            init_fn: Function that is called with the session after ``init_op``; not for a restored
+                or live model.
             recovering: True if this process has trained in the run before; for the log.
 
         Raises:
@@ -228,13 +240,16 @@ class SessionManager:
         """
         # TF1 has the same check, with these words.
         if checkpoint_dir and checkpoint_filename_with_path:
-            raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
+            raise ValueError(
+                "Can not provide both checkpoint_dir and checkpoint_filename_with_path."
+            )
         options = policy.StartOptions(
             concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
-            # A launcher counts the starts of a task. A task that is started by hand counts as a new run.
+            # A launcher counts the starts of a task. A task that is started by hand counts as a new
+            # run.
             attempt(os.environ) > 0,
         )
         return self._until_ready(
@@ -254,7 +269,10 @@ class SessionManager:
         )
 
     def wait_for_session(
-        self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float | None = math.inf
+        self,
+        master: str,
+        config: rt.SessionConfig | None = None,
+        max_wait_secs: float | None = math.inf,
     ) -> rt.Session:
         """Opens a session as a task that is not the chief: waits until the chief has made the model ready.
 
@@ -265,15 +283,20 @@ class SessionManager:
 
         Raises:
             TrainingOver: The chief has finished training.
-            DeadlineExceededError: The model was not ready in time. The message names what was missing.
+            DeadlineExceededError: The model was not ready in time. The message names what was
+                missing.
         """
-        options = policy.StartOptions(concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs))
+        options = policy.StartOptions(
+            concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs)
+        )
         records = self.records(master, config, Role.OTHER)
         return self._until_ready(_Request(Role.OTHER, master, config, options, records))
 
     # -- their parts -------------------------------------------------------------------------------------------
 
-    def records(self, master: str, config: rt.SessionConfig | None, role: Role) -> RunRecords | None:
+    def records(
+        self, master: str, config: rt.SessionConfig | None, role: Role
+    ) -> RunRecords | None:
         """Returns the run records behind a target; None for a session that shares nothing.
 
         Args:
@@ -287,7 +310,9 @@ class SessionManager:
         key = (master, role is Role.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
-                master, readiness.filtered(config, self._graph, ATTEMPT_SECS), is_chief=role is Role.CHIEF
+                master,
+                readiness.filtered(config, self._graph, ATTEMPT_SECS),
+                is_chief=role is Role.CHIEF,
             )
         return self._records[key]
 
@@ -312,21 +337,25 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
-                    # From here on this chief changes values: no other chief may live, and no other job may write there.
+                    # From here on this chief changes values: no other chief may live, and no other
+                    # job may write there.
                     if self._wait_for_rival(request, report):
                         continue
-                    # After a wait the other job has left a new checkpoint, so the cluster is asked again.
+                    # After a wait the other job has left a new checkpoint, so the cluster is asked
+                    # again.
                     if self._wait_for_directory(request, session, report, started):
                         continue
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
                     live = self._model.live_step(session, report)
-                    # A new generation of values cuts off all other sessions, before any value changes.
+                    # A new generation of values cuts off all other sessions, before any value
+                    # changes.
                     if decision.action is not Action.KEEP and request.records is not None:
                         session.adopt_generations(request.records.load())
                     self._act(request, session, report, decision.action, live)
                     return session
-                # Whatever was under way begins again with a new session: each part of it may be done twice.
+                # Whatever was under way begins again with a new session: each part of it may be
+                # done twice.
                 except LOST_CONTACT as error:
                     if session is not None:
                         session.close()
@@ -347,13 +376,15 @@ class SessionManager:
         config = readiness.filtered(request.config, self._graph, secs)
         with silence_is_loss():
             session = _HoldingSession(request.master, self._graph, config)
-        # The lock lives as long as the session: another job may write there once this chief has closed it.
+        # The lock lives as long as the session: another job may write there once this chief has
+        # closed it.
         session.hold = log_directory.DirectoryLock()
         # A ps whose program lacks ``server.join()`` would train beside the workers, as one of them.
         if session.task.startswith("/job:ps/") and request.records is not None:
             session.close()
             raise rt.InvalidArgumentError(
-                "this task is a parameter server, and is about to train: have it call server.join() instead, before "
+                "this task is a parameter server, and is about to train: have it call "
+                "server.join() instead, before "
                 "the graph is made",
                 task=session.task,
             )
@@ -370,11 +401,16 @@ class SessionManager:
         self._log(f"{request.role.value}: waiting: {error}")
 
     def _wait_for_directory(
-        self, request: _Request, session: _HoldingSession, report: policy.ClusterReport, started: float
+        self,
+        request: _Request,
+        session: _HoldingSession,
+        report: policy.ClusterReport,
+        started: float,
     ) -> bool:
         """Takes the lock of the log directory; returns True if another job had to end first."""
         waited = False
-        # The other job may end at any moment. Its chief leaves the lock with its process, and no event says so.
+        # The other job may end at any moment. Its chief leaves the lock with its process, and no
+        # event says so.
         while reason := session.hold.take(request.logdir, report.addresses.values(), self.series):
             self._note_loss(request, rt.UnavailableError(reason), started)
             self._grace_period.wait(_LOCK_SECS)
@@ -396,8 +432,13 @@ class SessionManager:
         self._grace_period.wait(_LOCK_SECS)
         return True
 
-    def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
-        """Returns the report of the cluster. A worker first waits for the values missing in the report before."""
+    def _ask(
+        self, request: _Request, session: rt.Session, last: policy.ClusterReport | None
+    ) -> policy.ClusterReport:
+        """Returns the report of the cluster.
+
+        A worker first waits for the values missing in the report before.
+        """
         # The chief does not wait for values here: it is the task that gives them.
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
@@ -414,7 +455,9 @@ class SessionManager:
             report = replace(report, not_ready=self._local_init(session))
         return report
 
-    def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
+    def _decide(
+        self, role: Role, report: policy.ClusterReport, options: policy.StartOptions
+    ) -> policy.Decision:
         decision = policy.decide(concurrency.monotonic(), role, report, options)
         self._log(
             f"{role.value}: {decision.action.value}: {decision.reason}",
@@ -424,42 +467,60 @@ class SessionManager:
         )
         return decision
 
-    def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
+    def _raise_if_hopeless(
+        self, request: _Request, decision: policy.Decision, started: float
+    ) -> None:
         if decision.action is Action.END:
             raise TrainingOver(decision.reason)
-        # The chief gives up at once, as no task can help it. Another task gives up when its time is over.
+        # The chief gives up at once, as no task can help it. Another task gives up when its time is
+        # over.
         gives_up = decision.action is Action.GIVE_UP
         if request.role is Role.CHIEF:
             if gives_up:
                 raise RuntimeError(
-                    "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
+                    "Model is not initialized and no init_op or init_fn or local_init_op was "
+                    "given: " + decision.reason
                 )
         elif gives_up or self._grace_period.exhausted():
             limit = request.options.give_up_at - started
-            raise rt.DeadlineExceededError(f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}")
+            raise rt.DeadlineExceededError(
+                f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}"
+            )
 
     def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
-        # Where variables are missing the next question waits on the tasks themselves, without a pause here.
+        # Where variables are missing the next question waits on the tasks themselves, without a
+        # pause here.
         if request.role is Role.CHIEF or report.not_ready:
             left = max(0.0, request.options.give_up_at - concurrency.monotonic())
             self._grace_period.wait(min(self._recovery_wait_secs, left))
 
     def _act(
-        self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
+        self,
+        request: _Request,
+        session: rt.Session,
+        report: policy.ClusterReport,
+        action: Action,
+        live: int | None,
     ) -> None:
         """Carries out the chief's decision, then opens the model to all tasks."""
         path = ""
         done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
         if action is Action.KEEP:
-            # The live model wins over the directory: to restore would throw away steps of a run that trains.
+            # The live model wins over the directory: to restore would throw away steps of a run
+            # that trains.
             if warning := policy.other_run(report, request.logdir, live):
                 logging.warning("%s", warning)
-            elif report.checkpoint and not request.options.recovering and isinstance(request.saver, DirectorySaver):
+            elif (
+                report.checkpoint
+                and not request.options.recovering
+                and isinstance(request.saver, DirectorySaver)
+            ):
                 request.saver.take_states(request.checkpoint_dir or report.checkpoint)
         elif action is Action.RESTORE:
             assert request.saver is not None, "a checkpoint is only found for a saver"
-            # The newest checkpoint is looked for again: the record of the directory may name this run's series since.
+            # The newest checkpoint is looked for again: the record of the directory may name this
+            # run's series since.
             newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
             path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
             done = f"Restored: {path}"
@@ -498,7 +559,8 @@ class SessionManager:
         lost = {v.op.name for v in not_saved(self._graph)} - self._model.own(session)
         if lost:
             logging.warning(
-                "%d global variables are in no checkpoint: %s; a chief that is started again cannot go on. Make the "
+                "%d global variables are in no checkpoint: %s; a chief that is started again "
+                "cannot go on. Make the "
                 "Saver after minimize(), and of all variables",
                 *(len(lost), ", ".join(sorted(lost))),
             )
@@ -506,7 +568,9 @@ class SessionManager:
     def _make_ready(self, session: rt.Session, done: str) -> None:
         missing = self._try_local_init(session)
         if missing:
-            raise RuntimeError(f"Init operations did not make model ready for local_init. {done}, {missing}")
+            raise RuntimeError(
+                f"Init operations did not make model ready for local_init. {done}, {missing}"
+            )
         not_ready = readiness.reason(session, self._ready_op)
         if not_ready:
             raise RuntimeError(
@@ -533,7 +597,13 @@ class SessionManager:
         if live is None:
             logging.info("restored %s: training goes on from step %d", path, now)
         else:
-            logging.warning("restored %s: back from step %d to step %d, %d steps are lost", path, live, now, live - now)
+            logging.warning(
+                "restored %s: back from step %d to step %d, %d steps are lost",
+                path,
+                live,
+                now,
+                live - now,
+            )
 
 
 def _restore(saver: CheckpointSaver, session: rt.Session, directory: str | None, path: str) -> str:

@@ -1,8 +1,8 @@
 """The sessions of a run: opened by a source, and entered in the run records before training uses them.
 
-``Supervisor`` has a ``ManagerSource``, and so has each session creator of ``scaffold``. ``Lifecycle`` makes
-``RunSessions`` of the source.
-``ManagedSession`` opens its first session, and a new one in each recovery, with them.
+``Supervisor`` has a ``ManagerSource``, and so has each session creator of ``scaffold``.
+``Lifecycle`` makes ``RunSessions`` of the source. ``ManagedSession`` opens its first session, and a
+new one in each recovery, with them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class SessionSource(Protocol):
 
     Attributes:
         records: Run records of the cluster; None when no other task takes part.
-        probe: Tensor with the names of variables without a value, which touches every ps; None where none is known.
+        probe: Tensor with the names of variables without a value, which touches every ps; None
+            where none is known.
         give_up_secs: Seconds that ``ready`` waits at most, for the log.
     """
 
@@ -53,7 +54,8 @@ class ManagerSource:
     """The sessions of a session manager, for a task of one role.
 
     Args:
-        manager: Manager that makes a session ready. One of the user's own knows neither run records nor a probe.
+        manager: Manager that makes a session ready. One of the user's own knows neither run records
+            nor a probe.
         role: Role of the task.
         graph: Graph of the sessions.
         master: Session target.
@@ -95,7 +97,9 @@ class ManagerSource:
         config = readiness.for_recovery(self._config) if recovering else self._config
         # Only the chief has the operations that give variables their values.
         if self._role is Role.OTHER:
-            return self._manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
+            return self._manager.wait_for_session(
+                self._master, config=config, max_wait_secs=self.give_up_secs
+            )
         if self._knows_run:
             self._operations["recovering"] = recovering
         return self._manager.prepare_session(
@@ -104,7 +108,11 @@ class ManagerSource:
 
     def bare(self) -> rt.Session:
         """Opens a session that need not be ready."""
-        return rt.Session(self._master, self._graph, readiness.filtered(self._config, self._graph, self.give_up_secs))
+        return rt.Session(
+            self._master,
+            self._graph,
+            readiness.filtered(self._config, self._graph, self.give_up_secs),
+        )
 
 
 class RunSessions:
@@ -135,7 +143,8 @@ class RunSessions:
     def open(self, recovering: bool) -> rt.Session:
         """Opens a session for training.
 
-        The session is ready, unless the run has finished: then ``late`` is True and nothing is left to train.
+        The session is ready, unless the run has finished: then ``late`` is True and nothing is left
+        to train.
 
         Args:
             recovering: True in a recovery, False at the start.
@@ -155,7 +164,8 @@ class RunSessions:
                     self._without_value = self._names(session, ANSWER_SECS)
                 return session
             except LOST_CONTACT as error:
-                # A task was lost just after the session was ready: another session, while there is time.
+                # A task was lost just after the session was ready: another session, while there is
+                # time.
                 session.close()
                 if self.grace_period.exhausted():
                     raise
@@ -184,7 +194,8 @@ class RunSessions:
         except rt.TaskLeftError:
             raise
         except rt.OutOfRangeError as error:
-            # An ``init_fn`` has met the end of its data. In a training loop that error would be a clean end.
+            # An ``init_fn`` has met the end of its data. In a training loop that error would be a
+            # clean end.
             raise RuntimeError(f"The model could not be made ready: {error}") from error
 
     def check_values(self, raw: rt.Session, secs: float) -> None:
@@ -197,7 +208,8 @@ class RunSessions:
         assert self._probe is not None, "only a session that probes checks values"
         lost = sorted(self._names(raw, secs) - self._without_value)
         if lost:
-            # The task lives, but an update that failed has taken the values along: a new session restores them.
+            # The task lives, but an update that failed has taken the values along: a new session
+            # restores them.
             error = rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
             error.session = raw.id
             raise error

@@ -1,7 +1,7 @@
 """The end of one task's part in a run: the last save, then the report to the other tasks.
 
-``Lifecycle.finish`` calls ``end_part``, where signals wait until the call returns. docs/endings.md has the table of
-the ways in which a run can end.
+``Lifecycle.finish`` calls ``end_part``, where signals wait until the call returns. docs/endings.md
+has the table of the ways in which a run can end.
 """
 
 from __future__ import annotations
@@ -33,29 +33,36 @@ def end_part(
 
     Args:
         run: Part of the task in the run.
-        final: Function that writes the last checkpoint and summaries. Called again when a task was lost meanwhile.
-        over: True when training is done; False when training was interrupted and will continue later.
+        final: Function that writes the last checkpoint and summaries. Called again when a task was
+            lost meanwhile.
+        over: True when training is done; False when training was interrupted and will continue
+            later.
         checkpoint_dir: Directory of the chief's checkpoints; None when there are none.
-        signals: Signals that have come since the end began. A task with a signal is started again, and so is not
-            reported as done.
+        signals: Signals that have come since the end began. A task with a signal is started again,
+            and so is not reported as done.
 
     Raises:
-        AbortedError, UnavailableError: A task was lost, and steps with it, or was silent for too long to be saved. The
+        AbortedError, UnavailableError: A task was lost, and steps with it, or was silent for too
+        long to be saved. The
             end of training is not reported then.
     """
     session = run.session
     # Without a global step a checkpoint of the last step cannot be told from an earlier one.
     directory = checkpoint_dir if run.is_chief and session.seen.variable is not None else None
-    # The departure of a ps comes first: nothing can be saved then, and the session may be closed for that reason.
+    # The departure of a ps comes first: nothing can be saved then, and the session may be closed
+    # for that reason.
     if session.left is not None or session.raw.left_tasks:
         _log_left(session)
         return
     if run.silenced and directory is not None:
         raise _silence_error(run, directory)
-    # A program may close its session before the end. Nothing can be saved then, but the run still has to end.
+    # A program may close its session before the end. Nothing can be saved then, but the run still
+    # has to end.
     if session.closed:
         if directory is not None and not run.late:
-            logging.warning("the session was closed before the stop: %s", not_saved(run.reached, directory))
+            logging.warning(
+                "the session was closed before the stop: %s", not_saved(run.reached, directory)
+            )
     elif not run.late and directory is not None:
         _save_last(run, final, directory, over, signals)
     elif not run.late:
@@ -73,11 +80,20 @@ def end_part(
 
 
 def _save_last(
-    run: TaskRun, final: Callable[[rt.SessionLike], object], directory: str, over: bool, signals: Sequence[int]
+    run: TaskRun,
+    final: Callable[[rt.SessionLike], object],
+    directory: str,
+    over: bool,
+    signals: Sequence[int],
 ) -> None:
-    """Saves, as the chief. Raises UnavailableError where the silence of a task has ended the save."""
+    """Saves, as the chief.
+
+    Raises UnavailableError where the silence of a task has ended the save.
+    """
     try:
-        save_the_end(run.session, final, run.reached, directory, over=over, signalled=lambda: bool(signals))
+        save_the_end(
+            run.session, final, run.reached, directory, over=over, signalled=lambda: bool(signals)
+        )
     except (rt.CancelledError, RuntimeError) as error:
         if not run.silenced:
             raise
@@ -93,7 +109,9 @@ def _log_interrupted(directory: str | None) -> None:
     if directory is None:
         logging.warning("interrupted: nothing is saved, as no checkpoints are written here")
     elif (step := saved_step(directory)) is not None:
-        logging.warning("interrupted: step %d is saved in %s; the same command goes on there", step, directory)
+        logging.warning(
+            "interrupted: step %d is saved in %s; the same command goes on there", step, directory
+        )
 
 
 def _say_goodbye(records: RunRecords, session: ManagedSession) -> None:
@@ -106,7 +124,10 @@ def _say_goodbye(records: RunRecords, session: ManagedSession) -> None:
 
 
 def _report_done(run: TaskRun, records: RunRecords, directory: str | None) -> None:
-    """Reports the task as done. The chief first reports the end of training, with the saved step."""
+    """Reports the task as done.
+
+    The chief first reports the end of training, with the saved step.
+    """
     session = run.session
     try:
         if run.is_chief and not run.late:
@@ -114,7 +135,8 @@ def _report_done(run: TaskRun, records: RunRecords, directory: str | None) -> No
             _finish_run(run, records, step)
             if directory is not None:
                 note_end(directory, step)
-        # A launcher ends the ps tasks itself. Elsewhere they leave when every task has said that it is done.
+        # A launcher ends the ps tasks itself. Elsewhere they leave when every task has said that it
+        # is done.
         answers = records.done(leave=not launcher_ends_ps(os.environ), session=session.id)
         # A chief has just saved, and knows its own step.
         if not run.is_chief:
@@ -133,7 +155,8 @@ def _finish_run(run: TaskRun, records: RunRecords, step: int | None) -> None:
     try:
         records.finish(*end)
     except rt.AbortedError:
-        # A ps was started again after the last save, and knows of no chief: this chief claims the lead.
+        # A ps was started again after the last save, and knows of no chief: this chief claims the
+        # lead.
         if not records.leads():
             raise
         records.claim()
@@ -153,18 +176,22 @@ def _log_left(session: ManagedSession) -> None:
 
 def _log_too_late(run: TaskRun, records: Iterable[RunRecordView]) -> None:
     """Logs the steps trained here after the chief had given the task up."""
-    saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
+    saved = max(
+        (record.saved_step for record in records if record.saved_step is not None), default=None
+    )
     if saved is None:
         return
     now = run.reached
     try:
-        # The session underneath runs this, without a recovery: the ps may leave, now that this task is done.
+        # The session underneath runs this, without a recovery: the ps may leave, now that this task
+        # is done.
         now = int(run.session.raw.run(run.session.seen.variable, timeout_secs=run.answer_secs))
     except (rt.OpError, RuntimeError) as error:
         logging.info("how far training has come is not known: %s", error)
     if now is not None and now > saved:
         logging.warning(
-            "the chief has ended training without this task: its last checkpoint is of step %d, steps %d to %d are "
+            "the chief has ended training without this task: its last checkpoint is of step %d, "
+            "steps %d to %d are "
             "not saved",
             *(saved, saved + 1, now),
         )

@@ -1,31 +1,34 @@
 """Lifecycle: one task's way through a training run, from its session to an end that leaves no task behind.
 
-Supervisor and MonitoredTrainingSession are two faces of ``Lifecycle``. A run passes through the phases of
-``policy.RunPhase``:
+Supervisor and MonitoredTrainingSession are two faces of ``Lifecycle``. A run passes through the
+phases of ``policy.RunPhase``:
 
 1. ``open`` makes the session that recovers by itself, and enters this task in the run records.
 2. ``wait_for_others``: the chief waits for the tasks that still train.
-3. ``finish`` has the caller write the last checkpoint, and then reports the end of training to every task.
+3. ``finish`` has the caller write the last checkpoint, and then reports the end of training to
+    every task.
 4. ``close`` ends the session and the helper threads.
 
-Wanted: every task of a run ends, no step that was trained is lost without a word, and no task waits for a task that is
+Wanted: every task of a run ends, no step that was trained is lost without a word, and no task waits
+    for a task that is
 gone. Three simpler ways do not do that:
 
-* Each task ends when its own loop ends. The variables are on the ps tasks, which a chief that ends first takes along:
-  the other workers then wait for a model that no task restores.
-* The chief ends the run at once, or after a fixed time. Workers that still train lose their last steps. And no time is
-  right: a last save or an evaluation may take a minute or an hour.
-* Every task waits for every other task at a barrier. A worker that has died never comes to the barrier.
+* Each task ends when its own loop ends. The variables are on the ps tasks, which a chief that ends
+  first takes along: the other workers then wait for a model that no task restores.
+* The chief ends the run at once, or after a fixed time. Workers that still train lose their last
+  steps. And no time is right: a last save or an evaluation may take a minute or an hour.
+* Every task waits for every other task at a barrier. A worker that has died never comes to the
+    barrier.
 
-So no work is limited here, only silence: a living task gives a sign of life every second, and a task is given up after
-the grace period without one. The chief alone waits for the other tasks. It restores meanwhile what they lose, saves,
-and only then says that training is over. The ps tasks keep the model until then. A signal during the last save waits
-for it. Where steps are lost all the same the end is an error, which names them and which no task takes for the end of
-training.
+So no work is limited here, only silence: a living task gives a sign of life every second, and a
+task is given up after the grace period without one. The chief alone waits for the other tasks. It
+restores meanwhile what they lose, saves, and only then says that training is over. The ps tasks
+keep the model until then. A signal during the last save waits for it. Where steps are lost all the
+same the end is an error, which names them and which no task takes for the end of training.
 
-It still fails where a living task makes no progress: its signs of life come, and the chief waits without a limit. And
-a worker that is cut off for longer than the grace period is given up while it trains: its last steps are not saved,
-which it logs when it is back.
+It still fails where a living task makes no progress: its signs of life come, and the chief waits
+without a limit. And a worker that is cut off for longer than the grace period is given up while it
+trains: its last steps are not saved, which it logs when it is back.
 
 docs/endings.md has the table of the ways in which a run can end.
 """
@@ -69,13 +72,16 @@ _WITHOUT_SESSION = (RunPhase.OPENING, RunPhase.OVER)
 class Lifecycle:
     """The life of one task in a run.
 
-    A session has three helper threads. ``watch-stop`` cancels a step that outlives a stop, ``await-stop`` waits for the
-    order of another task to stop, and ``probe-tasks`` finds lost tasks on the chief.
+    A session has three helper threads. ``watch-stop`` cancels a step that outlives a stop,
+    ``await-stop`` waits for the order of another task to stop, and ``probe-tasks`` finds lost tasks
+    on the chief.
 
     Args:
         coord: Coordinator that stops the task.
-        is_chief: True on the chief, which waits for the other tasks at the end and then ends the run.
-        stop_grace_secs: Seconds that a task may be silent at the end, and that a step may take after a stop.
+        is_chief: True on the chief, which waits for the other tasks at the end and then ends the
+            run.
+        stop_grace_secs: Seconds that a task may be silent at the end, and that a step may take
+            after a stop.
     """
 
     def __init__(self, coord: Coordinator, is_chief: bool, stop_grace_secs: float) -> None:
@@ -88,7 +94,9 @@ class Lifecycle:
         self.story: list[tuple[float, RunEvent, RunPhase]] = []
         """Changes of the phase since the last ``open``: ``time.monotonic()``, the event, and the phase after it."""
         self.save: Callable[[], object] | None = None
-        """Function that saves, now or soon. The chief calls it when a ps is about to leave; a face with a saver sets
+        """Function that saves, now or soon.
+
+        The chief calls it when a ps is about to leave; a face with a saver sets
         it."""
         self.run: TaskRun | None = None
         """Part of the task in the run; None before the first session."""
@@ -120,7 +128,8 @@ class Lifecycle:
     ) -> ManagedSession:
         """Opens the session, and starts the helper threads.
 
-        A task that comes after the end of the run gets a session too, with a stop requested already.
+        A task that comes after the end of the run gets a session too, with a stop requested
+        already.
 
         Args:
             source: Source of the sessions.
@@ -148,7 +157,9 @@ class Lifecycle:
             is_chief=self.is_chief,
         )
         is_elastic = bool(graph.get_collection(ELASTIC))
-        self.run = TaskRun(session, sessions, source.records, self.is_chief, is_elastic, self.grace_secs)
+        self.run = TaskRun(
+            session, sessions, source.records, self.is_chief, is_elastic, self.grace_secs
+        )
         self._note(RunEvent.OPENED)
         # The loop of the program ends at once, and its end finds nothing to save.
         if self.late:
@@ -186,13 +197,17 @@ class Lifecycle:
             took = min(run.session.step_secs(), concurrency.monotonic() - stopped_at)
             # While training goes on the silence of a task is a matter of its steps, which recover.
             silent = silence.secs() if phase is RunPhase.ENDING else 0.0
-            action = after_stop(phase, took, silent, step_limit=limit, silence_limit=run.silence_secs)
+            action = after_stop(
+                phase, took, silent, step_limit=limit, silence_limit=run.silence_secs
+            )
             if action is StopAction.CANCEL_STEPS:
                 logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
                 run.session.raw.cancel_steps()
                 run.session.end_steps()
             elif action is StopAction.CLOSE_SESSION:
-                run.silenced = f"a task has given no sign of life for {silent:.0f} s while training was ending"
+                run.silenced = (
+                    f"a task has given no sign of life for {silent:.0f} s while training was ending"
+                )
                 logging.warning("%s: what waits for it is cancelled", run.silenced)
                 run.session.close()
                 return
@@ -232,7 +247,8 @@ class Lifecycle:
         if run is None or self.phase in _WITHOUT_SESSION:
             return
         run.note_reached(run.session.seen.reached)
-        # The other tasks do not wait: the chief alone can restore, and the chief alone ends the run.
+        # The other tasks do not wait: the chief alone can restore, and the chief alone ends the
+        # run.
         if run.records is None or not run.is_chief or run.late:
             return
         self._note(RunEvent.WAITS)
@@ -249,23 +265,31 @@ class Lifecycle:
         checkpoint_dir: str | None = None,
         shield: bool = True,
     ) -> None:
-        """Ends this task's part: saves, then reports the end to the other tasks. Does nothing the second time.
+        """Ends this task's part: saves, then reports the end to the other tasks.
+
+        Does nothing the second time.
 
         Args:
-            final: Function that writes the last checkpoint and summaries. Called again when a task was lost meanwhile.
-            over: True when training is done; False when training was interrupted and will continue later.
+            final: Function that writes the last checkpoint and summaries. Called again when a task
+                was lost meanwhile.
+            over: True when training is done; False when training was interrupted and will continue
+                later.
             checkpoint_dir: Directory of the chief's checkpoints; None when there are none.
-            shield: True to hold SIGTERM and Ctrl-C back until the end of this call (``preemption.shielded``). With
-                False ``finish`` may be called again after an interruption.
+            shield: True to hold SIGTERM and Ctrl-C back until the end of this call
+                (``preemption.shielded``). With False ``finish`` may be called again after an
+                interruption.
 
         Raises:
-            AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``), or was silent for too
+            AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``),
+            or was silent for too
                 long to be saved. The end of training is not reported then.
         """
         run = self.run
         if run is None or self.phase in _WITHOUT_SESSION:
             return
-        held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
+        held: contextlib.AbstractContextManager[list[int]] = (
+            shielded() if shield else contextlib.nullcontext([])
+        )
         with held as signals:
             self._note(RunEvent.ENDS)
             # Read before the save, which compares: a recovery within the save must not lower it.
@@ -276,7 +300,11 @@ class Lifecycle:
                 end_part(run, final, over=over, checkpoint_dir=checkpoint_dir, signals=signals)
             except BaseException as error:
                 # With a shield no signal interrupts the end, so whatever comes out is final.
-                self._note(RunEvent.DONE if shield or isinstance(error, Exception) else RunEvent.INTERRUPTED)
+                self._note(
+                    RunEvent.DONE
+                    if shield or isinstance(error, Exception)
+                    else RunEvent.INTERRUPTED
+                )
                 raise
             self._note(RunEvent.DONE)
 
@@ -297,9 +325,12 @@ class Lifecycle:
         run.note_reached(run.session.seen.reached)
         reached = "" if run.reached is None else f" (step {run.reached} was the last seen here)"
         logging.warning(
-            "this process ends without having come through Supervisor.stop() or the end of its session's block: nobody "
+            "this process ends without having come through Supervisor.stop() or the end of its "
+            "session's block: nobody "
             "is told that it is done%s",
-            f", and what was trained since the last checkpoint is not saved{reached}" if self.is_chief else "",
+            f", and what was trained since the last checkpoint is not saved{reached}"
+            if self.is_chief
+            else "",
         )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The decisions of a run's end: the phases of a task, the patience after a stop, the wait for the other tasks.
 
-Pure functions: events and times go in; the next phase, or an instruction, comes out. ``lifecycle`` and ``waiting`` ask
-the cluster, act and log. The tables in ``tests/harness/training/stop/test_end_policy.py`` are the specification.
+Pure functions: events and times go in; the next phase, or an instruction, comes out. ``lifecycle``
+and ``waiting`` ask the cluster, act and log. The tables in
+``tests/harness/training/stop/test_end_policy.py`` are the specification.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ LONGEST_WAIT_SECS = 10.0
 """Seconds of one wait for the other tasks at most, and between two lines in the log of that wait."""
 _SHORTEST_WAIT_SECS = 0.1
 _QUIET_SECS = 3.0
-"""Silence from which the log names a task as silent. A living task gives a sign of life every second."""
+"""Silence from which the log names a task as silent.
+
+A living task gives a sign of life every second.
+"""
 
 
 class RunPhase(enum.Enum):
@@ -28,7 +32,10 @@ class RunPhase(enum.Enum):
     WAITING = enum.auto()
     """The chief waits for the training tasks, and recovers the ps tasks for them."""
     ENDING = enum.auto()
-    """The last steps are saved and the end is reported. A task that stays silent cuts this short."""
+    """The last steps are saved and the end is reported.
+
+    A task that stays silent cuts this short.
+    """
     OVER = enum.auto()
     """Nothing is left to save or to report."""
 
@@ -45,7 +52,8 @@ class RunEvent(enum.Enum):
     DONE = "the end is reported, or nothing is to be reported"
 
 
-# An event that comes twice, or late, is no error: signals, threads and the two faces may all end a run.
+# An event that comes twice, or late, is no error: signals, threads and the two faces may all end a
+# run.
 _NEXT: Mapping[RunEvent, tuple[frozenset[RunPhase], RunPhase]] = {
     RunEvent.OPENS: (frozenset(RunPhase), RunPhase.OPENING),
     RunEvent.OPENED: (frozenset({RunPhase.OPENING}), RunPhase.TRAINING),
@@ -75,16 +83,24 @@ class StopAction(enum.Enum):
     """An instruction to the thread that watches a task after a stop."""
 
     LOOK_AGAIN = "nothing takes too long"
-    CANCEL_STEPS = "a step outlives the stop: it may wait for a gradient of a worker that has stopped"
+    CANCEL_STEPS = (
+        "a step outlives the stop: it may wait for a gradient of a worker that has stopped"
+    )
     CLOSE_SESSION = "a task is silent: a last save may wait for a ps whose machine is gone"
 
 
 def after_stop(
-    phase: RunPhase, step_secs: float, silent_secs: float, *, step_limit: float, silence_limit: float
+    phase: RunPhase,
+    step_secs: float,
+    silent_secs: float,
+    *,
+    step_limit: float,
+    silence_limit: float,
 ) -> StopAction:
     """Returns the instruction for a task that is to stop.
 
-        after_stop(RunPhase.TRAINING, 31.0, 0.0, step_limit=30.0, silence_limit=30.0)   # StopAction.CANCEL_STEPS
+        after_stop(RunPhase.TRAINING, 31.0, 0.0, step_limit=30.0, silence_limit=30.0)   #
+        StopAction.CANCEL_STEPS
 
     Args:
         phase: Phase of the task.
@@ -93,7 +109,8 @@ def after_stop(
         step_limit: Seconds that a step may take after the stop.
         silence_limit: Seconds that a task may be silent while training ends.
     """
-    # While the chief waits for others its own steps recover lost tasks. These have limits of their own.
+    # While the chief waits for others its own steps recover lost tasks. These have limits of their
+    # own.
     if phase is RunPhase.TRAINING and step_secs > 0 and step_secs >= step_limit:
         return StopAction.CANCEL_STEPS
     if phase is RunPhase.ENDING and silent_secs >= silence_limit:
@@ -157,25 +174,34 @@ def after_answer(
 
     Args:
         state: State before the answer.
-        silences: By task that still trains: seconds since its last sign of life; infinite for one that never came.
+        silences: By task that still trains: seconds since its last sign of life; infinite for one
+            that never came.
         now: The time.
         limits: Silences after which no task is waited for.
     """
     assert now >= state.answered_at, "the clock only goes forward"
-    # A worker that never came to any ps has the time of a silent worker, from the begin of the wait on.
-    quiet = {task: now - state.began if secs == math.inf else secs for task, secs in silences.items()}
+    # A worker that never came to any ps has the time of a silent worker, from the begin of the wait
+    # on.
+    quiet = {
+        task: now - state.began if secs == math.inf else secs for task, secs in silences.items()
+    }
     left = {task: secs for task, secs in quiet.items() if secs < limits.worker_secs}
     gone = frozenset(quiet.keys() - left.keys())
     news = WaitNews({task: quiet[task] for task in sorted(gone - state.gone)})
     state = replace(state, answered_at=now, gone=gone, over=not left)
     if not left:
         return state, news
-    # Asked again when the next worker could be given up, or when any of them is done: the ps answers then.
+    # Asked again when the next worker could be given up, or when any of them is done: the ps
+    # answers then.
     soonest = limits.worker_secs - max(left.values())
     state = replace(state, wait_secs=min(LONGEST_WAIT_SECS, max(_SHORTEST_WAIT_SECS, soonest)))
-    # The first line comes at once: a user who has just seen the last step wants to know why nothing ends.
+    # The first line comes at once: a user who has just seen the last step wants to know why nothing
+    # ends.
     if now - state.logged_at >= LONGEST_WAIT_SECS:
-        words = [f"{task} (silent for {secs:.0f} s)" if secs >= _QUIET_SECS else task for task, secs in left.items()]
+        words = [
+            f"{task} (silent for {secs:.0f} s)" if secs >= _QUIET_SECS else task
+            for task, secs in left.items()
+        ]
         news = replace(news, awaited=", ".join(words), lasts=now - state.began >= LONGEST_WAIT_SECS)
         state = replace(state, logged_at=now)
     return state, news

@@ -1,17 +1,20 @@
 """Preemption: SIGTERM ends a training block within a grace period, and Ctrl-C ends it without one.
 
-``join_cluster`` and ``preemptible`` install the handlers, and a lifecycle shields its last save from them. The wish is
-an exception that leaves the block, wherever the main thread is. Two simpler ways do not do that:
+``join_cluster`` and ``preemptible`` install the handlers, and a lifecycle shields its last save
+from them. The wish is an exception that leaves the block, wherever the main thread is. Two simpler
+ways do not do that:
 
-* An exception at the border of a step only. A step may wait for minutes for a task that the same preemption has
-  taken, and code that reads data or evaluates runs no step. Both would keep the chief from its last save.
-* An exception between any two bytecodes, as Python's own handlers raise it. Locks stay locked, half-made imports end
-  the process by SIGABRT, and callbacks of the garbage collector and of weak references discard the exception.
+* An exception at the border of a step only. A step may wait for minutes for a task that the same
+  preemption has taken, and code that reads data or evaluates runs no step. Both would keep the
+  chief from its last save.
+* An exception between any two bytecodes, as Python's own handlers raise it. Locks stay locked,
+  half-made imports end the process by SIGABRT, and callbacks of the garbage collector and of weak
+  references discard the exception.
 
-So the handler raises at once, except in these places: there the signal is sent again, after a hundredth of a second. A
-program that drops the exception receives it again at the next third of the grace period. At the end of that period
-the process is ended by force. The handler still fails where code in C never returns to the interpreter: then only the
-end of the grace period helps.
+So the handler raises at once, except in these places: there the signal is sent again, after a
+hundredth of a second. A program that drops the exception receives it again at the next third of the
+grace period. At the end of that period the process is ended by force. The handler still fails where
+code in C never returns to the interpreter: then only the end of the grace period helps.
 """
 
 from __future__ import annotations
@@ -48,13 +51,23 @@ _LOCKING = frozenset(
     for module, functions in {
         "logging": ("acquire", "handle", "release", "_acquireLock", "_releaseLock"),
         "threading": ("__enter__", "__exit__", "acquire", "release"),
-        "importlib._bootstrap": ("__init__", "__enter__", "__exit__", "acquire", "release", "_get_module_lock", "cb"),
+        "importlib._bootstrap": (
+            "__init__",
+            "__enter__",
+            "__exit__",
+            "acquire",
+            "release",
+            "_get_module_lock",
+            "cb",
+        ),
         "_weakrefset": ("_remove",),
         "weakref": ("remove",),
     }.items()
     for function in functions
 )
-"""Functions of Python's library in which an exception may leave a lock locked. The last two are the callbacks of weak
+"""Functions of Python's library in which an exception may leave a lock locked.
+
+The last two are the callbacks of weak
 collections, in which Python discards an exception."""
 
 _IMPORTING = ("importlib._bootstrap", "_find_and_load")
@@ -72,16 +85,16 @@ class _Event(enum.IntEnum):
 def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     """Runs a block that SIGTERM leaves by ``SystemExit``, with the code of ``exit_codes.PREEMPTED``.
 
-    Around ``managed_session`` the chief saves a last checkpoint, and no task is told that training is over. So the
-    task can be started again elsewhere. The process is ended with the grace period. Outside the main thread Python
-    allows no signal handlers, and the block runs as it is.
+    Around ``managed_session`` the chief saves a last checkpoint, and no task is told that training
+    is over. So the task can be started again elsewhere. The process is ended with the grace period.
+    Outside the main thread Python allows no signal handlers, and the block runs as it is.
 
-    Ctrl-C does the same without a limit. Its KeyboardInterrupt leaves the block as ``SystemExit`` with the code of
-    ``exit_codes.INTERRUPTED``, so Python prints no traceback.
+    Ctrl-C does the same without a limit. Its KeyboardInterrupt leaves the block as ``SystemExit``
+    with the code of ``exit_codes.INTERRUPTED``, so Python prints no traceback.
 
-    An import within the block is completed first, for 5 s at most. A program may catch ``SystemExit`` to clean up.
-    Where the block goes on and nobody holds the exception any more, it is raised once more at the next third of the
-    grace period, counted from the signal.
+    An import within the block is completed first, for 5 s at most. A program may catch
+    ``SystemExit`` to clean up. Where the block goes on and nobody holds the exception any more, it
+    is raised once more at the next third of the grace period, counted from the signal.
 
     Args:
         grace_secs: Seconds from the signal to the hard end of the process.
@@ -113,12 +126,13 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
 def interrupt_between_locks() -> None:
     """Lets Ctrl-C raise KeyboardInterrupt, but not while the main thread locks or unlocks.
 
-    Nor within a callback of the garbage collector, as JAX has one, or of a weak collection: Python discards an
-    exception there.
+    Nor within a callback of the garbage collector, as JAX has one, or of a weak collection: Python
+    discards an exception there.
 
-    Python runs a handler between any two bytecodes. So the exception may come when ``logging`` has taken the lock of
-    its handler and has not yet entered the block that releases the lock (before Python 3.13). Every other thread that
-    logs then waits for ever, and so does a last save. Such a signal is sent again, a hundredth of a second later.
+    Python runs a handler between any two bytecodes. So the exception may come when ``logging`` has
+    taken the lock of its handler and has not yet entered the block that releases the lock (before
+    Python 3.13). Every other thread that logs then waits for ever, and so does a last save. Such a
+    signal is sent again, a hundredth of a second later.
 
     A handler of the program's own stays, and so does a Ctrl-C that is ignored.
     """
@@ -138,7 +152,8 @@ class _Interrupt:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # Sent again by another thread: the main thread has to go on, or it never leaves the lock.
         if self._held_up(frame):
-            # A thread of ``threading`` takes locks while it starts, and the main thread may hold just those.
+            # A thread of ``threading`` takes locks while it starts, and the main thread may hold
+            # just those.
             _thread.start_new_thread(_send_again, (number,))
         else:
             signal.default_int_handler(number, frame)
@@ -177,7 +192,11 @@ def _place(frame: FrameType) -> tuple[object, str]:
 
 
 def _collects(frame: FrameType | None) -> bool:
-    return any(_within(callback.__code__, frame) for callback in gc.callbacks if isinstance(callback, FunctionType))
+    return any(
+        _within(callback.__code__, frame)
+        for callback in gc.callbacks
+        if isinstance(callback, FunctionType)
+    )
 
 
 def _send_again(number: int) -> None:
@@ -195,12 +214,13 @@ class _Leaving(SystemExit):
 class _Leave:
     """The handler of SIGTERM in a preemptible block.
 
-    A handler runs between any two bytecodes of the main thread, also within the block of a lock. So it takes no lock
-    and starts no thread. It puts an event into a ``SimpleQueue``, which is made for handlers, and a thread reads the
-    queue.
+    A handler runs between any two bytecodes of the main thread, also within the block of a lock. So
+    it takes no lock and starts no thread. It puts an event into a ``SimpleQueue``, which is made
+    for handlers, and a thread reads the queue.
 
-    The program is leaving the block for as long as a frame holds the exception, as Python's do in ``finally``, ``with``
-    and ``except``. The handler has no name for the exception: its own frame, in the traceback, would hold it.
+    The program is leaving the block for as long as a frame holds the exception, as Python's do in
+    ``finally``, ``with`` and ``except``. The handler has no name for the exception: its own frame,
+    in the traceback, would hold it.
     """
 
     def __init__(self, grace_secs: float) -> None:
@@ -210,7 +230,8 @@ class _Leave:
         self._until = math.inf  # the end of the grace period
         self._ignored = sys.unraisablehook
         self._locks = _HeldUp(_locks_or_collects, LOCK_SECS)
-        # The program itself may be a module that another one imports: only imports within the block count.
+        # The program itself may be a module that another one imports: only imports within the block
+        # count.
         around = _imports(sys._getframe())
         self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -228,7 +249,8 @@ class _Leave:
         # A second signal must not interrupt the way out, and with it the last save.
         if self._raised:
             return
-        # An exception here would be discarded, leave a lock locked, or leave a module half imported.
+        # An exception here would be discarded, leave a lock locked, or leave a module half
+        # imported.
         if _within(_Leave.discarded.__code__, frame) or self._locks(frame) or self._import(frame):
             self._events.put(signal.SIGTERM)
             return
@@ -237,7 +259,8 @@ class _Leave:
 
     def _leave(self) -> _Leaving:
         error = _Leaving(exit_codes.code(exit_codes.PREEMPTED))
-        # Not in ``__call__``: a name in the handler's frame, which the traceback keeps, would hold the exception.
+        # Not in ``__call__``: a name in the handler's frame, which the traceback keeps, would hold
+        # the exception.
         self._leaving = weakref.ref(error)
         return error
 
@@ -260,7 +283,8 @@ class _Leave:
         self._threads.close()
 
     def _attend(self) -> None:
-        # The next look if the program has swallowed the SystemExit; there is none before the signal.
+        # The next look if the program has swallowed the SystemExit; there is none before the
+        # signal.
         look_at = math.inf
         while True:
             until = min(self._until, look_at)
@@ -273,7 +297,10 @@ class _Leave:
                     _cut_off(self._grace_secs)
                 look_at = concurrency.monotonic() + self._grace_secs * SWALLOWED_SHARE
                 if self._is_swallowed():
-                    logging.warning("SIGTERM once more: its SystemExit was caught or discarded, and the block goes on")
+                    logging.warning(
+                        "SIGTERM once more: its SystemExit was caught or discarded, and the block "
+                        "goes on"
+                    )
                     self._raised = False
                     _send_again(signal.SIGTERM)
                 continue
@@ -297,10 +324,11 @@ def _within(code: CodeType, frame: FrameType | None) -> bool:
 def shielded() -> Iterator[list[int]]:
     """Runs a block, such as a last save, that SIGTERM and Ctrl-C do not interrupt.
 
-    The signals take effect after the block, and the list of their numbers is the value of the block. A second Ctrl-C
-    takes effect at once. The grace period of ``preemptible`` begins with the signal, not after the block. An error
-    that ends the block is logged when a signal takes effect in its place. Handlers that are not Python's stay.
-    Outside the main thread nothing is done: no signal comes there.
+    The signals take effect after the block, and the list of their numbers is the value of the
+    block. A second Ctrl-C takes effect at once. The grace period of ``preemptible`` begins with the
+    signal, not after the block. An error that ends the block is logged when a signal takes effect
+    in its place. Handlers that are not Python's stay. Outside the main thread nothing is done: no
+    signal comes there.
     """
     held: list[int] = []
     if concurrency.current_thread() is not concurrency.main_thread():
@@ -314,13 +342,17 @@ def shielded() -> Iterator[list[int]]:
             return
         if number not in held:
             held.append(number)
-            logging.warning("%s: it takes effect when the save under way has ended", signal.Signals(number).name)
+            logging.warning(
+                "%s: it takes effect when the save under way has ended", signal.Signals(number).name
+            )
         if isinstance(handler, _Leave):
             handler.notice()
 
     # A handler that is not Python's is None here, and SIG_IGN is no function: both stay.
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before: dict[int, Callable[[int, FrameType | None], object]] = {n: h for n, h in found.items() if callable(h)}
+    before: dict[int, Callable[[int, FrameType | None], object]] = {
+        n: h for n, h in found.items() if callable(h)
+    }
     failure: Exception | None = None
     try:
         for number in before:
@@ -333,7 +365,8 @@ def shielded() -> Iterator[list[int]]:
             signal.signal(number, handler)
     if held and failure is not None:
         logging.error("%s", failure)
-    # After the handlers are back: one of these may raise, and the rest must find the handlers as they were.
+    # After the handlers are back: one of these may raise, and the rest must find the handlers as
+    # they were.
     for number in held:
         before[number](number, None)
     if failure is not None:

@@ -14,7 +14,10 @@ import runtime as rt
 from runtime.lowlevel import durability, storage
 
 END_FILE = "finished.json"
-"""Name of the file in the run directory. A later checkpoint makes the mark void, so no task deletes it."""
+"""Name of the file in the run directory.
+
+A later checkpoint makes the mark void, so no task deletes it.
+"""
 
 
 def end_mark(logdir: str) -> tuple[int, int] | None:
@@ -61,4 +64,6 @@ def note_end(logdir: str, step: int | None) -> None:
         temporary.write_text(json.dumps({"step": step}) + "\n")
         temporary.replace(path)
     except OSError as error:
-        logging.warning("%s is not written, an evaluator may wait for more checkpoints: %s", path, error)
+        logging.warning(
+            "%s is not written, an evaluator may wait for more checkpoints: %s", path, error
+        )

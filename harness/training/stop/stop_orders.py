@@ -18,7 +18,10 @@ from runtime.lowlevel import RunRecords
 _PAUSE_SECS = 1.0
 """Seconds between two questions while a ps does not answer, and after the notice of a ps that leaves."""
 _STOP_WAIT_SECS = 60.0
-"""Seconds that a thread of a ps waits for an order to stop before a new question. An order is answered at once."""
+"""Seconds that a thread of a ps waits for an order to stop before a new question.
+
+An order is answered at once.
+"""
 _AT_EXIT_SECS = 5.0
 """Seconds that the end of the process waits for the thread."""
 GOES_TOO_SECS = 2.0
@@ -33,11 +36,15 @@ class StopOrders(concurrency.Thread):
     Args:
         records: Run records with the orders.
         coord: Coordinator of the task.
-        save: Function that returns the function that saves, as the chief; None where nothing is saved.
+        save: Function that returns the function that saves, as the chief; None where nothing is
+            saved.
     """
 
     def __init__(
-        self, records: RunRecords, coord: Coordinator, save: Callable[[], Callable[[], object] | None]
+        self,
+        records: RunRecords,
+        coord: Coordinator,
+        save: Callable[[], Callable[[], object] | None],
     ) -> None:
         super().__init__(name="await-stop", daemon=True)
         self._records = records
@@ -52,7 +59,8 @@ class StopOrders(concurrency.Thread):
             except (rt.CancelledError, rt.TaskLeftError):
                 return
             except (rt.DeadlineExceededError, *LOST_CONTACT):
-                # A lost task is no matter of this thread: the next step finds the loss and recovers.
+                # A lost task is no matter of this thread: the next step finds the loss and
+                # recovers.
                 self._coord.wait_for_stop(_PAUSE_SECS)
                 continue
             except rt.OpError as error:
@@ -81,7 +89,10 @@ class StopOrders(concurrency.Thread):
         save = self._save()
         if save is not None and not self._coord.wait_for_stop(GOES_TOO_SECS):
             left = goes_at - concurrency.monotonic()
-            logging.warning("a ps has been told to go, and serves on for %.0f s at most: saving what it holds", left)
+            logging.warning(
+                "a ps has been told to go, and serves on for %.0f s at most: saving what it holds",
+                left,
+            )
             # An error of this save stops training, as an error of a save that the timer begins.
             with self._coord.stop_on_exception():
                 save()

@@ -14,7 +14,10 @@ from runtime.lowlevel import RunRecords
 LEAST_SILENCE_SECS = 4.0
 """Least silence after which a task is given up, however short the grace period: signs of life may be late."""
 ELASTIC = "elastic"
-"""Collection of a graph that is not empty where workers come and go. A worker that leaves is not waited for then."""
+"""Collection of a graph that is not empty where workers come and go.
+
+A worker that leaves is not waited for then.
+"""
 ELASTIC_SILENCE_SECS = 10.0
 """Silence after which the end does not wait for a worker, where workers come and go: the worker may never return."""
 
@@ -27,11 +30,14 @@ class TaskRun:
         session: Session of training.
         sessions: Sessions of the run; ``restore`` serves the other tasks.
         records: Run records; None when no other task takes part.
-        is_chief: True on the chief, which waits for the other tasks at the end and then ends the run.
+        is_chief: True on the chief, which waits for the other tasks at the end and then ends the
+            run.
         is_elastic: True where workers come and go.
-        grace_secs: Seconds that a task may be silent at the end, and that a step may take after a stop.
+        grace_secs: Seconds that a task may be silent at the end, and that a step may take after a
+            stop.
         reached: Highest known step; None before the first step.
-        silenced: Words for the silence of a task, after the silence has closed the session; empty before.
+        silenced: Words for the silence of a task, after the silence has closed the session; empty
+            before.
     """
 
     session: ManagedSession
@@ -62,7 +68,9 @@ class TaskRun:
     @property
     def worker_silence_secs(self) -> float:
         """Silence, in seconds, after which a worker is not waited for at the end."""
-        return min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
+        return (
+            min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
+        )
 
     def note_reached(self, step: int | None) -> None:
         """Notes a step of training. The highest step counts, as the end names the lost steps."""

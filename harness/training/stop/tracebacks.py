@@ -12,14 +12,17 @@ from types import TracebackType
 VARIABLE = "BELLWETHER_TRACEBACK"
 """``full`` in this environment variable has Python print what it always prints."""
 
-_OURS = tuple(f"{pathlib.Path(__file__).parents[3] / package}{os.sep}" for package in ("harness", "runtime"))
+_OURS = tuple(
+    f"{pathlib.Path(__file__).parents[3] / package}{os.sep}" for package in ("harness", "runtime")
+)
 _LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows them)"
 
 
 def shorten(error: BaseException) -> None:
     """Makes Python print the short traceback of an uncaught error.
 
-    A program with another ``sys.excepthook`` continues to print tracebacks with the program's own hook.
+    A program with another ``sys.excepthook`` continues to print tracebacks with the program's own
+    hook.
     """
     # A debugger or a notebook has set a hook of its own, which knows better how to print.
     show = sys.excepthook
@@ -38,8 +41,8 @@ def shorten(error: BaseException) -> None:
 def short(error: BaseException) -> str:
     """Returns the traceback of an error, without the frames of ``harness`` and ``runtime``.
 
-    The traceback of a cause or context stays where the program had a part in it. The last line says that frames are
-    left out.
+    The traceback of a cause or context stays where the program had a part in it. The last line says
+    that frames are left out.
     """
     told = traceback.TracebackException.from_exception(error)
     _leave_out_ours(told)
@@ -54,7 +57,8 @@ def _leave_out_ours(told: traceback.TracebackException) -> None:
     for each in (told.__cause__, told.__context__):
         if each is not None:
             _leave_out_ours(each)
-    # A cause without a frame of the program is detail of the library; the message of the error says it.
+    # A cause without a frame of the program is detail of the library; the message of the error says
+    # it.
     if told.__cause__ is not None and not told.__cause__.stack:
         told.__cause__, told.__suppress_context__ = None, True
     if told.__context__ is not None and not told.__context__.stack:

@@ -1,7 +1,10 @@
-"""The wait of the chief for the tasks that still train. ``Lifecycle`` calls ``wait_for_others`` before the last save.
+"""The wait of the chief for the tasks that still train.
 
-The other tasks may lose a ps meanwhile, and only a chief restores values. So the chief asks in a loop, and each round
-recovers what is lost. ``policy`` decides for how long the chief waits, and for which tasks.
+``Lifecycle`` calls ``wait_for_others`` before the last save.
+
+The other tasks may lose a ps meanwhile, and only a chief restores values. So the chief asks in a
+loop, and each round recovers what is lost. ``policy`` decides for how long the chief waits, and for
+which tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ _RETRY_SECS = 0.2
 def wait_for_others(run: TaskRun, records: RunRecords) -> None:
     """Waits until all tasks that take part are done.
 
-    A living task is waited for without a limit. The wait ends early in three cases: the tasks that are left have been
-    silent for the grace period, the ps tasks do not answer for the grace period, or a service fails.
+    A living task is waited for without a limit. The wait ends early in three cases: the tasks that
+    are left have been silent for the grace period, the ps tasks do not answer for the grace period,
+    or a service fails.
 
     Args:
         run: Part of the chief in the run.
         records: Run records of the cluster.
     """
-    assert run.is_chief and not run.late, "only the chief of a run that goes on waits for other tasks"
+    assert run.is_chief and not run.late, (
+        "only the chief of a run that goes on waits for other tasks"
+    )
     session, grace_period = run.session, run.sessions.grace_period
     # From here on a question to a dead task ends early: training needs no answer any more.
     records.answer_secs = run.answer_secs
@@ -43,8 +49,8 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
             # A recovery within this wait ends when the wait does.
             grace_period.deadline = state.answered_at + run.silence_secs
             try:
-                # Synchronous workers need not wait for the gradient of a chief that only waits. A recovered ps has
-                # forgotten this.
+                # Synchronous workers need not wait for the gradient of a chief that only waits. A
+                # recovered ps has forgotten this.
                 if state.wait_secs and rested != session.recoveries:
                     records.rest(session.id)
                     rested = session.recoveries
@@ -53,7 +59,9 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
                 logging.info("while waiting for the others: %s", error)
                 state = after_loss(state, concurrency.monotonic(), limits)
                 if state.over:
-                    logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
+                    logging.warning(
+                        "not waiting any longer for the others: the tasks cannot be asked for them"
+                    )
                 else:
                     # This step recovers a lost task, which the other workers need too.
                     grace_period.wait(_RETRY_SECS)
@@ -81,8 +89,8 @@ def _run_step(run: TaskRun, records: RunRecords) -> int | None:
         if session.closed:
             _restore_closed(run, records)
             return run.reached
-        # The thread that probes has ended with the stop, so this step looks at every ps in its place.
-        # A loss is only found by asking every ps: the global step may lie on one that lives.
+        # The thread that probes has ended with the stop, so this step looks at every ps in its
+        # place. A loss is only found by asking every ps: the global step may lie on one that lives.
         if run.sessions.probes:
             raw = session.raw
             try:
@@ -105,18 +113,22 @@ def _run_step(run: TaskRun, records: RunRecords) -> int | None:
 def _restore_closed(run: TaskRun, records: RunRecords) -> None:
     """Restores a lost ps for the other tasks, after the program has closed the chief's session.
 
-    No session is left to recover the ps. The other tasks wait for the chief, and the chief waits for the other tasks.
+    No session is left to recover the ps. The other tasks wait for the chief, and the chief waits
+    for the other tasks.
     """
     # Only a chief that recovers by itself probes.
     if not run.sessions.probes:
         return
     if all(record.phase in ("ready", "finished") for record in records.inspect().values()):
         return
-    logging.warning("a ps has lost its values after this task has closed its session: restoring for the others")
+    logging.warning(
+        "a ps has lost its values after this task has closed its session: restoring for the others"
+    )
     try:
         run.sessions.restore()
     except (rt.DeadlineExceededError, *LOST_CONTACT):
         raise
     except (rt.OpError, RuntimeError) as error:
-        # The end of the run is reported all the same: another chief may lead, or the checkpoint may be damaged.
+        # The end of the run is reported all the same: another chief may lead, or the checkpoint may
+        # be damaged.
         logging.warning("the values could not be restored for the others: %s", error)

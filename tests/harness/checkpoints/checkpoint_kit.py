@@ -29,7 +29,9 @@ print(json.dumps([step, found]))
 """
 
 
-def plain_orbax(directory: pathlib.Path | str, step: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
+def plain_orbax(
+    directory: pathlib.Path | str, step: int | None = None
+) -> tuple[int, dict[str, np.ndarray]]:
     """What a process that knows only Orbax restores: (step, arrays by name)."""
     import ml_dtypes
 
@@ -65,7 +67,9 @@ def cluster(ps: int, *, processes: bool = False) -> Iterator[tuple[Server, list[
 @contextlib.contextmanager
 def session(server: Server, graph: rt.Graph) -> Iterator[rt.Session]:
     """A session on a server; fails rather than waits when a task does not come up."""
-    with rt.Session(server.target, graph, rt.SessionConfig(start_timeout_secs=100, operation_timeout_secs=60)) as sess:
+    with rt.Session(
+        server.target, graph, rt.SessionConfig(start_timeout_secs=100, operation_timeout_secs=60)
+    ) as sess:
         yield sess
 
 
@@ -78,7 +82,9 @@ def make_graph(
     with graph.as_default():
         for name, value in values.items():
             with rt.device(f"/job:ps/task:{(placed or {}).get(name, 0)}"):
-                variables[name] = rt.Variable(value, dtype=np.asarray(value).dtype, name=name, trainable=False)
+                variables[name] = rt.Variable(
+                    value, dtype=np.asarray(value).dtype, name=name, trainable=False
+                )
     return graph, variables
 
 

@@ -1,8 +1,10 @@
 """Trains in a directory whose disk runs full, gets room again, and is full at the end.
 
-    python -m tests.harness.checkpoints.full_disk_program supervisor|monitored room|none|SIGTERM DIRECTORY
+    python -m tests.harness.checkpoints.full_disk_program supervisor|monitored room|none|SIGTERM
+    DIRECTORY
 
-While the last save waits for room, it gets some; or there is none, for as long as it waits; or a signal comes.
+While the last save waits for room, it gets some; or there is none, for as long as it waits; or a
+signal comes.
 """
 
 import logging as std_logging
@@ -75,7 +77,11 @@ def main() -> None:
     saver = harness.Saver(max_to_keep=2)
     if kind == "supervisor":
         session = harness.Supervisor(
-            logdir=str(directory), global_step=step, saver=saver, save_model_secs=0.1, save_summaries_secs=0.05
+            logdir=str(directory),
+            global_step=step,
+            saver=saver,
+            save_model_secs=0.1,
+            save_summaries_secs=0.05,
         ).managed_session("")
     else:
         session = harness.MonitoredTrainingSession(
@@ -127,7 +133,9 @@ def main() -> None:
             print("TRAINED ON", flush=True)
             good = harness.latest_checkpoint(str(directory))
             assert good is not None
-            assert np.unique(harness.load_variable(good, "v")).tolist() == [int(os.path.basename(good))]
+            assert np.unique(harness.load_variable(good, "v")).tolist() == [
+                int(os.path.basename(good))
+            ]
             print("KEPT", flush=True)
             filler.unlink()
             until(lambda: harness.latest_checkpoint(str(directory)) not in (good, None))
@@ -141,7 +149,10 @@ def main() -> None:
     except SystemExit as error:
         print(f"ENDED BY {error.code}", flush=True)
     saved = harness.latest_checkpoint(str(directory))
-    assert saved is not None and (int(os.path.basename(saved)) == ended_at) == (end == "room"), (saved, ended_at)
+    assert saved is not None and (int(os.path.basename(saved)) == ended_at) == (end == "room"), (
+        saved,
+        ended_at,
+    )
     (path,) = directory.glob("events.out.tfevents.*")
     steps = [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
     assert min(steps) < full_at < max(steps), (steps, full_at)

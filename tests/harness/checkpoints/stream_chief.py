@@ -38,8 +38,14 @@ def main() -> None:
     """Saves once, then does what the arguments say."""
     cluster, directory, what = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     graph, variables = ckit.make_graph({"a": ckit.filled(1, SIZE), "b": ckit.filled(2, SIZE)})
-    streaming.BLOCK_BYTES = streaming.READ_BYTES = streaming.CHUNK_BYTES = names.STREAM_CHUNK_BYTES = 1 << 20
-    with rt.Server(cluster, "worker", 0) as server, graph.as_default(), ckit.session(server, graph) as sess:
+    streaming.BLOCK_BYTES = streaming.READ_BYTES = streaming.CHUNK_BYTES = (
+        names.STREAM_CHUNK_BYTES
+    ) = 1 << 20
+    with (
+        rt.Server(cluster, "worker", 0) as server,
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(variables.values()))
         saver = harness.Saver(transfer="stream")
         path = saver.save(sess, directory, 1)

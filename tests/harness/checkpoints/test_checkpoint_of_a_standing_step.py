@@ -33,7 +33,8 @@ def _graph() -> tuple[rt.Variable, rt.Variable, rt.Operation]:
     v = rt.Variable(np.float32(0), name="v")
     loss = -v
 
-    return v, step, harness.Optimizer(optax.sgd(1.0)).minimize(loss)  # the classic mistake: global_step is not given
+    # the classic mistake: global_step is not given
+    return v, step, harness.Optimizer(optax.sgd(1.0)).minimize(loss)
 
 
 def _saved(logdir: pathlib.Path) -> float:
@@ -92,12 +93,18 @@ def test_a_save_between_an_update_and_its_step_is_no_standing_step(
     assert ["global step stays at 0" in record.message for record in caplog.records] == [True]
 
 
-def test_the_timer_saves_a_step_again_only_when_something_was_trained(tmp_path: pathlib.Path) -> None:
+def test_the_timer_saves_a_step_again_only_when_something_was_trained(
+    tmp_path: pathlib.Path,
+) -> None:
     with rt.Graph().as_default():
         v, step, train = _graph()
         saver = harness.Saver()
         supervisor = harness.Supervisor(
-            logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.1, summary_op=None
+            logdir=str(tmp_path),
+            global_step=step,
+            saver=saver,
+            save_model_secs=0.1,
+            summary_op=None,
         )
         with supervisor.managed_session() as sess:
             _until(lambda: _saved(tmp_path) >= 5, lambda: sess.run(train))
@@ -130,7 +137,8 @@ def test_a_hook_saves_what_was_trained(tmp_path: pathlib.Path) -> None:
 
 def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None:
     written = []
-    for run in range(3):  # initialised, then restored twice; in the last one the path is written in another way
+    # initialised, then restored twice; in the last one the path is written in another way
+    for run in range(3):
         with rt.Graph().as_default():
             v, step, _ = _graph()
             saver = harness.Saver()
@@ -148,15 +156,21 @@ def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None
 
 
 def test_tasks_know_whether_a_variable_has_changed(tmp_path: pathlib.Path) -> None:
-    graph, v = ckit.make_graph({"a": np.zeros(3), "b": np.array([b"x"], object), "c": np.float32(1)}, {"b": 1})
+    graph, v = ckit.make_graph(
+        {"a": np.zeros(3), "b": np.array([b"x"], object), "c": np.float32(1)}, {"b": 1}
+    )
     with graph.as_default():
         with ckit.cluster(2) as (server, _), ckit.session(server, graph) as sess:
             ckit.initialize(sess, list(v.values()))
             savers = [harness.Saver([v["a"], v["b"]]), harness.Saver()]
             first, all_of_it = (s.save(sess, tmp_path / f"m{i}", 1) for i, s in enumerate(savers))
-            assert [s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)] == [False, False]
+            assert [
+                s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)
+            ] == [False, False]
             sess.run(v["c"].assign(2.0).op)
-            assert [s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)] == [False, True]
+            assert [
+                s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)
+            ] == [False, True]
             sess.run(v["b"].assign(np.array([b"y"], object)).op)
             assert savers[0].changed_since(sess, first) is True
             savers[0].restore(sess, first)
@@ -194,7 +208,9 @@ def test_a_session_that_is_replaced_while_it_is_asked_costs_one_checkpoint_and_n
             assert checkpoints.save(sess) is not None
             sess.run(train)
             saver.session = sess
-            with pytest.raises(rt.AbortedError, match="its session was replaced meanwhile: the session was closed"):
+            with pytest.raises(
+                rt.AbortedError, match="its session was replaced meanwhile: the session was closed"
+            ):
                 checkpoints.save(sess)
             saver.session = None
             sess.run(train)

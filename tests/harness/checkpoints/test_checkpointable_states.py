@@ -20,7 +20,11 @@ from runtime.checkpoint.coordinator import CheckpointCoordinator
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
@@ -36,7 +40,20 @@ def _back(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "float32", ">i8", "S3", "U2", "?", "c16", "M8[ns]", "V5"],
+    [
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int4",
+        "float32",
+        ">i8",
+        "S3",
+        "U2",
+        "?",
+        "c16",
+        "M8[ns]",
+        "V5",
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 2)])
 def test_arrays_of_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
@@ -46,7 +63,11 @@ def test_arrays_of_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
 
 def test_arrays_of_jax_are_saved_as_numpy() -> None:
     found = decode(
-        json.loads(encode({"key": jax.random.key_data(jax.random.key(3)), "half": jnp.ones(2, jnp.bfloat16)}))
+        json.loads(
+            encode(
+                {"key": jax.random.key_data(jax.random.key(3)), "half": jnp.ones(2, jnp.bfloat16)}
+            )
+        )
     )
     assert _same(found["key"], np.array([0, 3], np.uint32)) and found["half"].dtype == jnp.bfloat16
 
@@ -62,7 +83,9 @@ def test_function_that_does_not_return_holds_up_no_save(tmp_path: pathlib.Path) 
             session.run(rt.global_variables_initializer())
             harness.checkpointable("place", ended.wait, lambda value: None, task=session.task)
             try:
-                manifest = read_manifest(saver.save(session, str(tmp_path / "model.ckpt"), global_step=1))
+                manifest = read_manifest(
+                    saver.save(session, str(tmp_path / "model.ckpt"), global_step=1)
+                )
             finally:
                 ended.set()
                 harness.forget_checkpointable("place", task=session.task)
@@ -117,20 +140,26 @@ def test_a_state_is_that_of_the_instant_of_the_variables(
             session.run(rt.global_variables_initializer())
             harness.checkpointable("place", get, lambda value: None, task=session.task)
             monkeypatch.setattr(CheckpointCoordinator, "_pause", slow)
-            manifest = read_manifest(saver.save(session, str(tmp_path / "model.ckpt"), global_step=1))
+            manifest = read_manifest(
+                saver.save(session, str(tmp_path / "model.ckpt"), global_step=1)
+            )
             harness.forget_checkpointable("place", task=session.task)
     assert manifest is not None and manifest.states[session.task] == {"place": 7}
 
 
 @pytest.mark.parametrize("goodbye", [False, True])
-def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(tmp_path: pathlib.Path, goodbye: bool) -> None:
+def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(
+    tmp_path: pathlib.Path, goodbye: bool
+) -> None:
     other = "/job:worker/task:1"
     position = [0]
     with rt.local_cluster(ps=2, workers=2) as cluster, rt.Graph().as_default():
         with cluster.device():
             step = harness.get_or_create_global_step()
             train_op = step.assign_add(1)
-        supervisor = harness.Supervisor(logdir=tmp_path, global_step=step, summary_op=None, save_model_secs=0)
+        supervisor = harness.Supervisor(
+            logdir=tmp_path, global_step=step, summary_op=None, save_model_secs=0
+        )
         with supervisor.managed_session(cluster.target) as session:
             records = rt.lowlevel.RunRecords(cluster.servers["worker", 1].target)
             harness.checkpointable("data", lambda: position[0], position.append, task=other)
@@ -164,7 +193,9 @@ def test_tasks_of_one_name_keep_their_states(tmp_path: pathlib.Path) -> None:
             with rt.Graph().as_default(), rt.Session(server.target) as session:
                 session.run(rt.Variable(0.0, name="v").initializer)
                 saver = harness.Saver()
-                path = saver.save(session, str(tmp_path / server.address / "model.ckpt"), global_step=1)
+                path = saver.save(
+                    session, str(tmp_path / server.address / "model.ckpt"), global_step=1
+                )
                 manifest = read_manifest(path)
                 assert manifest is not None and manifest.states[session.task] == {"place": number}
                 saver.restore_latest(session, path)

@@ -15,7 +15,10 @@ import runtime as rt
 pytestmark = pytest.mark.cluster
 
 TREE = {
-    "Dense_0": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.float32([1, 2, 3])},
+    "Dense_0": {
+        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bias": np.float32([1, 2, 3]),
+    },
     "scale": np.float32(2.0),
 }
 
@@ -43,10 +46,14 @@ def test_a_checkpoint_gives_the_tree_of_what_it_is_to_be_like(checkpoint: pathli
 
 
 def test_what_does_not_fit_is_listed(checkpoint: pathlib.Path) -> None:
-    with pytest.raises(rt.NotFoundError, match="has no Dense_0/bias, Dense_0/kernel, scale; it has .*give the name"):
+    with pytest.raises(
+        rt.NotFoundError, match="has no Dense_0/bias, Dense_0/kernel, scale; it has .*give the name"
+    ):
         harness.load_pytree(checkpoint, TREE)
     wider = {"Dense_0": {"kernel": np.zeros((2, 4)), "bias": np.zeros(4)}, "scale": np.float32(0)}
-    with pytest.raises(rt.InvalidArgumentError, match=r"net/Dense_0/bias is \[3\] there and \[4\] in like; net/D"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"net/Dense_0/bias is \[3\] there and \[4\] in like; net/D"
+    ):
         harness.load_pytree(checkpoint, wider, "net")
     with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
         harness.load_pytree(checkpoint / "none", TREE)
@@ -70,7 +77,9 @@ def test_other_libraries_write_the_tree(checkpoint: pathlib.Path, tmp_path: path
 def test_safetensors_hold_the_names(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     reader = harness.load_checkpoint(str(checkpoint))
-    safetensors.save_file({name: reader.get_tensor(name) for name in reader.arrays}, tmp_path / "model.safetensors")
+    safetensors.save_file(
+        {name: reader.get_tensor(name) for name in reader.arrays}, tmp_path / "model.safetensors"
+    )
     found = safetensors.load_file(tmp_path / "model.safetensors")
     assert sorted(found) == ["net/Dense_0/bias", "net/Dense_0/kernel", "net/scale", "other"]
     np.testing.assert_array_equal(found["net/Dense_0/kernel"], TREE["Dense_0"]["kernel"])  # type: ignore[index, call-overload]

@@ -39,7 +39,9 @@ def target(tmp_path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     cluster = kit.addresses(ps=2, worker=1)
     with ExitStack() as stack:
         for index in range(2):
-            stack.enter_context(kit.serve(cluster, "ps", index, env={"BELLWETHER_CHECKPOINT_ROOT": str(root)}))
+            stack.enter_context(
+                kit.serve(cluster, "ps", index, env={"BELLWETHER_CHECKPOINT_ROOT": str(root)})
+            )
         yield stack.enter_context(rt.Server(cluster, "worker", 0)).target, root
 
 
@@ -49,7 +51,9 @@ def variables() -> list[rt.Variable]:
         made = [rt.Variable(np.zeros_like(WEIGHTS), name="w")]
         for start in (0, 5):
             part = rt.Variable(np.zeros((5, 5), np.int32), name=f"rows/part_{start}")
-            part.save_slice_info = ArraySlice("rows", part.shape, part.dtype, ROWS.shape, (start, 0))
+            part.save_slice_info = ArraySlice(
+                "rows", part.shape, part.dtype, ROWS.shape, (start, 0)
+            )
             made.append(part)
         return [*made, rt.Variable(jnp.bfloat16(0), name="scale")]
 
@@ -61,7 +65,9 @@ def check(session: rt.Session, made: list[rt.Variable]) -> None:
     assert float(scale) == 1.5
 
 
-def test_a_saver_restores_what_no_task_opens(orbax: pathlib.Path, target: tuple[str, pathlib.Path]) -> None:
+def test_a_saver_restores_what_no_task_opens(
+    orbax: pathlib.Path, target: tuple[str, pathlib.Path]
+) -> None:
     with rt.Graph().as_default() as graph:
         made = variables()
         saver = harness.Saver()

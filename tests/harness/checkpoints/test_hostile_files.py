@@ -121,14 +121,21 @@ def test_files_of_json_that_are_none(saved: pathlib.Path, tmp_path: pathlib.Path
     hostile = []
     for number, harm in enumerate((_pipe, _device, _nested, _items, sparse, _loop)):
         for file in (FILE_NAME, "default/_METADATA"):
-            hostile.append(pathlib.Path(shutil.copytree(saved, tmp_path / f"{number}{file[:3]}" / "1")))
+            hostile.append(
+                pathlib.Path(shutil.copytree(saved, tmp_path / f"{number}{file[:3]}" / "1"))
+            )
             harm(hostile[-1] / file)
     told = outcome(RESTORE, saved, *hostile).splitlines()
     for path, line in zip(hostile, told, strict=False):
-        assert line.startswith(("DataLossError ", "DiskAwayError ", "UnavailableError ")) and str(path) in line
+        assert (
+            line.startswith(("DataLossError ", "DiskAwayError ", "UnavailableError "))
+            and str(path) in line
+        )
 
 
-def test_a_tree_that_is_deeper_than_a_checkpoint(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_tree_that_is_deeper_than_a_checkpoint(
+    saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     hostile = pathlib.Path(shutil.copytree(saved, tmp_path / "1"))
     before = os.getcwd()
     try:
@@ -214,7 +221,9 @@ def test_an_event_file_that_is_a_pipe(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("harm", [_pipe, sparse], ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"])
-def test_an_mnist_file_that_is_none(tmp_path: pathlib.Path, name: str, harm: Callable[[pathlib.Path], None]) -> None:
+def test_an_mnist_file_that_is_none(
+    tmp_path: pathlib.Path, name: str, harm: Callable[[pathlib.Path], None]
+) -> None:
     (tmp_path / name).touch()
     harm(tmp_path / name)
     told = outcome(MNIST, tmp_path)

@@ -56,7 +56,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return logdir
 
 
-def test_shows_steps_and_variables_of_the_newest(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+def test_shows_steps_and_variables_of_the_newest(
+    inspect: Callable[..., Ran], saved: pathlib.Path
+) -> None:
     shown = inspect(saved)
     assert shown.returncode == 0, shown.stderr
     lines = [line.split() for line in shown.stdout.splitlines()]
@@ -68,7 +70,11 @@ def test_shows_steps_and_variables_of_the_newest(inspect: Callable[..., Ran], sa
 def test_json_with_values_of_one_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
     found = json.loads(inspect(saved / "model.ckpt-1", "--json", "--values", "--name=net").stdout)
     (variable,) = found["variables"]
-    assert (variable["name"], variable["bytes"], variable["value"]) == ("net/w", 24, [[0, 1, 2], [3, 4, 5]])
+    assert (variable["name"], variable["bytes"], variable["value"]) == (
+        "net/w",
+        24,
+        [[0, 1, 2], [3, 4, 5]],
+    )
 
 
 def test_compare_says_how_much_differs(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
@@ -84,7 +90,9 @@ def test_a_damaged_checkpoint_is_named(
 
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
-    victim = next(p for p in sorted((copy / "model.ckpt" / "2").rglob("*")) if p.is_file() and "/d/" in str(p))
+    victim = next(
+        p for p in sorted((copy / "model.ckpt" / "2").rglob("*")) if p.is_file() and "/d/" in str(p)
+    )
     victim.write_bytes(victim.read_bytes()[:-1])
     shown = inspect(copy)
     assert shown.returncode == 1
@@ -94,9 +102,15 @@ def test_a_damaged_checkpoint_is_named(
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
-    [((), 2, "required: DIR"), (("/nowhere",), 2, "no such directory"), (("--nonsense", "x"), 2, "nonsense")],
+    [
+        ((), 2, "required: DIR"),
+        (("/nowhere",), 2, "no such directory"),
+        (("--nonsense", "x"), 2, "nonsense"),
+    ],
 )
-def test_mistakes_are_one_line(inspect: Callable[..., Ran], arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_mistakes_are_one_line(
+    inspect: Callable[..., Ran], arguments: tuple[str, ...], code: int, said: str
+) -> None:
     found = inspect(*arguments)
     assert (found.returncode, found.stderr.count("\n")) == (code, 1)
     assert said in found.stderr

@@ -25,7 +25,12 @@ TEXT = {
         "states": {"/job:worker/task:0": {"data": 1}},
         "step": 7,
         "variables": {
-            "s": {"dtype": "string", "encoded": 19, "shape": [2], "slices": [["/job:ps/task:0", [0], [2]]]},
+            "s": {
+                "dtype": "string",
+                "encoded": 19,
+                "shape": [2],
+                "slices": [["/job:ps/task:0", [0], [2]]],
+            },
             "w": {
                 "dtype": "float32",
                 "encoded": 0,
@@ -63,7 +68,9 @@ def test_what_has_diverged_is_a_variable_whatever_a_manifest_says() -> None:
     assert Manifest.from_json(written.to_json(), "here").with_nan == ("s", "w")
     body = json.loads(written.to_json())["manifest"] | {"with_nan": ["\x1b[2J", "w", 3]}
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-    assert Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "here").with_nan == ("w",)
+    assert Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "here").with_nan == (
+        "w",
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,9 +83,18 @@ def test_what_has_diverged_is_a_variable_whatever_a_manifest_says() -> None:
         ({"saved_at": 1e300}, "the time 1e.300"),
         ({"saved_at": None}, "manifest cannot be read"),
         ({"step": "7"}, "a number of it is none"),
-        ({"variables": {"w\n": {"dtype": "float32", "encoded": 0, "shape": [], "slices": []}}}, r"the name 'w\\n'"),
-        ({"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": [None], "slices": []}}}, "a number of it"),
-        ({"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": None, "slices": []}}}, "cannot be read"),
+        (
+            {"variables": {"w\n": {"dtype": "float32", "encoded": 0, "shape": [], "slices": []}}},
+            r"the name 'w\\n'",
+        ),
+        (
+            {"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": [None], "slices": []}}},
+            "a number of it",
+        ),
+        (
+            {"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": None, "slices": []}}},
+            "cannot be read",
+        ),
         ({"variables": {"w": {"dtype": 3, "encoded": 0, "shape": [], "slices": []}}}, "the name 3"),
     ],
 )
@@ -95,11 +111,20 @@ def test_an_array_knows_how_it_lies_on_disk() -> None:
     strings = StoredArray("s", "s", "string", (2,), 19)
     assert (strings.stored.shape, strings.stored.dtype.name, strings.nbytes) == ((19,), "uint8", 19)
     numbers = StoredArray("w", "w", "bfloat16", (4, 2))
-    assert (numbers.stored.full_shape, numbers.stored.dtype.name, numbers.nbytes) == ((4, 2), "bfloat16", 16)
+    assert (numbers.stored.full_shape, numbers.stored.dtype.name, numbers.nbytes) == (
+        (4, 2),
+        "bfloat16",
+        16,
+    )
 
 
 def test_a_slice_comes_through_a_message_as_it_was() -> None:
     for s in slices():
         came = type(s).from_proto(s.to_proto())
-        assert (came.slot, came.spec, came.array, came.stored) == (s.slot, s.spec, s.array, s.stored)
+        assert (came.slot, came.spec, came.array, came.stored) == (
+            s.slot,
+            s.spec,
+            s.array,
+            s.stored,
+        )
         assert (came.device.type, came.device.index) == (s.device.type, s.device.index)

@@ -96,7 +96,11 @@ def test_every_dtype_and_shape_comes_back(sess: rt.Session, tmp_path: pathlib.Pa
     path = saver.save(sess, tmp_path / "m", 7)
     assert path == f"{tmp_path}/m/7"
     for name, variable in variables.items():
-        value = np.full(variable.shape, b"x", object) if name == "words" else np.zeros(variable.shape, variable.dtype)
+        value = (
+            np.full(variable.shape, b"x", object)
+            if name == "words"
+            else np.zeros(variable.shape, variable.dtype)
+        )
         sess.run(variable.assign(value))
     saver.restore(sess, path)
     for name, variable in variables.items():
@@ -130,7 +134,9 @@ _SETS = st.dictionaries(
 
 @costly(10)
 @hypothesis.given(_SETS)
-def test_any_set_of_variables_comes_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
+def test_any_set_of_variables_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]
+) -> None:
     directory = tmp_path_factory.mktemp("any")
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         variables = _variables(values)
@@ -144,7 +150,9 @@ def test_any_set_of_variables_comes_back(tmp_path_factory: pytest.TempPathFactor
             assert np.asarray(sess.run(variable)).tobytes() == values[name].tobytes()
 
 
-def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     table = np.arange(40, dtype=np.float32).reshape(10, 4)
     parts = []
     for i, (first, last) in enumerate([(0, 4), (4, 8), (8, 10)]):
@@ -155,7 +163,10 @@ def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(sess: rt.Sessi
     path = harness.Saver().save(sess, tmp_path / "m", 1)
     _assert_equal(plain_orbax(tmp_path / "m")[1]["table"], table)
     with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
-        again = [rt.Variable(np.zeros((5, 4), np.float32), name=f"other/part_{i}", trainable=False) for i in range(2)]
+        again = [
+            rt.Variable(np.zeros((5, 4), np.float32), name=f"other/part_{i}", trainable=False)
+            for i in range(2)
+        ]
         for i, part in enumerate(again):
             _belongs(part, "table", table.shape, (5 * i, 0))
         harness.Saver().restore(fresh, path)
@@ -179,13 +190,22 @@ def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) ->
     assert harness.latest_checkpoint(str(tmp_path / "here")) is None
 
 
-def test_a_checkpoint_of_another_program_is_restored_with_a_map(sess: rt.Session, tmp_path: pathlib.Path) -> None:
-    tree = {"params": {"dense": {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 2.0, np.float32)}}, "n": 4}
+def test_a_checkpoint_of_another_program_is_restored_with_a_map(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
+    tree = {
+        "params": {
+            "dense": {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 2.0, np.float32)}
+        },
+        "n": 4,
+    }
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "theirs", tree)
     kernel = rt.Variable(np.zeros((2, 3), np.float32), name="w")
     bias = rt.Variable(np.zeros(3, np.float32), name="b")
-    harness.Saver({"params/dense/kernel": kernel, "params/dense/bias": bias}).restore(sess, str(tmp_path / "theirs"))
+    harness.Saver({"params/dense/kernel": kernel, "params/dense/bias": bias}).restore(
+        sess, str(tmp_path / "theirs")
+    )
     _assert_equal(sess.run(kernel), tree["params"]["dense"]["kernel"])
     _assert_equal(sess.run(bias), tree["params"]["dense"]["bias"])
     assert ("params/dense/bias", (3,)) in harness.list_variables(str(tmp_path / "theirs"))
@@ -243,10 +263,18 @@ def test_order_of_saves_is_in_orbax_metadata(sess: rt.Session, tmp_path: pathlib
 
 @pytest.mark.parametrize(
     ("shapes", "match"),
-    [([], "needs parts"), ([()], "needs parts"), ([(2, 3), (2, 4)], r"first dimension only: .*float32\[2, 4\]")],
+    [
+        ([], "needs parts"),
+        ([()], "needs parts"),
+        ([(2, 3), (2, 4)], r"first dimension only: .*float32\[2, 4\]"),
+    ],
 )
-def test_parts_that_do_not_fit_together(graph: rt.Graph, shapes: list[tuple[int, ...]], match: str) -> None:
-    parts = [rt.Variable(np.zeros(shape, np.float32), name=f"part_{i}") for i, shape in enumerate(shapes)]
+def test_parts_that_do_not_fit_together(
+    graph: rt.Graph, shapes: list[tuple[int, ...]], match: str
+) -> None:
+    parts = [
+        rt.Variable(np.zeros(shape, np.float32), name=f"part_{i}") for i, shape in enumerate(shapes)
+    ]
     with pytest.raises(rt.InvalidArgumentError, match=match):
         harness.partitioned("table", parts)
 
@@ -254,7 +282,9 @@ def test_parts_that_do_not_fit_together(graph: rt.Graph, shapes: list[tuple[int,
 # -- names, steps, retention -----------------------------------------------------------------------------------------
 
 
-def test_the_step_is_the_one_inside(sess: rt.Session, graph: rt.Graph, tmp_path: pathlib.Path) -> None:
+def test_the_step_is_the_one_inside(
+    sess: rt.Session, graph: rt.Graph, tmp_path: pathlib.Path
+) -> None:
     step = rt.Variable(41, dtype=np.int64, name="global_step", trainable=False)
     graph.add_to_collection(rt.GraphKeys.GLOBAL_STEP, step)
     _initialize(sess)
@@ -265,7 +295,9 @@ def test_the_step_is_the_one_inside(sess: rt.Session, graph: rt.Graph, tmp_path:
     assert saver.save(sess, tmp_path / "d", 5) == f"{tmp_path}/d/5"
 
 
-def test_without_any_step_the_next_number_is_taken(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_without_any_step_the_next_number_is_taken(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -304,14 +336,18 @@ def test_none_and_zero_keep_all(sess: rt.Session, tmp_path: pathlib.Path, keep: 
     assert len(saver.last_checkpoints) == 7
 
 
-def test_one_for_every_so_many_hours_is_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_one_for_every_so_many_hours_is_kept_besides_the_last(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     rt.Variable(1.0, name="v")
     _initialize(sess)
     hours = 0.5 / 3600
     began = {}
     for step in range(6):
         began[step] = time.monotonic()
-        harness.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=hours).save(sess, tmp_path / "m", step)
+        harness.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=hours).save(
+            sess, tmp_path / "m", step
+        )
         time.sleep(0.3)  # what counts is how old they are
     kept = sorted(int(name) for name in os.listdir(tmp_path / "m"))
     assert kept[0] == 0 and kept[-1] == 5  # the last one is kept as the last
@@ -358,7 +394,9 @@ def test_recovered_checkpoints_are_listed(sess: rt.Session, tmp_path: pathlib.Pa
 # -- what does not fit -----------------------------------------------------------------------------------------------
 
 
-def test_an_uninitialized_variable_is_named_and_nothing_remains(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_an_uninitialized_variable_is_named_and_nothing_remains(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     rt.Variable(1.0, name="never")
     with pytest.raises(rt.FailedPreconditionError, match="never"):
         harness.Saver().save(sess, tmp_path / "m", 1)
@@ -446,7 +484,9 @@ def test_saving_nothing_when_allowed(sess: rt.Session, tmp_path: pathlib.Path) -
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _two_checkpoints(sess: rt.Session, directory: pathlib.Path) -> tuple[harness.Saver, rt.Variable]:
+def _two_checkpoints(
+    sess: rt.Session, directory: pathlib.Path
+) -> tuple[harness.Saver, rt.Variable]:
     variable = rt.Variable(np.zeros(5000, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -496,7 +536,9 @@ def test_a_changed_manifest_is_found(sess: rt.Session, tmp_path: pathlib.Path) -
     assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/m/1"
 
 
-def test_nothing_is_initialized_silently_when_all_are_damaged(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_nothing_is_initialized_silently_when_all_are_damaged(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     saver, _ = _two_checkpoints(sess, tmp_path)
     for step in (1, 2):
         _largest_file(f"{tmp_path}/m/{step}").unlink()
@@ -504,7 +546,9 @@ def test_nothing_is_initialized_silently_when_all_are_damaged(sess: rt.Session, 
         saver.restore_latest(sess, str(tmp_path))
 
 
-def test_a_damaged_step_is_replaced_when_training_gets_there_again(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_a_damaged_step_is_replaced_when_training_gets_there_again(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     saver, variable = _two_checkpoints(sess, tmp_path)
     _largest_file(f"{tmp_path}/m/2").unlink()
     saver.restore_latest(sess, str(tmp_path))
@@ -518,7 +562,8 @@ def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: path
     again = tmp_path / "again"
     series = again / "m"
     shutil.copytree(tmp_path / "m" / "1", series / "1")
-    shutil.copytree(tmp_path / "m" / "2", series / "replaced" / "2")  # died before the new 2 was there
+    # died before the new 2 was there
+    shutil.copytree(tmp_path / "m" / "2", series / "replaced" / "2")
     shutil.copytree(tmp_path / "m" / "1", series / "removed" / "0")  # died while it removed 0
     for name in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-synced"):
         (series / name / "default").mkdir(parents=True)
@@ -529,7 +574,9 @@ def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: path
 # -- background ------------------------------------------------------------------------------------------------------
 
 
-def test_a_background_save_holds_the_values_of_its_beginning(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_a_background_save_holds_the_values_of_its_beginning(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     variable = rt.Variable(np.ones(1 << 20, np.float32), name="v")
     _initialize(sess)
     handle = harness.Saver().save(sess, tmp_path / "m", 1, wait=False)
@@ -541,7 +588,9 @@ def test_a_background_save_holds_the_values_of_its_beginning(sess: rt.Session, t
     assert sess.run(variable)[0] == 21
 
 
-def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     rt.Variable(np.ones(1 << 22, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -552,12 +601,15 @@ def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(sess: rt.S
     assert len(saver.last_checkpoints) == min(5, 50 - saver.skipped)
 
 
-def test_a_failure_in_the_background_surfaces_and_training_goes_on(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_a_failure_in_the_background_surfaces_and_training_goes_on(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     variable = rt.Variable(np.ones(1000, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()
     good = saver.save(sess, tmp_path / "m", 1)
-    os.symlink("/proc/self/nothing", tmp_path / "m" / "2.orbax-checkpoint-tmp")  # no directory can be made there
+    # no directory can be made there
+    os.symlink("/proc/self/nothing", tmp_path / "m" / "2.orbax-checkpoint-tmp")
     handle = saver.save(sess, tmp_path / "m", 2, wait=False)
     with pytest.raises(rt.OpError):
         handle.result(60)
@@ -587,7 +639,13 @@ def test_threads_end_with_the_saves(sess: rt.Session, tmp_path: pathlib.Path) ->
 def test_states_ride_in_the_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     rt.Variable(1.0, name="v")
     _initialize(sess)
-    state: dict[str, Any] = {"epoch": 3, "rng": np.arange(4, dtype=np.uint32), "name": "x", "b": b"\x00", "t": (1, [2])}
+    state: dict[str, Any] = {
+        "epoch": 3,
+        "rng": np.arange(4, dtype=np.uint32),
+        "name": "x",
+        "b": b"\x00",
+        "t": (1, [2]),
+    }
     harness.checkpointable("data", lambda: state, lambda value: taken.append(value))
     taken: list[Any] = []
     try:
@@ -613,8 +671,17 @@ def test_states_that_cannot_be_saved_are_refused() -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex(r"[a-z]+", fullmatch=True), inner) | st.tuples(inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.from_regex(r"[a-z]+", fullmatch=True), inner)
+        | st.tuples(inner)
+    ),
     max_leaves=10,
 )
 
@@ -646,15 +713,26 @@ def test_initial_values_from_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Pa
         assert [f.tolist() for f in found] == [[7, 7, 7], [8, 8], [0, 1], [2, 3], 5]
 
 
-def test_initial_values_that_do_not_fit_are_listed_at_once(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_initial_values_that_do_not_fit_are_listed_at_once(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
     rt.Variable(np.zeros(3, np.float32), name="w")
     _initialize(sess)
     harness.Saver().save(sess, tmp_path / "m", 1)
     with rt.Graph().as_default():
         rt.Variable(np.zeros(4, np.int32), name="w")
         with pytest.raises(ValueError) as error:
-            tf1.train.init_from_checkpoint(str(tmp_path), {"w": "w", "nothing": "w", "/": "nowhere/"})
-    for part in ("shape (3,)", "(4,)", "float32", "int32", "'nothing' is not in the checkpoint", "nowhere/"):
+            tf1.train.init_from_checkpoint(
+                str(tmp_path), {"w": "w", "nothing": "w", "/": "nowhere/"}
+            )
+    for part in (
+        "shape (3,)",
+        "(4,)",
+        "float32",
+        "int32",
+        "'nothing' is not in the checkpoint",
+        "nowhere/",
+    ):
         assert part in str(error.value)
 
 
@@ -672,7 +750,9 @@ def test_reader(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     with pytest.raises(rt.NotFoundError, match="Key zz not found"):
         reader.get_tensor("zz")
     assert "layer/w float32 [3, 4]" in reader.debug_string()
-    assert harness.list_variables(str(tmp_path)) == sorted((n, np.shape(v)) for n, v in VALUES.items())
+    assert harness.list_variables(str(tmp_path)) == sorted(
+        (n, np.shape(v)) for n, v in VALUES.items()
+    )
 
 
 def test_iterating_over_new_checkpoints(sess: rt.Session, tmp_path: pathlib.Path) -> None:

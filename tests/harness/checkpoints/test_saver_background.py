@@ -75,7 +75,9 @@ def test_a_recovery_during_a_save_costs_that_checkpoint_alone(
         creator = harness.ChiefSessionCreator(master=server.target)
         opened: Any = harness.MonitoredSession(creator, [hook])
     else:
-        sv = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, summary_op=None)
+        sv = harness.Supervisor(
+            logdir=str(tmp_path), saver=saver, save_model_secs=0.05, summary_op=None
+        )
         opened = sv.managed_session(server.target)
     with opened as sess:
         assert held.begun.wait(60)  # step 0
@@ -98,7 +100,9 @@ def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(
     step, train = _model()
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
-    with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+    with harness.MonitoredSession(
+        harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]
+    ) as sess:
         assert held.begun.wait(60)  # step 0
         for _ in range(35):
             sess.run(train)
@@ -112,11 +116,15 @@ def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(
     assert _steps(tmp_path) == [0, 40, 41]
 
 
-def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(tmp_path: pathlib.Path, held: _Held) -> None:
+def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(
+    tmp_path: pathlib.Path, held: _Held
+) -> None:
     step, train = _model()
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
-    with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+    with harness.MonitoredSession(
+        harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]
+    ) as sess:
         for _ in range(10):
             sess.run(train)
         assert saver.skipped == 1
@@ -131,7 +139,9 @@ def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, saver=saver)
     with pytest.raises(ZeroDivisionError):
-        with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+        with harness.MonitoredSession(
+            harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]
+        ) as sess:
             sess.run(train)
             threading.Timer(0.2, held.go.set).start()
             raise ZeroDivisionError
@@ -144,7 +154,9 @@ def test_an_interrupted_monitored_session_saves_where_it_is(
 ) -> None:
     step, train = _model()
     with pytest.raises(interruption):
-        with harness.MonitoredTrainingSession("", checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600) as sess:
+        with harness.MonitoredTrainingSession(
+            "", checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600
+        ) as sess:
             for _ in range(7):
                 sess.run(train)
             raise interruption
@@ -173,12 +185,19 @@ def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(
     saver = harness.Saver()
     if kind == "supervisor":
         supervisor = harness.Supervisor(
-            logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
+            logdir=str(tmp_path),
+            global_step=step,
+            saver=saver,
+            save_model_secs=0.05,
+            summary_op=None,
         )
         session = supervisor.managed_session("")
     else:
         session = harness.MonitoredTrainingSession(
-            "", checkpoint_dir=str(tmp_path), scaffold=harness.Scaffold(saver=saver), save_checkpoint_steps=5
+            "",
+            checkpoint_dir=str(tmp_path),
+            scaffold=harness.Scaffold(saver=saver),
+            save_checkpoint_steps=5,
         )
     with pytest.raises(rt.InternalError, match="the disk is on fire"):
         with session as sess:
@@ -189,7 +208,9 @@ def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(
     assert saver.failed == 1 and len(_steps(tmp_path)) == 1
 
 
-def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: pathlib.Path, held: _Held) -> None:
+def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(
+    tmp_path: pathlib.Path, held: _Held
+) -> None:
     step, train = _model()
     saver = harness.Saver()
     supervisor = harness.Supervisor(
@@ -209,7 +230,9 @@ def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: p
         assert saver.skipped >= 5
 
 
-def test_a_state_that_cannot_be_had_costs_itself_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_cannot_be_had_costs_itself_only(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rt.Variable(1.0, name="v")
     harness.checkpointable("good", lambda: 17, lambda value: None)
     harness.checkpointable("bad", lambda: 1 // 0, lambda value: None)
@@ -232,12 +255,15 @@ def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
     """Runs the program of this test on a small file system of its own; skips where none can be mounted."""
     mount = f"mount -t tmpfs -o size=8m tmpfs {directory}"
     try:
-        if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, timeout=30).returncode:
+        if subprocess.run(
+            ["unshare", "-rm", "sh", "-c", mount], capture_output=True, timeout=30
+        ).returncode:
             pytest.skip("needs the right to mount a small file system")
     except OSError:
         pytest.skip("needs unshare")
     program = (
-        f"{mount} && exec {sys.executable} -m tests.harness.checkpoints.full_disk_program {kind} {end} {directory}"
+        f"{mount} && exec {sys.executable} -m tests.harness.checkpoints.full_disk_program {kind} "
+        f"{end} {directory}"
     )
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", program],
@@ -265,17 +291,22 @@ def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
         ("supervisor", "SIGTERM", f"ENDED BY {exit_codes.PREEMPTED.plain}"),
     ],
 )
-def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str, end: str, how: str) -> None:
+def test_a_full_disk_costs_checkpoints_not_training(
+    tmp_path: pathlib.Path, kind: str, end: str, how: str
+) -> None:
     """And not the last of them, where somebody makes room."""
     told = _full_disk(kind, end, tmp_path)
     assert "is full" in told and "training goes on, without this checkpoint: make room" in told
     for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "WAITED", "EVENTS GO ON"):
         assert line in told, told[-3000:]
     assert re.search(how, told), told[-3000:]
-    assert told.count("HOOK ENDED") == (kind == "monitored")  # and not once more for each try to save
+    # and not once more for each try to save
+    assert told.count("HOOK ENDED") == (kind == "monitored")
 
 
-def test_the_phases_of_a_save_come_in_their_order(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phases_of_a_save_come_in_their_order(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came: list[tuple[str, list[int]]] = []
 
     def note(name: str) -> None:

@@ -31,10 +31,14 @@ def _train_to(logdir: pathlib.Path, kind: str, last: int) -> int:
         v, step = _model()
         train = rt.group(v.assign_add(np.ones(SIZE, np.float32)).op, step.assign_add(1).op)
         if kind == "supervisor":
-            supervisor = harness.Supervisor(logdir=str(logdir), global_step=step, save_model_secs=3600, summary_op=None)
+            supervisor = harness.Supervisor(
+                logdir=str(logdir), global_step=step, save_model_secs=3600, summary_op=None
+            )
             session = supervisor.managed_session("")
         else:
-            session = harness.MonitoredTrainingSession("", checkpoint_dir=str(logdir), save_checkpoint_secs=3600)
+            session = harness.MonitoredTrainingSession(
+                "", checkpoint_dir=str(logdir), save_checkpoint_secs=3600
+            )
         with session as sess:
             first = now = int(sess.run(step))
             while now < last:
@@ -114,14 +118,17 @@ def test_whatever_part_is_gone_no_wrong_value_is_restored_and_nothing_begins_ane
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(tmp_path: pathlib.Path, kind: str) -> None:
+def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
     assert _train_to(tmp_path, kind, 3) == 0
     newest = _only_the_newest(tmp_path)
     shard = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     shard.unlink()
     with pytest.raises(rt.DataLossError, match="model.ckpt/3"):
         _train_to(tmp_path, kind, 5)
-    assert harness.latest_checkpoint(str(tmp_path)) == str(newest)  # which says that it is damaged, when restored
+    # which says that it is damaged, when restored
+    assert harness.latest_checkpoint(str(tmp_path)) == str(newest)
     shutil.rmtree(newest)
     assert _train_to(tmp_path, kind, 5) == 0  # told to start afresh
 
@@ -141,10 +148,13 @@ def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: s
     orbax._directories.clear()  # as in another process: the next chief's
     assert _train_to(tmp_path, kind, 5) == 3
     left = {p.name for p in newest.parent.iterdir()}
-    assert {"3", "5"} <= left <= {"3", "4", "5"}  # a Supervisor saves at its start, too, and may be at 4 by then
+    # a Supervisor saves at its start, too, and may be at 4 by then
+    assert {"3", "5"} <= left <= {"3", "4", "5"}
 
 
-def test_an_evaluator_is_given_whole_checkpoints_only(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_an_evaluator_is_given_whole_checkpoints_only(
+    saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     for step in ("1", "2"):
         (tmp_path / "m" / step / "bellwether.json").unlink()

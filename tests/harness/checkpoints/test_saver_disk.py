@@ -23,7 +23,9 @@ def _run(logdir: pathlib.Path, steps: int, **options: Any) -> list[int]:
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         op = step.assign_add(1)
-        supervisor = harness.Supervisor(logdir=str(logdir), global_step=step, summary_op=None, summary_writer=None)
+        supervisor = harness.Supervisor(
+            logdir=str(logdir), global_step=step, summary_op=None, summary_writer=None
+        )
         with supervisor.managed_session(**options) as sess:
             first = int(sess.run(step))
             for _ in range(steps):
@@ -63,22 +65,29 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.mark.parametrize("where", ["", "model.ckpt", "model.ckpt/5/bellwether.json"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_a_chief_waits_for_a_disk_that_is_away(tmp_path: pathlib.Path, disk: Disk, number: int, where: str) -> None:
+def test_a_chief_waits_for_a_disk_that_is_away(
+    tmp_path: pathlib.Path, disk: Disk, number: int, where: str
+) -> None:
     assert _run(tmp_path, 5) == [0, 5]
     path = os.path.join(tmp_path, where).rstrip("/")
     if path.endswith("json"):
-        path = os.path.join(tmp_path, "model.ckpt/5", layout.ORBAX_STEP_FILE)  # what tells that it is one at all
+        # what tells that it is one at all
+        path = os.path.join(tmp_path, "model.ckpt/5", layout.ORBAX_STEP_FILE)
     disk.refuse(number, 3, lambda asked: asked == path)
     assert _run(tmp_path, 5) == [5, 10]
     assert disk.refused == 3
     assert {"5", "10"} <= set(os.listdir(tmp_path / "model.ckpt"))
 
 
-def test_a_chief_that_may_not_look_fails_and_initialises_nothing(tmp_path: pathlib.Path, disk: Disk) -> None:
+def test_a_chief_that_may_not_look_fails_and_initialises_nothing(
+    tmp_path: pathlib.Path, disk: Disk
+) -> None:
     _run(tmp_path, 5)
     before = sorted(os.listdir(tmp_path / "model.ckpt"))
     disk.refuse(errno.EACCES, 1000, lambda asked: asked == str(tmp_path / "model.ckpt"))
-    with pytest.raises(rt.PermissionDeniedError, match=f"{tmp_path}/model.ckpt cannot be read by the user"):
+    with pytest.raises(
+        rt.PermissionDeniedError, match=f"{tmp_path}/model.ckpt cannot be read by the user"
+    ):
         _run(tmp_path, 5)
     disk.refuse(0, 0, lambda asked: False)
     assert sorted(os.listdir(tmp_path / "model.ckpt")) == before
@@ -108,7 +117,9 @@ except rt.PermissionDeniedError as error:
     assert "refused" in output and "cannot be read by the user" in output
 
 
-def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(tmp_path: pathlib.Path, disk: Disk) -> None:
+def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(
+    tmp_path: pathlib.Path, disk: Disk
+) -> None:
     _run(tmp_path, 1)
     (tmp_path / "model.ckpt").rename(tmp_path / "other")  # so that all directories are looked into
     for name in ("lost+found", ".snapshot"):
@@ -118,7 +129,9 @@ def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(tmp_path
     assert disk.refused
 
 
-def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(tmp_path: pathlib.Path, disk: Disk) -> None:
+def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(
+    tmp_path: pathlib.Path, disk: Disk
+) -> None:
     with rt.Graph().as_default(), rt.Session() as sess:
         v = rt.Variable(np.float32(1), name="v")
         sess.run(rt.global_variables_initializer())
@@ -136,7 +149,9 @@ def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(tmp_path: p
         assert sess.run(v) == 2
 
 
-def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(tmp_path: pathlib.Path, disk: Disk) -> None:
+def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(
+    tmp_path: pathlib.Path, disk: Disk
+) -> None:
     _run(tmp_path, 1)
     disk.refuse(errno.ESTALE, 2, lambda asked: asked == str(tmp_path / "model.ckpt"))
     found = tf1.train.checkpoints_iterator(str(tmp_path), timeout=60)
@@ -144,13 +159,19 @@ def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(tmp_path: pathlib.
     assert disk.refused == 2
 
 
-def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(tmp_path: pathlib.Path, disk: Disk) -> None:
+def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(
+    tmp_path: pathlib.Path, disk: Disk
+) -> None:
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         op = step.assign_add(1)
         saver = harness.Saver()
         supervisor = harness.Supervisor(
-            logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
+            logdir=str(tmp_path),
+            global_step=step,
+            saver=saver,
+            save_model_secs=0.05,
+            summary_op=None,
         )
         with supervisor.managed_session() as sess:
             disk.refuse(errno.ESTALE, 3, lambda asked: asked == str(tmp_path / "model.ckpt"))
@@ -164,14 +185,18 @@ def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(tmp_path: 
     assert last is not None and _run(tmp_path, 0)[0] == int(os.path.basename(last))
 
 
-def test_a_last_summary_that_fails_does_not_cost_the_last_checkpoint(tmp_path: pathlib.Path) -> None:
+def test_a_last_summary_that_fails_does_not_cost_the_last_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         v = rt.Variable(np.ones(3, np.float32), name="v")
         op = step.assign_add(1)
         harness.summary.histogram("v", v)
         spoil = v.assign(np.array([1, np.nan, np.inf], np.float32)).op
-        supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=step, save_model_secs=3600)
+        supervisor = harness.Supervisor(
+            logdir=str(tmp_path), global_step=step, save_model_secs=3600
+        )
         with pytest.raises(rt.InvalidArgumentError), supervisor.managed_session() as sess:
             for _ in range(5):
                 sess.run(op)

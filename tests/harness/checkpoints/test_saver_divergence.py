@@ -48,7 +48,10 @@ def test_a_nan_is_found_in_arrays_of_all_types(dtype: type, bad: float | None) -
 
 
 def test_a_checkpoint_without_nan_stays_until_there_is_another(
-    sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    sess: rt.Session,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     w = rt.Variable(np.zeros(3, np.float32), name="w")
     rt.Variable(np.float32(np.inf), name="best")
@@ -65,7 +68,8 @@ def test_a_checkpoint_without_nan_stays_until_there_is_another(
     assert caplog.text == ""
     assert save([1, np.nan, 3], 4) == ["3", "4"]
     assert (
-        "training has diverged: in the checkpoint of step 4 there are NaN in w; that of step 3 has none, "
+        "training has diverged: in the checkpoint of step 4 there are NaN in w; that of step 3 has "
+        "none, "
         "and is kept" in caplog.text
     )
     assert save([1, np.nan, 3], 5, 6, 7) == ["3", "6", "7"]
@@ -81,7 +85,9 @@ def test_a_checkpoint_without_nan_stays_until_there_is_another(
     assert save([4, 5, 6], 8, 9) == ["8", "9"]
 
 
-def test_one_saver_tells_of_it_once(sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_saver_tells_of_it_once(
+    sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     v = rt.Variable(np.full(2, np.nan, np.float32), name="v")
     sess.run(rt.global_variables_initializer())
     saver = harness.Saver()
@@ -96,7 +102,11 @@ def test_one_saver_tells_of_it_once(sess: rt.Session, tmp_path: pathlib.Path, ca
 @pytest.mark.cluster
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
 def test_each_task_looks_at_its_own(tmp_path: pathlib.Path, transfer: str) -> None:
-    with ckit.cluster(2) as (server, _), rt.Graph().as_default() as graph, ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(2) as (server, _),
+        rt.Graph().as_default() as graph,
+        ckit.session(server, graph) as sess,
+    ):
         for index in range(2):
             with rt.device(f"/job:ps/task:{index}"):
                 rt.Variable(np.full(4, np.nan if index else 1, np.float32), name=f"v{index}")

@@ -35,13 +35,30 @@ _WRITE = re.compile(r"p?writev?(?:64)?\(\d+<([^>]*)>")
 
 def _traced(trace: pathlib.Path, *command: str) -> int:
     calls = "trace=fsync,fdatasync,rename,renameat,renameat2,write,writev,pwrite64,pwritev,unlink,unlinkat,rmdir"
-    tracer = ["strace", "-f", "-y", "-q", "-s", "0", "-e", calls, "-e", "signal=none", "-o", str(trace)]
+    tracer = [
+        "strace",
+        "-f",
+        "-y",
+        "-q",
+        "-s",
+        "0",
+        "-e",
+        calls,
+        "-e",
+        "signal=none",
+        "-o",
+        str(trace),
+    ]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*tracer, *command], env=environment, capture_output=True, timeout=150).returncode
+    return subprocess.run(
+        [*tracer, *command], env=environment, capture_output=True, timeout=150
+    ).returncode
 
 
 @pytest.mark.timeout(200)
-def test_everything_is_synced_before_the_name_is_given_and_the_parent_after(tmp_path: pathlib.Path) -> None:
+def test_everything_is_synced_before_the_name_is_given_and_the_parent_after(
+    tmp_path: pathlib.Path,
+) -> None:
     if shutil.which("strace") is None or _traced(tmp_path / "probe", "true") != 0:
         pytest.skip("strace is not here or may not trace: the order of system calls cannot be seen")
     series = tmp_path / "m"
@@ -62,13 +79,19 @@ def test_everything_is_synced_before_the_name_is_given_and_the_parent_after(tmp_
     before = aliases["temporary"]
     for path in [series / "7", *(series / "7").rglob("*")]:
         temporary = before + str(path).removeprefix(str(series / "7"))
-        assert synced.get(temporary, named) < named, f"{path} was not synced before the step got its name"
-        assert written.get(temporary, -1) < synced[temporary], f"{path} was written after it was synced"
+        assert synced.get(temporary, named) < named, (
+            f"{path} was not synced before the step got its name"
+        )
+        assert written.get(temporary, -1) < synced[temporary], (
+            f"{path} was written after it was synced"
+        )
     assert synced.get(str(series), -1) > named, "the directory of the step was not synced after it"
 
 
 @pytest.mark.timeout(200)
-def test_a_step_leaves_its_name_for_good_before_its_files_are_deleted(tmp_path: pathlib.Path) -> None:
+def test_a_step_leaves_its_name_for_good_before_its_files_are_deleted(
+    tmp_path: pathlib.Path,
+) -> None:
     """Else a power cut may leave a visible step with half its files; 7 goes by retention, the first 8 is replaced."""
     if shutil.which("strace") is None or _traced(tmp_path / "probe", "true") != 0:
         pytest.skip("strace is not here or may not trace: the order of system calls cannot be seen")
@@ -90,7 +113,9 @@ def test_a_step_leaves_its_name_for_good_before_its_files_are_deleted(tmp_path: 
                 if path.startswith(aside + "/"):
                     emptied.add(aside)
                     assert synced.get(aside, -1) > when, f"{path} went before {aside} was synced"
-                    assert synced.get(str(series), -1) > when, f"{path} went before the name of its step was gone"
+                    assert synced.get(str(series), -1) > when, (
+                        f"{path} went before the name of its step was gone"
+                    )
     assert emptied == {str(series / "removed"), str(series / "replaced")}
 
 

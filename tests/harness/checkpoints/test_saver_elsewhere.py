@@ -41,7 +41,10 @@ def test_a_relative_logdir_is_the_chiefs(chief_directory: pathlib.Path, face: st
                         sess.run(op)
             else:
                 with harness.MonitoredTrainingSession(
-                    server.target, checkpoint_dir="runs/x", save_summaries_steps=None, log_step_count_steps=None
+                    server.target,
+                    checkpoint_dir="runs/x",
+                    save_summaries_steps=None,
+                    log_step_count_steps=None,
                 ) as monitored:
                     assert monitored.run(step) == expected
                     for _ in range(5):
@@ -52,7 +55,11 @@ def test_a_relative_logdir_is_the_chiefs(chief_directory: pathlib.Path, face: st
 
 def test_a_saver_takes_a_relative_path_for_its_own(chief_directory: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": np.arange(4.0)})
-    with ckit.cluster(1, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(1, processes=True) as (server, _),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         assert saver.save(sess, "m", 1) == "m/1"
@@ -68,7 +75,10 @@ def host(tmp_path: pathlib.Path) -> Iterator[tuple[rt.Server, pathlib.Path]]:
     """A worker here, and a ps for which /proc/self/cwd is another directory, as if it were on another host."""
     cluster = kit.addresses(ps=1, worker=1)
     (tmp_path / "ps").mkdir()
-    with kit.serve(cluster, "ps", 0, cwd=tmp_path / "ps") as process, rt.Server(cluster, "worker", 0) as server:
+    with (
+        kit.serve(cluster, "ps", 0, cwd=tmp_path / "ps") as process,
+        rt.Server(cluster, "worker", 0) as server,
+    ):
         yield server, tmp_path / "ps"
         process.stop()
 
@@ -85,27 +95,41 @@ def test_what_a_task_does_not_see_is_not_called_damaged(
         path = saver.save(sess, f"{logdir}/m", 1)
         assert not os.listdir(theirs)
         shared = harness.Saver()
-        for restore in (lambda: shared.restore(sess, path), lambda: shared.restore_latest(sess, logdir)):
+        for restore in (
+            lambda: shared.restore(sess, path),
+            lambda: shared.restore_latest(sess, logdir),
+        ):
             with pytest.raises(rt.FailedPreconditionError) as told:
                 restore()
             assert told.value.task == "/job:ps/task:0"
-            assert f"{logdir}/m/1/default/manifest.ocdbt is not there on this machine" in str(told.value)
+            assert f"{logdir}/m/1/default/manifest.ocdbt is not there on this machine" in str(
+                told.value
+            )
             assert "damage" not in str(told.value) and "remove" not in str(told.value)
-        (theirs / "run" / "m" / "1" / "default").mkdir(parents=True)  # the directory alone is not enough
-        with pytest.raises(rt.FailedPreconditionError, match="manifest.ocdbt is not there on this machine"):
+        # the directory alone is not enough
+        (theirs / "run" / "m" / "1" / "default").mkdir(parents=True)
+        with pytest.raises(
+            rt.FailedPreconditionError, match="manifest.ocdbt is not there on this machine"
+        ):
             shared.restore(sess, path)
-        with pytest.raises(rt.FailedPreconditionError, match="default.* is not there on this machine"):
+        with pytest.raises(
+            rt.FailedPreconditionError, match="default.* is not there on this machine"
+        ):
             shared.save(sess, f"{logdir}/m", 2)
         saver.restore(sess, path)
 
 
-def test_tasks_are_told_a_link_as_it_was_given(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_told_a_link_as_it_was_given(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     told: list[str] = []
     ask = CheckpointCoordinator._request
 
-    def listen(self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, *rest: Any) -> pb.CheckpointReply:
+    def listen(
+        self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, *rest: Any
+    ) -> pb.CheckpointReply:
         said = getattr(order, order.WhichOneof("order") or "")
         if "directory" in said.DESCRIPTOR.fields_by_name:
             told.append(said.directory)

@@ -65,7 +65,9 @@ except rt.AbortedError as error:
 
 
 def _graph() -> tuple[rt.Graph, dict[str, rt.Variable]]:
-    return ckit.make_graph({"a": np.full(SIZE, 1, np.float32), "b": np.full(SIZE, 2, np.float32)}, {"b": 1})
+    return ckit.make_graph(
+        {"a": np.full(SIZE, 1, np.float32), "b": np.full(SIZE, 2, np.float32)}, {"b": 1}
+    )
 
 
 def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
@@ -78,7 +80,9 @@ def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     return missing
 
 
-def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_path: pathlib.Path) -> None:
+def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(
+    tmp_path: pathlib.Path,
+) -> None:
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
     mine = rt.SessionConfig(start_timeout_secs=100, device_filters=("/job:ps",))
@@ -87,15 +91,21 @@ def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_p
         with kit.processes(addresses, *names), rt.Session(server.target, graph, mine) as sess:
             ckit.initialize(sess, list(v.values()))
             harness.Saver().save(sess, tmp_path / "m", 1)
-        with kit.processes(addresses, *names) as tasks, rt.Session(server.target, graph, mine) as sess:
+        with (
+            kit.processes(addresses, *names) as tasks,
+            rt.Session(server.target, graph, mine) as sess,
+        ):
             assert _uninitialized(sess, "ab") == ["a", "b"]
-            with Program("python", "-c", RESTORE, json.dumps(addresses), str(tmp_path / "m")) as chief:
+            with Program(
+                "python", "-c", RESTORE, json.dumps(addresses), str(tmp_path / "m")
+            ) as chief:
                 try:
                     chief.expect("OPEN")
                     tasks[1].freeze()  # one ps reads its part, the other one does not
                     chief.enter("")
                     chief.expect("RESTORING")
-                    threading.Event().wait(1.0)  # the other has read meanwhile; the test holds whether it has or not
+                    # the other has read meanwhile; the test holds whether it has or not
+                    threading.Event().wait(1.0)
                 finally:
                     chief.kill()
                     tasks[1].thaw()
@@ -109,16 +119,22 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
     addresses = kit.addresses(ps=2, worker=2)
     mine = rt.SessionConfig(start_timeout_secs=100, device_filters=("/job:ps",))
     with rt.Server(addresses, "worker", 1) as server, graph.as_default():
-        with kit.processes(addresses, ("ps", 0), ("ps", 1)), rt.Session(server.target, graph, mine) as sess:
+        with (
+            kit.processes(addresses, ("ps", 0), ("ps", 1)),
+            rt.Session(server.target, graph, mine) as sess,
+        ):
             ckit.initialize(sess, list(v.values()))
-            for cleans in (False, True):  # whether the new chief saves, and so cleans, before the old one wakes up
+            # whether the new chief saves, and so cleans, before the old one wakes up
+            for cleans in (False, True):
                 series = tmp_path / f"m{cleans}"
                 with (
                     Program("python", "-c", SAVE, json.dumps(addresses), str(series)) as old,
                     rt.Session(server.target, graph, mine) as new,
                 ):
                     old.expect("WRITTEN")
-                    new.authority.lead_with(rt.lowlevel.RunRecords(server.target, mine, is_chief=True).claim())
+                    new.authority.lead_with(
+                        rt.lowlevel.RunRecords(server.target, mine, is_chief=True).claim()
+                    )
                     if cleans:
                         harness.Saver().save(new, series, 1)
                     old.enter("")
@@ -127,7 +143,9 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
                     found = harness.latest_checkpoint(str(series))
                     assert found == (f"{series}/1" if cleans else None)
                     harness.Saver().save(new, series, 3)
-                    assert sorted(p.name for p in series.iterdir()) == (["1", "3"] if cleans else ["3"])
+                    assert sorted(p.name for p in series.iterdir()) == (
+                        ["1", "3"] if cleans else ["3"]
+                    )
 
 
 def _bytes_read(task: Program) -> int:
@@ -135,7 +153,9 @@ def _bytes_read(task: Program) -> int:
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/io").exists(), reason="needs Linux's counts of bytes read")
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/io").exists(), reason="needs Linux's counts of bytes read"
+)
 def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
     rows = 24 << 10
     table = np.arange(rows * 512, dtype=np.float32).reshape(rows, 512)  # 48 MiB
@@ -147,7 +167,9 @@ def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
             parts = []
             for i, (first, last) in enumerate(zip([0, *cuts], [*cuts, rows], strict=True)):
                 with rt.device(f"/job:ps/task:{i}"):
-                    initial = table[first:last] if not path else np.zeros((last - first, 512), np.float32)
+                    initial = (
+                        table[first:last] if not path else np.zeros((last - first, 512), np.float32)
+                    )
                     parts.append(rt.Variable(initial, name=f"part_{i}", trainable=False))
             harness.partitioned("table", parts)
             with ckit.session(server, graph) as sess:
@@ -157,12 +179,14 @@ def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
                     path = saver.save(sess, tmp_path / "m", 1)
                     continue
                 before = [_bytes_read(t) for t in tasks]
-                saver.restore(sess, path, verify=False)  # else each reads a share of all files to sum them, too
+                # else each reads a share of all files to sum them, too
+                saver.restore(sess, path, verify=False)
                 read = [_bytes_read(t) - b for t, b in zip(tasks, before, strict=True)]
                 assert np.array_equal(np.concatenate(sess.run(parts)), table)
                 for part, count in zip(parts, read, strict=True):
                     size = part.shape[0] * 512 * 4
-                    assert size <= count < 1.5 * size + (8 << 20), (read, size)  # tensorstore's files are 8 MiB
+                    # tensorstore's files are 8 MiB
+                    assert size <= count < 1.5 * size + (8 << 20), (read, size)
 
 
 def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pathlib.Path) -> None:
@@ -182,12 +206,23 @@ def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pat
             step = harness.get_or_create_global_step()
         whole = rt.call(lambda pieces: np.float32(1) * _concatenated(pieces), parts)
         loss = rt.numpy.sum((rt.numpy.tanh(whole) + bias) ** 2)
-        return parts, bias, harness.Optimizer(optax.adam(0.1)).minimize(loss, global_step=step), step
+        return (
+            parts,
+            bias,
+            harness.Optimizer(optax.adam(0.1)).minimize(loss, global_step=step),
+            step,
+        )
 
-    def state(sess: rt.Session, parts: list[rt.Variable], bias: rt.Variable) -> tuple[np.ndarray, np.ndarray]:
+    def state(
+        sess: rt.Session, parts: list[rt.Variable], bias: rt.Variable
+    ) -> tuple[np.ndarray, np.ndarray]:
         return np.concatenate(sess.run(parts)), sess.run(bias)
 
-    with rt.Graph().as_default() as graph, ckit.cluster(1) as (server, _), ckit.session(server, graph) as sess:
+    with (
+        rt.Graph().as_default() as graph,
+        ckit.cluster(1) as (server, _),
+        ckit.session(server, graph) as sess,
+    ):
         parts, bias, train, _ = build(1)
         sess.run(rt.global_variables_initializer())
         for _ in range(each * len(moves)):
@@ -195,7 +230,11 @@ def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pat
         wanted = state(sess, parts, bias)
     path = ""
     for ps in moves:
-        with rt.Graph().as_default() as graph, ckit.cluster(ps) as (server, _), ckit.session(server, graph) as sess:
+        with (
+            rt.Graph().as_default() as graph,
+            ckit.cluster(ps) as (server, _),
+            ckit.session(server, graph) as sess,
+        ):
             parts, bias, train, step = build(ps)
             saver = harness.Saver()
             if path:
@@ -217,7 +256,9 @@ def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pat
         "table/adam/nu": (6, 4),
     }
     _, arrays = ckit.plain_orbax(tmp_path / "m", each * len(moves))
-    assert np.array_equal(arrays["table"], found[0]) and arrays["table/adam/count"] == each * len(moves)
+    assert np.array_equal(arrays["table"], found[0]) and arrays["table/adam/count"] == each * len(
+        moves
+    )
 
 
 def _concatenated(pieces: object) -> object:

@@ -29,7 +29,10 @@ def _arrays(draw: st.DrawFn) -> tuple[np.ndarray, list[int], list[int]]:
     name = draw(st.sampled_from(DTYPES))
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     array = (np.arange(rows * int(np.prod(shape))) % 100).reshape(rows, *shape).astype(dtype)
-    cuts = [sorted(draw(st.sets(st.integers(1, rows - 1), max_size=4))) if rows > 1 else [] for _ in range(2)]
+    cuts = [
+        sorted(draw(st.sets(st.integers(1, rows - 1), max_size=4))) if rows > 1 else []
+        for _ in range(2)
+    ]
     return array, cuts[0], cuts[1]
 
 
@@ -37,9 +40,13 @@ def _slices(name: str, array: np.ndarray, cuts: list[int], ps: int) -> list[rt.V
     made = []
     for i, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(array)], strict=True)):
         with rt.device(f"/job:ps/task:{i % ps}"):
-            part = rt.Variable(array[start:end], dtype=array.dtype, name=f"{name}/part_{i}", trainable=False)
+            part = rt.Variable(
+                array[start:end], dtype=array.dtype, name=f"{name}/part_{i}", trainable=False
+            )
         offset = (start, *(0 for _ in array.shape[1:]))
-        part.save_slice_info = rt.lowlevel.ArraySlice(name, part.shape, part.dtype, array.shape, offset)
+        part.save_slice_info = rt.lowlevel.ArraySlice(
+            name, part.shape, part.dtype, array.shape, offset
+        )
         made.append(part)
     return made
 
@@ -53,7 +60,9 @@ def server() -> Iterator[Any]:
 @costly(10)
 @hypothesis.given(drawn=st.lists(_arrays(), min_size=1, max_size=3))
 def test_any_slices_restore_from_any_other(
-    server: Any, tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[np.ndarray, list[int], list[int]]]
+    server: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    drawn: list[tuple[np.ndarray, list[int], list[int]]],
 ) -> None:
     directory = tmp_path_factory.mktemp("partitions")
     path = None
@@ -76,7 +85,8 @@ def test_any_slices_restore_from_any_other(
 
 
 def test_a_large_variable_in_slices(tmp_path: pathlib.Path, server: Any) -> None:
-    table = np.arange(24 << 20, dtype=np.float32).reshape(-1, 1024)  # 96 MiB: more than one chunk and one group
+    # 96 MiB: more than one chunk and one group
+    table = np.arange(24 << 20, dtype=np.float32).reshape(-1, 1024)
     with rt.Graph().as_default() as graph, ckit.session(server, graph) as sess:
         parts = _slices("table", table, [8 << 10, 20 << 10], 2)
         ckit.initialize(sess, parts)

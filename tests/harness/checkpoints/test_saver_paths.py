@@ -44,10 +44,16 @@ def test_a_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) ->
             ckit.initialize(sess, list(v.values()))
             path = saver.save(sess, tmp_path / name / "model.ckpt", 1)
             saver.save(sess, tmp_path / name / "model.ckpt", 2)
-            sess.run([v["a"].assign(np.zeros(6)).op, v["words"].assign(np.array([b"", b""], object)).op])
-            assert harness.latest_checkpoint(str(tmp_path / name)) == str(tmp_path / name / "model.ckpt" / "2")
+            sess.run(
+                [v["a"].assign(np.zeros(6)).op, v["words"].assign(np.array([b"", b""], object)).op]
+            )
+            assert harness.latest_checkpoint(str(tmp_path / name)) == str(
+                tmp_path / name / "model.ckpt" / "2"
+            )
             saver.restore(sess, path)
-            assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5] and sess.run(v["words"]).tolist() == [b"x", b"yy"]
+            assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5] and sess.run(
+                v["words"]
+            ).tolist() == [b"x", b"yy"]
             assert harness.load_variable(path, "b") == 3
             assert inspection.main([str(tmp_path / name)]) == 0
     assert sorted(os.listdir(tmp_path)) == sorted(names)
@@ -66,7 +72,9 @@ def test_a_backslash_is_refused_by_name(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sub/model.ckpt", "..", ".", "replaced", "", "a/"])
-def test_a_basename_under_which_nothing_would_be_found_again_is_refused(tmp_path: pathlib.Path, name: str) -> None:
+def test_a_basename_under_which_nothing_would_be_found_again_is_refused(
+    tmp_path: pathlib.Path, name: str
+) -> None:
     with rt.Graph().as_default():
         harness.get_or_create_global_step()
         with pytest.raises(ValueError, match="checkpoint_basename is the first part"):
@@ -82,7 +90,9 @@ def test_a_run_goes_on_in_a_directory_with_brackets(tmp_path: pathlib.Path) -> N
         with graph.as_default():
             step = harness.get_or_create_global_step()
             op = step.assign_add(1)
-            supervisor = harness.Supervisor(logdir=logdir, global_step=step, save_model_secs=3600, summary_op=None)
+            supervisor = harness.Supervisor(
+                logdir=logdir, global_step=step, save_model_secs=3600, summary_op=None
+            )
             with supervisor.managed_session() as sess:
                 assert sess.run(step) == expected
                 for _ in range(5):
@@ -100,8 +110,12 @@ def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
         saver.save(sess, tmp_path / "m", 1)
         merge = storage.merge
         # b is left out
-        monkeypatch.setattr(storage, "merge", lambda directory, parts: merge(directory, list(parts)[:1]))
-        with pytest.raises(rt.DataLossError, match="step 2 cannot be read again: 'b' cannot be opened"):
+        monkeypatch.setattr(
+            storage, "merge", lambda directory, parts: merge(directory, list(parts)[:1])
+        )
+        with pytest.raises(
+            rt.DataLossError, match="step 2 cannot be read again: 'b' cannot be opened"
+        ):
             saver.save(sess, tmp_path / "m", 2)
         monkeypatch.setattr(storage, "merge", lambda directory, parts: None)
         with pytest.raises(rt.DataLossError, match="step 3 cannot be read again"):
@@ -115,9 +129,15 @@ def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
 def test_what_a_store_lacks_is_named(tmp_path: pathlib.Path) -> None:
     half = rt.lowlevel.ArraySlice("half", (2,), np.dtype(np.float32), (4,), (0,), (2,))
     whole = rt.lowlevel.ArraySlice("whole", (2,), np.dtype(np.float32), (2,), (0,), (2,))
-    storage.write_store(str(tmp_path / "s"), [(half, np.ones(2, np.float32)), (whole, np.ones(2, np.float32))])
+    storage.write_store(
+        str(tmp_path / "s"), [(half, np.ones(2, np.float32)), (whole, np.ones(2, np.float32))]
+    )
     wanted = rt.lowlevel.ArraySlice.whole("half", (4,), np.dtype(np.float32))
-    assert storage.lacking(str(tmp_path / "s"), [whole, wanted]) == ["'half' has 1 chunks instead of 2"]
+    assert storage.lacking(str(tmp_path / "s"), [whole, wanted]) == [
+        "'half' has 1 chunks instead of 2"
+    ]
     other = rt.lowlevel.ArraySlice.whole("whole", (2,), np.dtype(np.int32))
-    assert storage.lacking(str(tmp_path / "s"), [other]) == ["'whole' is float32[2] instead of int32[2]"]
+    assert storage.lacking(str(tmp_path / "s"), [other]) == [
+        "'whole' is float32[2] instead of int32[2]"
+    ]
     assert storage.lacking(str(tmp_path / "s"), [whole]) == []

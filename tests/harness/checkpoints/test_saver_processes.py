@@ -29,9 +29,14 @@ def _ones(n: int = 1000) -> np.ndarray:
 
 def test_every_checkpoint_holds_whole_steps_of_all_workers(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph(
-        {"a": 0 * _ones(), "b": 0 * _ones(), "c": 0 * _ones(), "global_step": np.int64(0)}, {"b": 1, "c": 1}
+        {"a": 0 * _ones(), "b": 0 * _ones(), "c": 0 * _ones(), "global_step": np.int64(0)},
+        {"b": 1, "c": 1},
     )
-    with ckit.cluster(2, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(2, processes=True) as (server, _),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(v.values()))
         train = rt.group(*[v[n].assign_add(_ones()) for n in "abc"], v["global_step"].assign_add(1))
         stop = threading.Event()
@@ -56,9 +61,9 @@ def test_every_checkpoint_holds_whole_steps_of_all_workers(tmp_path: pathlib.Pat
         version = int(os.path.basename(path))
         for name in ("a", "b", "c", "global_step"):
             assert np.unique(harness.load_variable(path, name)).tolist() == [version], (path, name)
-    assert {n: np.unique(a).tolist() for n, a in ckit.plain_orbax(tmp_path / "m")[1].items()} == dict.fromkeys(
-        ("a", "b", "c", "global_step"), [int(os.path.basename(paths[-1]))]
-    )
+    assert {
+        n: np.unique(a).tolist() for n, a in ckit.plain_orbax(tmp_path / "m")[1].items()
+    } == dict.fromkeys(("a", "b", "c", "global_step"), [int(os.path.basename(paths[-1]))])
 
 
 def test_restored_into_any_number_of_ps(tmp_path: pathlib.Path) -> None:
@@ -79,7 +84,9 @@ def test_restored_into_any_number_of_ps(tmp_path: pathlib.Path) -> None:
                 )
                 parts.append(part)
             with rt.device(f"/job:ps/task:{ps - 1}"):
-                other = rt.Variable(slot * (path is None), dtype=np.float64, name="slot", trainable=False)
+                other = rt.Variable(
+                    slot * (path is None), dtype=np.float64, name="slot", trainable=False
+                )
             saver = harness.Saver()
             with ckit.session(server, graph) as sess:
                 if path is None:
@@ -111,17 +118,24 @@ def test_without_a_shared_directory_shards_are_streamed(tmp_path: pathlib.Path) 
     big = np.arange(6 << 20, dtype=np.float32).reshape(-1, 1024)
     words = np.array([b"x", b"yy"], object)
     graph, v = ckit.make_graph(
-        {"big": big, "words": words, "n": np.int64(5), "empty": np.zeros((0, 2), np.float32)}, {"words": 1, "n": 1}
+        {"big": big, "words": words, "n": np.int64(5), "empty": np.zeros((0, 2), np.float32)},
+        {"words": 1, "n": 1},
     )
     with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver(transfer="stream")
         path = saver.save(sess, tmp_path / "m", 1)
-        sess.run([v["big"].assign(0 * big).op, v["words"].assign(words[::-1]).op, v["n"].assign(6).op])
+        sess.run(
+            [v["big"].assign(0 * big).op, v["words"].assign(words[::-1]).op, v["n"].assign(6).op]
+        )
         saver.restore(sess, path)
         found = sess.run(v)
         assert np.array_equal(found["big"], big)
-        assert found["words"].tolist() == words.tolist() and found["n"] == 5 and found["empty"].shape == (0, 2)
+        assert (
+            found["words"].tolist() == words.tolist()
+            and found["n"] == 5
+            and found["empty"].shape == (0, 2)
+        )
     assert np.array_equal(ckit.plain_orbax(tmp_path / "m")[1]["n"], 5)
 
 
@@ -130,7 +144,9 @@ def test_a_ps_that_does_not_see_the_directory_says_so(tmp_path: pathlib.Path) ->
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         snapshot = sess.checkpoint_coordinator.snapshot(_slices(sess, v))
-        with pytest.raises(rt.FailedPreconditionError, match=r"/job:ps/task:0: .*transfer='stream'"):
+        with pytest.raises(
+            rt.FailedPreconditionError, match=r"/job:ps/task:0: .*transfer='stream'"
+        ):
             sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "not" / "there"))
 
 
@@ -164,7 +180,9 @@ def test_a_chief_that_was_replaced_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path) -> None:
-    graph, v = ckit.make_graph({"a": np.ones(40 << 20, np.uint8), "b": np.ones(40 << 20, np.uint8)}, {"b": 1})
+    graph, v = ckit.make_graph(
+        {"a": np.ones(40 << 20, np.uint8), "b": np.ones(40 << 20, np.uint8)}, {"b": 1}
+    )
     with ckit.cluster(2, processes=True) as (server, tasks), graph.as_default():
         with ckit.session(server, graph) as sess:
             ckit.initialize(sess, list(v.values()))
@@ -184,12 +202,20 @@ def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path)
 
 def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": _ones(5000), "b": _ones(5000)}, {"b": 1})
-    with ckit.cluster(2, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(2, processes=True) as (server, _),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         path = saver.save(sess, tmp_path / "m", 1)
         sess.run([x.assign(7 * _ones(5000)).op for x in v.values()])
-        damaged = next(p for p in pathlib.Path(path).rglob("ocdbt.process_*jobpstask1/d/*") if p.stat().st_size > 9000)
+        damaged = next(
+            p
+            for p in pathlib.Path(path).rglob("ocdbt.process_*jobpstask1/d/*")
+            if p.stat().st_size > 9000
+        )
         data = bytearray(damaged.read_bytes())
         damaged.write_bytes(data[:1000])
         with pytest.raises(rt.DataLossError):
@@ -199,7 +225,11 @@ def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": np.ones(8 << 20, np.uint8)})
-    with ckit.cluster(1, processes=True) as (server, tasks), graph.as_default(), ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(1, processes=True) as (server, tasks),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         good = saver.save(sess, tmp_path / "m", 1)
@@ -209,14 +239,20 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> Non
             saver.save(sess, tmp_path / "m", 2)
         assert saver.last_checkpoints == [good] and os.listdir(tmp_path / "m") == ["1"]
         sess.run(v["a"].assign(2 * np.ones(8 << 20, np.uint8)).op)
-        resource.prlimit(tasks[0].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(
+            tasks[0].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
         assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
 
 
 def test_updates_go_on_while_a_save_runs(tmp_path: pathlib.Path) -> None:
     size = 16 << 20
     graph, v = ckit.make_graph({"a": np.zeros(size, np.float32), "n": np.int32(0)})
-    with ckit.cluster(1, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with (
+        ckit.cluster(1, processes=True) as (server, _),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, list(v.values()))
         count = v["n"].assign_add(1)
         sess.run(count)
@@ -252,7 +288,8 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
                 ckit.initialize(sess, list(v.values()))
                 deadline = time.monotonic() + 60
                 while (
-                    not sess.checkpoint_coordinator.states().get("/job:worker/task:1") and time.monotonic() < deadline
+                    not sess.checkpoint_coordinator.states().get("/job:worker/task:1")
+                    and time.monotonic() < deadline
                 ):
                     threading.Event().wait(0.05)  # nobody tells when another worker has come up
                 path = harness.Saver().save(sess, tmp_path / "m", 1)
@@ -268,5 +305,7 @@ def test_random_kills_of_chief_and_ps() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=220)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=220
+    )
     assert done.returncode == 0, f"--seed={seed}: {done.stdout[-500:]} {done.stderr[-2000:]}"

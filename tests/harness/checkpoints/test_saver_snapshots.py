@@ -94,7 +94,12 @@ class Between(coordinator.CheckpointCoordinator):
     """
 
     def __init__(
-        self, train: Training, event: Callable[[], object], *, pause_secs: float | None = None, always: bool = False
+        self,
+        train: Training,
+        event: Callable[[], object],
+        *,
+        pause_secs: float | None = None,
+        always: bool = False,
     ) -> None:
         super().__init__(train.sess._engine, train.sess.authority.over)
         self._train = train
@@ -143,7 +148,8 @@ def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> 
     with training() as train:
         stalled = Between(train, lambda: train.wait_for_steps(10, 60), pause_secs=0.2, always=True)
         with pytest.raises(
-            rt.DeadlineExceededError, match="no consistent snapshot: the pause of this checkpoint has ended"
+            rt.DeadlineExceededError,
+            match="no consistent snapshot: the pause of this checkpoint has ended",
         ):
             harness.Saver().save(train.sess, tmp_path / "m", 1)
         assert stalled.pauses == coordinator.SNAPSHOT_TRIES
@@ -154,7 +160,9 @@ def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> 
 def test_another_saver_that_lets_go_opens_no_gate_but_its_own(tmp_path: pathlib.Path) -> None:
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         saver = harness.Saver()
-        snapshot = second.checkpoint_coordinator.snapshot(names.slices_of(second, saver._variables(second.graph)))
+        snapshot = second.checkpoint_coordinator.snapshot(
+            names.slices_of(second, saver._variables(second.graph))
+        )
         ours = Between(train, lambda: second.checkpoint_coordinator.release(snapshot))
         path = saver.save(train.sess, tmp_path / "m", 1)
         assert ours.pauses == 1
@@ -165,7 +173,9 @@ def test_two_savers_that_cut_at_once_both_cut_at_an_instant(tmp_path: pathlib.Pa
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         savers = [harness.Saver(), harness.Saver()]
         paths: list[str] = []
-        other = threading.Thread(target=lambda: paths.append(savers[1].save(second, tmp_path / "second", 1)))
+        other = threading.Thread(
+            target=lambda: paths.append(savers[1].save(second, tmp_path / "second", 1))
+        )
 
         def begin_another() -> None:
             other.start()

@@ -42,7 +42,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "STREAM_CHUNK_BYTES", MIB)
 
 
-def _after(monkeypatch: pytest.MonkeyPatch, name: str, count: int, action: Callable[[Any], object]) -> list[int]:
+def _after(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int, action: Callable[[Any], object]
+) -> list[int]:
     """Calls ``action`` with the stream once ``pull`` or ``push`` has been called so many times; gives the calls."""
     original = getattr(streaming.ChannelStream, name)
     calls: list[int] = []
@@ -62,7 +64,9 @@ def _sent(cluster: dict[str, list[str]], ps: int) -> dict[str, float]:
     """The figures of a ps in another process."""
     channel = rpc.open_channel(cluster["ps"][ps])
     try:
-        found = services_pb2_grpc.WorkerServiceStub(channel).Metrics(pb.MetricsRequest(), timeout=20)
+        found = services_pb2_grpc.WorkerServiceStub(channel).Metrics(
+            pb.MetricsRequest(), timeout=20
+        )
         return dict(found.values)
     finally:
         channel.close()
@@ -106,25 +110,36 @@ def test_every_kind_of_variable_crosses_the_tensor_channel_and_nothing_of_it_grp
             nbytes = sum(a.nbytes for a in values.values() if a.dtype != object)
             after = [_sent(cluster, i) for i in (0, 1)]
             assert (
-                sum(a["bytes_sent_total"] - b["bytes_sent_total"] for a, b in zip(after, before, strict=True)) > nbytes
+                sum(
+                    a["bytes_sent_total"] - b["bytes_sent_total"]
+                    for a, b in zip(after, before, strict=True)
+                )
+                > nbytes
             )
             assert 0 < sum(messages) < 100_000 < nbytes
-            sess.run([x.assign(np.zeros(x.shape, x.dtype)).op for n, x in v.items() if n != "words"])
+            sess.run(
+                [x.assign(np.zeros(x.shape, x.dtype)).op for n, x in v.items() if n != "words"]
+            )
             sess.run(v["words"].assign(values["words"][::-1]).op)
             saver.restore(sess, path)
             restored = sess.run(v)
             got = [_sent(cluster, i) for i in (0, 1)]
             assert sum(
-                a["bytes_received_total"] - b["bytes_received_total"] for a, b in zip(got, after, strict=True)
+                a["bytes_received_total"] - b["bytes_received_total"]
+                for a, b in zip(got, after, strict=True)
             ) > (
                 2 * nbytes  # what was assigned, and what was restored
             )
             assert sum(messages) < 200_000
     for name, expected in values.items():
-        assert restored[name].dtype == expected.dtype and np.array_equal(restored[name], expected), name
+        assert restored[name].dtype == expected.dtype and np.array_equal(
+            restored[name], expected
+        ), name
     arrays = ckit.plain_orbax(tmp_path / "chief" / "m")[1]
     for name in set(values) - {"words"}:
-        assert arrays[name].dtype == values[name].dtype and np.array_equal(arrays[name], values[name]), name
+        assert arrays[name].dtype == values[name].dtype and np.array_equal(
+            arrays[name], values[name]
+        ), name
     assert harness.load_variable(path, "words").tolist() == values["words"].tolist()
     assert [list(where.iterdir()) for where in wheres] == [[], []]
 
@@ -143,14 +158,23 @@ def _processes(cluster: dict[str, list[str]], wheres: list[pathlib.Path]) -> Ite
 def test_a_few_blocks_are_in_memory_whatever_the_size_of_the_model(tmp_path: pathlib.Path) -> None:
     graph = rt.Graph()
     with graph.as_default(), rt.device("/job:ps/task:0"):
-        wide = rt.Variable(lambda: rt.random.normal(rt.random_key(), (1, 48 * MIB)), name="wide", trainable=False)
-        rows = rt.Variable(lambda: rt.random.normal(rt.random_key(), (48, MIB)), name="rows", trainable=False)
-    with ckit.cluster(1, processes=True) as (server, ps), graph.as_default(), ckit.session(server, graph) as sess:
+        wide = rt.Variable(
+            lambda: rt.random.normal(rt.random_key(), (1, 48 * MIB)), name="wide", trainable=False
+        )
+        rows = rt.Variable(
+            lambda: rt.random.normal(rt.random_key(), (48, MIB)), name="rows", trainable=False
+        )
+    with (
+        ckit.cluster(1, processes=True) as (server, ps),
+        graph.as_default(),
+        ckit.session(server, graph) as sess,
+    ):
         ckit.initialize(sess, [wide, rows])
         with graph.as_default(), rt.device("/job:ps/task:0"):
             small = rt.Variable(np.zeros(3, np.float32), name="small", trainable=False)
         ckit.initialize(sess, [small])
-        harness.Saver([small], transfer="stream").save(sess, tmp_path / "warm", 1)  # imports what a save needs
+        # imports what a save needs
+        harness.Saver([small], transfer="stream").save(sess, tmp_path / "warm", 1)
         saver = harness.Saver([wide, rows], transfer="stream")
         pids = (os.getpid(), ps[0].pid)
         base = [_reset_peak(pid) for pid in pids]
@@ -183,7 +207,9 @@ def _status(pid: int, name: str) -> int:
 def test_cut_connections_lose_and_double_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    values = {n: np.random.default_rng(i).integers(0, 256, 5 * MIB, np.uint8) for i, n in enumerate("ab")}
+    values = {
+        n: np.random.default_rng(i).integers(0, 256, 5 * MIB, np.uint8) for i, n in enumerate("ab")
+    }
     graph, v = ckit.make_graph(values)
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
@@ -205,7 +231,9 @@ def test_cut_connections_lose_and_double_nothing(
 def test_a_ps_that_dies_in_the_middle(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, what: str
 ) -> None:
-    graph, v = ckit.make_graph({"a": ckit.filled(1, 5 * MIB), "b": ckit.filled(1, 5 * MIB)}, {"b": 1})
+    graph, v = ckit.make_graph(
+        {"a": ckit.filled(1, 5 * MIB), "b": ckit.filled(1, 5 * MIB)}, {"b": 1}
+    )
     with ckit.cluster(2, processes=True) as (server, ps), graph.as_default():
         saver = harness.Saver(transfer="stream")
         with ckit.session(server, graph) as sess:
@@ -231,17 +259,31 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
 ) -> None:
     cluster = kit.addresses(ps=1, worker=1)
     with rt.Server(cluster, "ps", 0) as ps:
-        command = ["python", "-m", "tests.harness.checkpoints.stream_chief", json.dumps(cluster), f"{tmp_path}/m", what]
+        command = [
+            "python",
+            "-m",
+            "tests.harness.checkpoints.stream_chief",
+            json.dumps(cluster),
+            f"{tmp_path}/m",
+            what,
+        ]
         with Program(*command) as chief:
             chief.expect("^in the middle$")
             (job,) = ps.worker.checkpoint_participant.jobs._jobs.values()
             assert any(isinstance(a, np.ndarray) for a in job.arrays) or job.incoming
         assert job.ended.wait(60)  # ten seconds after its connections broke
         assert "gone for too long" in job.why
-        # The next chief finds one whole checkpoint, and what the dead one had begun is in nobody's way.
-        graph, v = ckit.make_graph({"a": ckit.filled(0, stream_chief.SIZE), "b": ckit.filled(0, stream_chief.SIZE)})
+        # The next chief finds one whole checkpoint, and what the dead one had begun is in nobody's
+        # way.
+        graph, v = ckit.make_graph(
+            {"a": ckit.filled(0, stream_chief.SIZE), "b": ckit.filled(0, stream_chief.SIZE)}
+        )
         tasks.withdraw(ps.address, ps)  # over sockets
-        with rt.Server(cluster, "worker", 0) as server, graph.as_default(), ckit.session(server, graph) as sess:
+        with (
+            rt.Server(cluster, "worker", 0) as server,
+            graph.as_default(),
+            ckit.session(server, graph) as sess,
+        ):
             saver = harness.Saver(transfer="stream")
             assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
@@ -262,7 +304,8 @@ def test_a_full_disk_of_the_chief_ends_the_save_and_frees_what_the_ps_holds(
             saver = harness.Saver(transfer="stream")
             good = saver.save(sess, tmp_path / "m", 1)
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            # No file of this process may grow beyond half a block: what the kernel says is what a full disk says.
+            # No file of this process may grow beyond half a block: what the kernel says is what a
+            # full disk says.
             resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, limits[1]))
             try:
                 with pytest.raises(rt.ResourceExhaustedError, match=f"{tmp_path}.* is full"):
@@ -293,7 +336,9 @@ def test_a_checkpoint_job_of_another_chief_is_refused_in_the_middle(
         assert saver.last_checkpoints == [f"{tmp_path}/m/1"]
 
 
-def test_a_client_without_a_tensor_channel_saves_and_restores(tmp_path: pathlib.Path, small_blocks: None) -> None:
+def test_a_client_without_a_tensor_channel_saves_and_restores(
+    tmp_path: pathlib.Path, small_blocks: None
+) -> None:
     values = _values()
     with kit.target_of_kind("remote master") as target:
         graph, v = ckit.make_graph(values)
@@ -302,7 +347,9 @@ def test_a_client_without_a_tensor_channel_saves_and_restores(tmp_path: pathlib.
             ckit.initialize(sess, list(v.values()))
             saver = harness.Saver(transfer="stream")
             path = saver.save(sess, tmp_path / "m", 1)
-            sess.run([x.assign(np.zeros(x.shape, x.dtype)).op for n, x in v.items() if n != "words"])
+            sess.run(
+                [x.assign(np.zeros(x.shape, x.dtype)).op for n, x in v.items() if n != "words"]
+            )
             saver.restore(sess, path)
             found = sess.run(v)
     for name, expected in values.items():
@@ -362,7 +409,9 @@ def test_a_job_is_there_for_its_own_orders_however_late(tmp_path: pathlib.Path) 
         with ckit.session(made[kit.TARGET], graph) as sess:
             ckit.initialize(sess, list(v.values()))
             coordinator = sess.checkpoint_coordinator
-            snapshot = coordinator.snapshot(names.slices_of(sess, names.saved_variables(list(v.values()))))
+            snapshot = coordinator.snapshot(
+                names.slices_of(sess, names.saved_variables(list(v.values())))
+            )
             coordinator.write(snapshot, str(tmp_path))
             (job,) = made["/job:ps/task:0"].worker.checkpoint_participant.jobs._jobs.values()
             job.used_at -= UNUSED_SECS + 1
@@ -383,5 +432,6 @@ def test_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path, small_block
             saver.restore(sess, path)
             deadline = time.monotonic() + 30
             while ps.tensors.counters.connections > 2 and time.monotonic() < deadline:
-                threading.Event().wait(0.02)  # the listener closes what has said goodbye when it gets to it
+                # the listener closes what has said goodbye when it gets to it
+                threading.Event().wait(0.02)
             assert ps.tensors.counters.connections <= 2  # the session's own, and its heartbeat

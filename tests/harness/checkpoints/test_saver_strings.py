@@ -17,7 +17,10 @@ def test_a_fetched_array_is_the_readers_own(tmp_path: pathlib.Path, transfer: st
         with rt.device("/job:ps"):
             text = rt.Variable(["a", "b"], name="text")
         saver = harness.Saver(transfer=transfer)
-        with rt.Session(made[TARGET].target) as session, rt.Session(made["/job:ps/task:0"].target) as other:
+        with (
+            rt.Session(made[TARGET].target) as session,
+            rt.Session(made["/job:ps/task:0"].target) as other,
+        ):
             session.run(rt.global_variables_initializer())
             saver.restore(session, saver.save(session, str(tmp_path / "model"), global_step=1))
             for fetched in (session.run(text), other.run(text)):

@@ -32,7 +32,9 @@ def mnist() -> str:
 class _Trainers:
     """Trainers, each a program with a working directory of its own."""
 
-    def __init__(self, stack: contextlib.ExitStack, directory: pathlib.Path, flags: list[str]) -> None:
+    def __init__(
+        self, stack: contextlib.ExitStack, directory: pathlib.Path, flags: list[str]
+    ) -> None:
         self._stack = stack
         self._directory = directory
         self._flags = flags
@@ -43,21 +45,37 @@ class _Trainers:
     def start(self, job: str, index: int) -> Program:
         where = self.where(job, index)
         where.mkdir(exist_ok=True)
-        command = ["python", "-m", "models.mnist.trainer", *self._flags, f"--job_name={job}", f"--task_index={index}"]
+        command = [
+            "python",
+            "-m",
+            "models.mnist.trainer",
+            *self._flags,
+            f"--job_name={job}",
+            f"--task_index={index}",
+        ]
         return self._stack.enter_context(Program(*command, cwd=where))
 
 
 @contextlib.contextmanager
-def _trainers(directory: pathlib.Path, mnist: str, ps: int, workers: int, *flags: str) -> Iterator[_Trainers]:
+def _trainers(
+    directory: pathlib.Path, mnist: str, ps: int, workers: int, *flags: str
+) -> Iterator[_Trainers]:
     addresses = kit.addresses(ps=ps, worker=workers)
     hosts = [f"--{job}_hosts={','.join(at)}" for job, at in addresses.items()]
     with contextlib.ExitStack() as stack:
-        yield _Trainers(stack, directory, [*hosts, f"--data_dir={mnist}", "--start_timeout_secs=100", *flags])
+        yield _Trainers(
+            stack, directory, [*hosts, f"--data_dir={mnist}", "--start_timeout_secs=100", *flags]
+        )
 
 
 @pytest.mark.timeout(200)
 def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str) -> None:
-    flags = ("--logdir=run", "--checkpoint_transfer=stream", "--train_steps=40", "--save_summaries_secs=0")
+    flags = (
+        "--logdir=run",
+        "--checkpoint_transfer=stream",
+        "--train_steps=40",
+        "--save_summaries_secs=0",
+    )
     with _trainers(tmp_path, mnist, 2, 1, *flags) as trainers:
         for index in (0, 1):
             trainers.start("ps", index)
@@ -72,7 +90,12 @@ def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str
 @pytest.mark.timeout(240)
 def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mnist: str) -> None:
     logdir = tmp_path / "run"
-    flags = (f"--logdir={logdir}", "--train_steps=1000000", "--save_model_secs=1", "--save_summaries_secs=0")
+    flags = (
+        f"--logdir={logdir}",
+        "--train_steps=1000000",
+        "--save_model_secs=1",
+        "--save_summaries_secs=0",
+    )
     with _trainers(tmp_path, mnist, 1, 2, *flags) as trainers:
         trainers.start("ps", 0)
         trainers.start("worker", 0)
@@ -86,7 +109,9 @@ def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mn
 @pytest.mark.timeout(200)
 def test_without_a_logdir_it_trains_and_writes_nothing(tmp_path: pathlib.Path, mnist: str) -> None:
     # Summaries are on, as they are by default, and a test is due in the middle of the run.
-    with _trainers(tmp_path, mnist, 1, 1, "--logdir=", "--train_steps=40", "--test_epochs=0.03") as trainers:
+    with _trainers(
+        tmp_path, mnist, 1, 1, "--logdir=", "--train_steps=40", "--test_epochs=0.03"
+    ) as trainers:
         trainers.start("ps", 0)
         log = trainers.start("worker", 0).result(150)
     assert log.count("--logdir is empty: no summaries and no checkpoints are written") == 1
@@ -100,7 +125,9 @@ def _epoch_of(logdir: pathlib.Path, worker: int) -> float | None:
     with contextlib.suppress(OSError):  # removed meanwhile
         path = harness.latest_checkpoint(str(logdir))
         manifest = read_manifest(path) if path else None
-        state = manifest.states.get(f"/job:worker/task:{worker}", {}).get("data") if manifest else None
+        state = (
+            manifest.states.get(f"/job:worker/task:{worker}", {}).get("data") if manifest else None
+        )
         if state and state["position"]:
             return float(state["epoch"]) + float(state["position"]) / (state["num_examples"] / 2)
     return None

@@ -81,18 +81,24 @@ def test_names_are_listed_without_reading_the_files(copy: pathlib.Path) -> None:
     assert dict(harness.list_variables(str(copy)))["net/w"] == VALUES.shape
 
 
-def test_a_reader_compares_the_files_once(copy: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_compares_the_files_once(
+    copy: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from runtime.lowlevel import durability
 
     compared: list[str] = []
     plain = durability.is_as_saved
-    monkeypatch.setattr(durability, "is_as_saved", lambda path, *rest: compared.append(path) or plain(path, *rest))
+    monkeypatch.setattr(
+        durability, "is_as_saved", lambda path, *rest: compared.append(path) or plain(path, *rest)
+    )
     reader = harness.load_checkpoint(str(copy))
     assert compared == []
     np.testing.assert_array_equal(reader.get_tensor("net/w"), VALUES)
     assert reader.get_tensor("steps") == 7
     assert reader.manifest is not None
-    assert [str(pathlib.Path(p).relative_to(reader.path)) for p in compared] == [f.path for f in reader.manifest.files]
+    assert [str(pathlib.Path(p).relative_to(reader.path)) for p in compared] == [
+        f.path for f in reader.manifest.files
+    ]
 
 
 @pytest.mark.parametrize("flags", [[], ["--values"], ["--verify"], ["--name=steps"]])
@@ -150,7 +156,10 @@ def test_inspect_compares_the_other_steps_when_it_is_asked_to(
 ) -> None:
     victim = _zero(copy / "model.ckpt" / "1")
     assert inspection.main([str(copy), "--json"]) == 0
-    assert [step["complete"] for step in json.loads(capsys.readouterr().out)["steps"]] == [True, True]
+    assert [step["complete"] for step in json.loads(capsys.readouterr().out)["steps"]] == [
+        True,
+        True,
+    ]
     assert inspection.main([str(copy), "--json", "--verify"]) == 1
     first, second = json.loads(capsys.readouterr().out)["steps"]
     assert second["complete"] and not first["complete"] and victim.name in first["problems"][0]

@@ -1,4 +1,7 @@
-"""One task of a training run in which every example counts itself; workers come and go. It says what it does."""
+"""One task of a training run in which every example counts itself; workers come and go.
+
+It says what it does.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ def loss_fn(counts: Any, ballast: Any, examples: Any) -> Any:
 class Counting:
     """The graph of one worker: with SGD and a rate of 1 each training of an example adds 1 to its count.
 
-    Synchronous steps apply the mean of several workers' gradients, so a count is less than 1 then, and it is the counts
-    of gradients that are exact.
+    Synchronous steps apply the mean of several workers' gradients, so a count is less than 1 then,
+    and it is the counts of gradients that are exact.
 
     Args:
         server: the worker's server.
-        options: ``examples``, ``batch``, ``epochs``, ``sync``, ``lease_secs``, ``pause`` (seconds after the first
-            steps), ``hurry`` (the file whose appearance ends the pauses).
+        options: ``examples``, ``batch``, ``epochs``, ``sync``, ``lease_secs``, ``pause`` (seconds
+            after the first steps), ``hurry`` (the file whose appearance ends the pauses).
     """
 
     def __init__(self, server: rt.Server, options: dict[str, Any]) -> None:
@@ -41,7 +44,8 @@ class Counting:
         setter = rt.replica_device_setter(cluster=server.cluster, worker_device=here)
         with self.graph.as_default(), rt.device(setter):
             self.step = harness.get_or_create_global_step()
-            ballast = rt.Variable(np.zeros(4, np.float32), name="ballast")  # on the next ps, where there are two
+            # on the next ps, where there are two
+            ballast = rt.Variable(np.zeros(4, np.float32), name="ballast")
             with rt.device(self.step.device):
                 self.counts = rt.Variable(np.zeros(options["examples"], np.float32), name="counts")
             self.examples = rt.placeholder(np.int32, [None])
@@ -80,7 +84,9 @@ def run(job: str, index: int, options: dict[str, Any], pipe: Any) -> None:
         exit_codes.leave(exit_codes.of_error(error), str(error))
 
 
-def train(server: rt.Server, model: Counting, index: int, options: dict[str, Any], pipe: Any) -> None:
+def train(
+    server: rt.Server, model: Counting, index: int, options: dict[str, Any], pipe: Any
+) -> None:
     """Trains under a Supervisor."""
     supervisor = harness.Supervisor(
         is_chief=index == 0,
@@ -91,14 +97,22 @@ def train(server: rt.Server, model: Counting, index: int, options: dict[str, Any
         stop_grace_secs=options.get("stop_grace_secs", 60),
     )
     pause = options.get("pause", 0.0)
-    with supervisor.managed_session(server.target) as session, model.shards.open(session) as batches:
+    with (
+        supervisor.managed_session(server.target) as session,
+        model.shards.open(session) as batches,
+    ):
         pipe.send(("JOINED", os.getpid()))
         for batch in batches:
             feeds = {model.examples: batch.examples.astype(np.int32), **batch.feed}
             _, counted, step = session.run(model.fetches(), feeds)
             pipe.send(("STEP", (int(step), batch.number, bool(counted))))
-            # The pauses grow towards the end of the data: no machine is so slow that a test meets it by chance.
-            left = max(options["examples"] // options["batch"] - int(step), 1) / options["examples"] * options["batch"]
+            # The pauses grow towards the end of the data: no machine is so slow that a test meets
+            # it by chance.
+            left = (
+                max(options["examples"] // options["batch"] - int(step), 1)
+                / options["examples"]
+                * options["batch"]
+            )
             resumes = time.monotonic() + pause / left**2
             while time.monotonic() < resumes and not os.path.exists(options.get("hurry", "")):
                 if supervisor.coord.wait_for_stop(min(pause, 0.1)):

@@ -55,8 +55,17 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What ``harness.status`` says of each task."""
-        command = [sys.executable, "-m", "harness.status", f"--target={self.ps[0]}", "--json", "--interval=0.1"]
-        said = subprocess.run([*command, "--timeout_secs=20"], cwd=ROOT, capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "harness.status",
+            f"--target={self.ps[0]}",
+            "--json",
+            "--interval=0.1",
+        ]
+        said = subprocess.run(
+            [*command, "--timeout_secs=20"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         return {task["task"]: task for task in json.loads(said.stdout)["tasks"]}
 
     def __enter__(self) -> "Run":
@@ -79,7 +88,9 @@ def goes_on(task: Task, steps: int = 5) -> None:
 @pytest.mark.parametrize(("ps", "named"), [(1, 2), (2, 0)], ids=["1ps", "2ps"])
 def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathlib.Path) -> None:
     """One of the four is killed, and two leave by SIGTERM; no update and no example is lost, or comes twice."""
-    with Run(ps, named, sync=sync, examples=10_000, pause=0.2, hurry=str(tmp_path / "hurry")) as cluster:
+    with Run(
+        ps, named, sync=sync, examples=10_000, pause=0.2, hurry=str(tmp_path / "hurry")
+    ) as cluster:
         workers = [cluster.worker(0), cluster.worker(1)]
         for worker in workers:
             goes_on(worker)
@@ -105,7 +116,8 @@ def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathl
             assert end["accepted"] == 1000 and np.all(end["counts"] > 0)
         else:
             assert end["step"] == 1000 and np.all(end["counts"] == 1)
-        # Of those three that did not end by themselves, the last step may have been applied, and nobody told.
+        # Of those three that did not end by themselves, the last step may have been applied, and
+        # nobody told.
         assert 1000 - 3 <= counted <= 1000
 
 
@@ -126,7 +138,12 @@ def test_a_chief_that_is_killed_takes_no_example_along(tmp_path: pathlib.Path) -
 def test_after_a_restore_the_place_in_the_data_is_that_of_the_model(tmp_path: pathlib.Path) -> None:
     """A ps that dies takes model and place back to one instant; only the step under way of a worker may come twice."""
     with Run(
-        1, examples=10_000, pause=0.05, hurry=str(tmp_path / "hurry"), logdir=str(tmp_path), save_secs=0.5
+        1,
+        examples=10_000,
+        pause=0.05,
+        hurry=str(tmp_path / "hurry"),
+        logdir=str(tmp_path),
+        save_secs=0.5,
     ) as cluster:
         workers = [cluster.worker(index) for index in range(3)]
         for worker in workers:
@@ -150,7 +167,10 @@ def test_two_tasks_with_one_index() -> None:
             goes_on(worker)
         second = cluster.worker(2, host=cluster.hosts[5])
         assert second.wait() == 2
-        assert f"two tasks say that they are /job:worker/task:2: one at {cluster.hosts[2]}" in second.output()
+        assert (
+            f"two tasks say that they are /job:worker/task:2: one at {cluster.hosts[2]}"
+            in second.output()
+        )
         goes_on(workers[1])
 
 

@@ -13,7 +13,9 @@ WORKERS = ("/job:worker/task:0", "/job:worker/task:1", "/job:worker/task:2")
 
 def record(done: tuple[str, ...] = (), **silent: float) -> RunRecordView:
     return RunRecordView(
-        joined=WORKERS, done=done, silent={WORKERS[int(name[1:])]: secs for name, secs in silent.items()}
+        joined=WORKERS,
+        done=done,
+        silent={WORKERS[int(name[1:])]: secs for name, secs in silent.items()},
     )
 
 
@@ -27,7 +29,8 @@ def test_owners_are_told_apart() -> None:
     [
         ([record(w0=0.1, w1=1.0, w2=0.5)], []),
         ([record(w0=0.1, w1=12.0, w2=0.5)], [2]),
-        ([record(w0=0.1, w1=12.0, w2=0.5), record(w0=0.1, w1=0.4, w2=0.5)], []),  # cut off from one ps only
+        # cut off from one ps only
+        ([record(w0=0.1, w1=12.0, w2=0.5), record(w0=0.1, w1=0.4, w2=0.5)], []),
         ([record((WORKERS[2],), w0=0.1, w1=0.4)], [3]),
     ],
 )
@@ -59,11 +62,17 @@ def test_numbers_that_mean_nothing(options: dict[str, float], said: str) -> None
         harness.DataShards(**{"num_examples": 10, "batch_size": 2, **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("examples", "batch", "epochs"), [(10, 3, 2.0), (10, 4, 0.5), (7, 100, 3.0), (5, 1, 1.0)])
-def test_batches_hold_each_example_once_in_each_epoch(examples: int, batch: int, epochs: float) -> None:
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs"), [(10, 3, 2.0), (10, 4, 0.5), (7, 100, 3.0), (5, 1, 1.0)]
+)
+def test_batches_hold_each_example_once_in_each_epoch(
+    examples: int, batch: int, epochs: float
+) -> None:
     with rt.Graph().as_default():
         shards = harness.DataShards(examples, batch, epochs=epochs, seed=3)
-    dealt = [int(i) for number in range(shards.num_batches or 0) for i in shards.batch(number).examples]
+    dealt = [
+        int(i) for number in range(shards.num_batches or 0) for i in shards.batch(number).examples
+    ]
     assert 0 <= len(dealt) - round(epochs * examples) < batch and len(dealt) % batch == 0
     for start in range(0, len(dealt), examples):
         epoch = dealt[start : start + examples]

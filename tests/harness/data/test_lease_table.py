@@ -56,7 +56,10 @@ class Table:
 
     def take(self, owner: int) -> tuple[int, int]:
         whole, rest = (1 << BATCHES) - 1, self.batches % BATCHES
-        asked = np.array([owner, -(-self.batches // BATCHES), whole, (1 << rest) - 1 if rest else whole], np.int32)
+        asked = np.array(
+            [owner, -(-self.batches // BATCHES), whole, (1 << rest) - 1 if rest else whole],
+            np.int32,
+        )
         self.table, told = LEASED(self.table, *asked)
         return int(told[0]), int(told[1])
 
@@ -86,7 +89,9 @@ def test_any_history(batches: int, history: list[tuple]) -> None:
             table.table = MARKED(table.table, lt.mark(SLOTS, number, BATCHES))
             model.mark(number)
         elif what == "release":
-            table.table = RELEASED(table.table, np.array([number, lt.FREE], np.int32), np.int32(rest[0]))
+            table.table = RELEASED(
+                table.table, np.array([number, lt.FREE], np.int32), np.int32(rest[0])
+            )
             model.release(number, rest[0])
         lt.validate(np.asarray(table.table))
     assert lt.leases_of(np.asarray(table.table)) == model.leases
@@ -104,7 +109,9 @@ def test_workers_that_lease_and_train_see_every_batch_once() -> None:
                     del at_work[worker]
                     continue
                 numbers = range(block * BATCHES, (block + 1) * BATCHES) if block >= 0 else ()
-                at_work[worker] = [n for n in numbers if not marks >> (n - block * BATCHES) & 1 and n < 1000]
+                at_work[worker] = [
+                    n for n in numbers if not marks >> (n - block * BATCHES) & 1 and n < 1000
+                ]
                 continue
             number = at_work[worker].pop()
             seen.append(number)

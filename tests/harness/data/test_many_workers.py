@@ -33,14 +33,27 @@ def test_64_workers(tmp_path: pathlib.Path, sync: bool) -> None:
         workers = [cluster.worker(index) for index in range(WORKERS)]
         for worker in workers:
             worker.hear("STEP", secs=SECS)
-        command = [sys.executable, "-m", "harness.status", f"--target={cluster.ps[0]}", "--json", "--timeout_secs=60"]
+        command = [
+            sys.executable,
+            "-m",
+            "harness.status",
+            f"--target={cluster.ps[0]}",
+            "--json",
+            "--timeout_secs=60",
+        ]
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         shown = json.loads(said.stdout)
-        assert shown["whole"] and len([t for t in shown["tasks"] if t["up"]]) == WORKERS + 1  # a ps that knows itself
+        # a ps that knows itself
+        assert shown["whole"] and len([t for t in shown["tasks"] if t["up"]]) == WORKERS + 1
         hurry.touch()
         end = workers[0].hear("END", secs=SECS)[1]
         assert [worker.wait(SECS) for worker in (*workers, *cluster.servers)] == [0] * (WORKERS + 2)
-        batches = [number for worker in workers for _, number, counted in worker.said_so_far("STEP") if counted]
+        batches = [
+            number
+            for worker in workers
+            for _, number, counted in worker.said_so_far("STEP")
+            if counted
+        ]
         assert sorted(batches) == list(range(4000))
         if sync:
             assert end["accepted"] == 4000 and np.all(end["counts"] > 0)

@@ -26,7 +26,9 @@ class Model:
         self.examples = rt.placeholder(np.int32, [None])
         loss = rt.call(lambda counts, examples: -counts[examples].sum(), self.counts, self.examples)
         self.shards = harness.DataShards(EXAMPLES, 5, epochs=epochs, block_batches=2, slots=8)
-        self.train = self.shards.counted(harness.Optimizer(optax.sgd(1.0))).minimize(loss, self.step)
+        self.train = self.shards.counted(harness.Optimizer(optax.sgd(1.0))).minimize(
+            loss, self.step
+        )
 
 
 @pytest.fixture
@@ -46,7 +48,9 @@ def test_a_monitored_session(cluster: InProcessCluster, tmp_path: pathlib.Path) 
             model.shards.open(session) as batches,
         ):
             for batch in batches:
-                session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+                session.run(
+                    model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed}
+                )
     assert np.all(last.final_ops_values >= 1) and np.sum(last.final_ops_values) == 50
 
 
@@ -58,21 +62,39 @@ def test_a_plain_session_without_a_cluster() -> None:
             session.run(init)
             with model.shards.open(session) as batches:
                 for batch in batches:
-                    session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+                    session.run(
+                        model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed}
+                    )
             counts = session.run(model.counts)
-            assert np.all(counts >= 2) and np.sum(counts) == 95 and int(session.run(model.step)) == 19
+            assert (
+                np.all(counts >= 2) and np.sum(counts) == 95 and int(session.run(model.step)) == 19
+            )
 
 
-def test_a_run_that_is_taken_up_again_goes_on_where_its_checkpoint_was(tmp_path: pathlib.Path) -> None:
+def test_a_run_that_is_taken_up_again_goes_on_where_its_checkpoint_was(
+    tmp_path: pathlib.Path,
+) -> None:
     for epochs in (1.0, 2.0):
-        with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default(), cluster.device():
+        with (
+            rt.local_cluster(ps=1, workers=1) as cluster,
+            rt.Graph().as_default(),
+            cluster.device(),
+        ):
             model = Model(epochs)
-            supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=model.step, save_summaries_secs=0)
-            with supervisor.managed_session(cluster.target) as session, model.shards.open(session) as batches:
+            supervisor = harness.Supervisor(
+                logdir=str(tmp_path), global_step=model.step, save_summaries_secs=0
+            )
+            with (
+                supervisor.managed_session(cluster.target) as session,
+                model.shards.open(session) as batches,
+            ):
                 for batch in batches:
-                    session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+                    session.run(
+                        model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed}
+                    )
                 counts = session.run(model.counts)
-    assert np.all(counts >= 2) and np.sum(counts) == 95  # 19 batches: the last one is completed from the third epoch
+    # 19 batches: the last one is completed from the third epoch
+    assert np.all(counts >= 2) and np.sum(counts) == 95
 
 
 def test_a_session_that_prefetches_is_refused(cluster: InProcessCluster) -> None:
@@ -88,5 +110,8 @@ def test_counting_goes_inside_sync_replicas() -> None:
         harness.get_or_create_global_step()
         shards = harness.DataShards(10, 1)
         sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(1.0)), 1)
-        with pytest.raises(rt.InvalidArgumentError, match=r"make it SyncReplicas\(shards.counted\(optimizer\), ...\)"):
+        with pytest.raises(
+            rt.InvalidArgumentError,
+            match=r"make it SyncReplicas\(shards.counted\(optimizer\), ...\)",
+        ):
             shards.counted(sync)

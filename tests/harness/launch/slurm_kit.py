@@ -29,7 +29,19 @@ def why_no_slurm() -> str:
     if missing := [name for name in _NEEDED if shutil.which(name) is None]:
         return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge iproute2"
     tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--uts",
+            "--fork",
+            "mount",
+            "-t",
+            "tmpfs",
+            "tmpfs",
+            "/mnt",
+        ],
         capture_output=True,
         text=True,
     )
@@ -45,13 +57,19 @@ class Slurm:
 
     def __init__(self, shared: pathlib.Path) -> None:
         self.shared = shared
-        seen = {ROOT, shared, pathlib.Path(sys.prefix).resolve(), pathlib.Path(sys.base_prefix).resolve()}
+        seen = {
+            ROOT,
+            shared,
+            pathlib.Path(sys.prefix).resolve(),
+            pathlib.Path(sys.base_prefix).resolve(),
+        }
         if real_mnist.DIRECTORY:
             seen.add(pathlib.Path(real_mnist.DIRECTORY))
         binds = [argument for path in sorted(seen) for argument in ("--bind", str(path))]
         self._log = open(shared / "slurm.log", "w+")
         self._popen = subprocess.Popen(
-            [str(ROOT / "tests/tools/slurm_two_hosts.sh"), *binds, "cat"],  # which ends when its input does
+            # which ends when its input does
+            [str(ROOT / "tests/tools/slurm_two_hosts.sh"), *binds, "cat"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -72,8 +90,14 @@ class Slurm:
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Runs a command on the controller, in the checkout; gives what it prints, without the last newline."""
-        inside = ["nsenter", f"--target={self._inside}", *"--mount --pid --net --uts --root --wd".split()]
-        done = subprocess.run([*inside, *command], env={**os.environ, **(env or {})}, capture_output=True, text=True)
+        inside = [
+            "nsenter",
+            f"--target={self._inside}",
+            *"--mount --pid --net --uts --root --wd".split(),
+        ]
+        done = subprocess.run(
+            [*inside, *command], env={**os.environ, **(env or {})}, capture_output=True, text=True
+        )
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout.rstrip("\n")
 
@@ -87,13 +111,17 @@ class Slurm:
     def end_jobs(self) -> None:
         """Ends all jobs, waits until nothing of them is left on the hosts, and has every host take jobs again."""
         self.run("scancel", "--user=root")
-        until(lambda: not self.run("squeue", "--noheader") and not self.processes("slurmstepd"), "all jobs are gone")
+        until(
+            lambda: not self.run("squeue", "--noheader") and not self.processes("slurmstepd"),
+            "all jobs are gone",
+        )
         self.resume()
 
     def resume(self) -> None:
         """Has every host take jobs again, also one that Slurm took for gone because this machine was too busy."""
         for host in ("n1", "n2"):
-            self.run("scontrol", "update", f"NodeName={host}", "State=RESUME", check=False)  # one that does is an error
+            # one that does is an error
+            self.run("scontrol", "update", f"NodeName={host}", "State=RESUME", check=False)
 
     def processes(self, text: str) -> list[psutil.Process]:
         """The processes on the hosts whose command line contains a text."""
@@ -125,8 +153,13 @@ class Slurm:
         """Brings a host back, and waits until Slurm has it."""
         self._outside("ip", "link", "set", host.replace("n", "v"), "up")
         start = f"hostname {host}; exec chroot /mnt/root slurmd -N {host}"
-        self._outside("nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "bash", "-c", start)
-        until(lambda: self.run("sinfo", "-h", "-n", host, "-o", "%T").startswith("idle"), f"{host} is back")
+        self._outside(
+            "nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "bash", "-c", start
+        )
+        until(
+            lambda: self.run("sinfo", "-h", "-n", host, "-o", "%T").startswith("idle"),
+            f"{host} is back",
+        )
 
     def _outside(self, *command: str) -> None:
         """Runs a command where the hosts were made: in the namespaces of the controller, over the whole file system."""
@@ -174,11 +207,15 @@ class Job:
             return until(look, pattern)
         except AssertionError:
             hosts = self.slurm.run("scontrol", "show", "nodes", "--oneliner")
-            raise AssertionError(f"no line with {pattern!r}; {self.fields()}\n{hosts}\n{self.output[-6000:]}") from None
+            raise AssertionError(
+                f"no line with {pattern!r}; {self.fields()}\n{hosts}\n{self.output[-6000:]}"
+            ) from None
 
     def fields(self) -> dict[str, str]:
         """What ``scontrol show job`` says, of the first group of a heterogeneous job."""
-        told = self.slurm.run("scontrol", "show", "job", self.number.partition(".")[0]).split("\n\n")[0]
+        told = self.slurm.run("scontrol", "show", "job", self.number.partition(".")[0]).split(
+            "\n\n"
+        )[0]
         return dict(pair.split("=", 1) for pair in told.split() if "=" in pair)
 
     def state(self) -> str:
@@ -198,7 +235,10 @@ class Job:
 
         def look() -> psutil.Process | None:
             for process in self.slurm.processes(f"--job_name={job} --task_index={index}"):
-                if not any("harness.launch" in word or word.endswith("guard.py") for word in process.cmdline()):
+                if not any(
+                    "harness.launch" in word or word.endswith("guard.py")
+                    for word in process.cmdline()
+                ):
                     return process
             return None
 

@@ -13,12 +13,25 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize("mode", ["nosync", "sync"])
 def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -> None:
-    trainer = ["python", "-m", "models.mnist.trainer", f"--{mode}", "--elastic", "--hidden_units=10"]
-    trainer += ["--epochs=1e9", f"--logdir={tmp_path}", "--save_summaries_secs=0", "--log_every_steps=20"]
+    trainer = [
+        "python",
+        "-m",
+        "models.mnist.trainer",
+        f"--{mode}",
+        "--elastic",
+        "--hidden_units=10",
+    ]
+    trainer += [
+        "--epochs=1e9",
+        f"--logdir={tmp_path}",
+        "--save_summaries_secs=0",
+        "--log_every_steps=20",
+    ]
     launch = ["python", "-m", "harness.launch"]
     with Program(*launch, "--ps=2", "--workers=1", "--", *trainer, env=real_mnist.ENVIRON) as first:
         first.expect(r"worker/0 .*step \d+")
-        said = sorted(re.findall(r"/job:ps/task:\d serves at grpc://\S+", first.output()))  # in whatever order
+        # in whatever order
+        said = sorted(re.findall(r"/job:ps/task:\d serves at grpc://\S+", first.output()))
         ps = [line.rpartition("/")[2] for line in said]
         added = [f"--ps_hosts={','.join(ps)}", "--first_worker=1", "--workers=2"]
         with Program(*launch, *added, "--", *trainer, env=real_mnist.ENVIRON) as second:

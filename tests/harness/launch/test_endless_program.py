@@ -59,7 +59,16 @@ def test_training_continues_after_the_outage(tmp_path: pathlib.Path) -> None:
         "ENDED": str(tmp_path / "ended"),
         "LOGDIR": str(tmp_path / "run"),
     }
-    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", "python", str(script))
+    command = (
+        "python",
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=2",
+        "--",
+        "python",
+        str(script),
+    )
     with Program(*command, env=env) as launch:
         launch.expect("ps/0 +. .*/job:ps/task:0 ends itself: the program [0-9a-f]{64} of ")
         launch.expect("ps/0 was killed by SIGKILL; restart 1 of 3")

@@ -33,8 +33,9 @@ forever = threading.Event()
 class Launch:
     """A launcher under test.
 
-    It is a cold process, not one of the common kit: what is promised are its own process, its two streams, its signals,
-    and that no process with its mark is left, which only the environment at a program's start shows. It imports no JAX.
+    It is a cold process, not one of the common kit: what is promised are its own process, its two
+    streams, its signals, and that no process with its mark is left, which only the environment at a
+    program's start shows. It imports no JAX.
     """
 
     popen: subprocess.Popen[str]
@@ -76,7 +77,9 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Starter]:
     """Starts a launcher with flags; `script` is the body of every task."""
     started: list[Launch] = []
 
-    def start(*flags: str, script: str | None = None, command: tuple[str, ...] = (), **environment: str) -> Launch:
+    def start(
+        *flags: str, script: str | None = None, command: tuple[str, ...] = (), **environment: str
+    ) -> Launch:
         if script is not None:
             path = tmp_path / "task.py"
             path.write_text(PRELUDE + textwrap.dedent(script))
@@ -98,11 +101,14 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Starter]:
         one.popen.kill()
         one.popen.communicate()
         for process in one.left():
-            with contextlib.suppress(psutil.NoSuchProcess):  # its guard may end it at the same moment
+            # its guard may end it at the same moment
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
-def test_every_task_gets_the_whole_cluster_and_ps_tasks_stop_when_the_workers_are_done(launch: Starter) -> None:
+def test_every_task_gets_the_whole_cluster_and_ps_tasks_stop_when_the_workers_are_done(
+    launch: Starter,
+) -> None:
     run = launch(
         "--ps=2",
         "--workers=2",
@@ -175,8 +181,12 @@ def test_a_crashed_task_is_started_again_with_its_attempt_number(launch: Starter
     ]
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGABRT)", 128 + 6)])
-def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(launch: Starter, end: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGABRT)", 128 + 6)]
+)
+def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(
+    launch: Starter, end: str, code: int
+) -> None:
     run = launch(
         "--ps=1",
         "--workers=2",
@@ -197,7 +207,9 @@ def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(launch: Starter,
     assert messages[-1].endswith("failed for good after 1 restart; stopping everything")
 
 
-def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells(launch: Starter) -> None:
+def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells(
+    launch: Starter,
+) -> None:
     run = launch(
         "--ps=0",
         "--workers=2",
@@ -216,7 +228,10 @@ def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells
     code, lines, messages = run.finish()
     assert code == 9
     assert lines[-1] == "worker/0 | finished"
-    assert messages[-1] == "launch   | worker/1 exited with code 9 and failed for good; going on without it"
+    assert (
+        messages[-1]
+        == "launch   | worker/1 exited with code 9 and failed for good; going on without it"
+    )
 
 
 SERVES = """
@@ -250,10 +265,14 @@ forever.wait()
     assert code == 128 + signum
     assert sorted(lines[:2]) == [f"worker/{index} | got {signum.name}" for index in range(2)]
     assert lines[2:] == ["ps/0     | got SIGTERM"]
-    assert messages == [f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 40 s each"]
+    assert messages == [
+        f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 40 s each"
+    ]
 
 
-def test_a_ctrl_c_that_python_loses_while_a_task_starts_ends_it_all_the_same(launch: Starter) -> None:
+def test_a_ctrl_c_that_python_loses_while_a_task_starts_ends_it_all_the_same(
+    launch: Starter,
+) -> None:
     """While JAX is imported most KeyboardInterrupts are discarded, and such a task trained on until it was killed."""
     run = launch(
         "--ps=1",
@@ -274,7 +293,8 @@ def test_a_ctrl_c_that_python_loses_while_a_task_starts_ends_it_all_the_same(lau
     assert (code, lines) == (128 + signal.SIGINT, [])
 
 
-# Ignores every polite request, and so do a child in its group and a grandchild in a session of its own.
+# Ignores every polite request, and so do a child in its group and a grandchild in a session of its
+# own.
 STUBBORN = """
 for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(signum, signal.SIG_IGN)
@@ -299,7 +319,9 @@ def test_tasks_that_do_not_stop_are_killed_with_everything_they_started(launch: 
     run.popen.send_signal(signal.SIGTERM)
     code, _, messages = run.finish()
     assert code == 128 + signal.SIGTERM
-    assert messages[1:] == [f"launch   | {task} did not stop in time: killed" for task in ("worker/0", "ps/0")]
+    assert messages[1:] == [
+        f"launch   | {task} did not stop in time: killed" for task in ("worker/0", "ps/0")
+    ]
 
 
 def test_a_second_signal_kills_at_once(launch: Starter) -> None:
@@ -334,7 +356,8 @@ def test_kill_9_leaves_nothing(launch: Starter, victim: str) -> None:
             guard.kill()
         run.popen.send_signal(signal.SIGCONT)
     assert run.popen.wait() == (-signal.SIGKILL if victim == "launcher" else 128 + signal.SIGKILL)
-    # Asynchronous by nature: the kernel tells the guards, and they end what they guard. Zombies count as gone.
+    # Asynchronous by nature: the kernel tells the guards, and they end what they guard. Zombies
+    # count as gone.
     _, alive = psutil.wait_procs(family, timeout=100)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -358,7 +381,9 @@ def test_closed_streams_are_nowhere(tmp_path: pathlib.Path, closed: str) -> None
     task = f"print('said', flush=True); import pathlib, sys; pathlib.Path({str(seen)!r}).write_text('whole')"
     launcher = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1"]
     command = shlex.join([*launcher, "--", sys.executable, "-c", task])
-    ended = subprocess.run(["bash", "-c", f"{command} {closed}"], cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(
+        ["bash", "-c", f"{command} {closed}"], cwd=ROOT, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     assert seen.read_text() == "whole"
     assert ("said" in ended.stdout) == (closed == "2>&-")
@@ -386,7 +411,14 @@ def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:
     assert code == 0
     assert all(line.startswith("worker/0 | ") for line in lines)
     texts = [line.removeprefix("worker/0 | ") for line in lines]
-    assert texts[:6] == ["one", "two to stdout", "errors too", r"\xff\x00\x07bin\x7fary", "100%", "grüße"]
+    assert texts[:6] == [
+        "one",
+        "two to stdout",
+        "errors too",
+        r"\xff\x00\x07bin\x7fary",
+        "100%",
+        "grüße",
+    ]
     assert texts[-2:] == ["", "no end"]
     long = texts[6:-2]
     assert "".join(long) == "x" * 200_000
@@ -406,13 +438,19 @@ def test_help_is_no_failure(launch: Starter) -> None:
         (["--workers=2", "--"], "no command to run: write it after --"),
         (["--workers=2", "true"], "no command to run: write it after --"),
         (["true", "--", "true"], "true stands before --"),
-        (["--workers=2", "python", "-m", "trainer"], "Unknown command line flag 'm'; the command to run goes after --"),
+        (
+            ["--workers=2", "python", "-m", "trainer"],
+            "Unknown command line flag 'm'; the command to run goes after --",
+        ),
         (["--workers=0", "--", "true"], "flag --workers=0: 0 is not a positive integer"),
         (["--ps=-1", "--", "true"], "flag --ps=-1"),
         (["--ps=some", "--", "true"], "flag --ps=some"),
         (["--max_restarts=-1", "--", "true"], "flag --max_restarts=-1"),
         (["--grace_secs=-1", "--", "true"], "flag --grace_secs=-1"),
-        (["--wrokers=2", "--", "true"], "Unknown command line flag 'wrokers'. Did you mean: workers ?"),
+        (
+            ["--wrokers=2", "--", "true"],
+            "Unknown command line flag 'wrokers'. Did you mean: workers ?",
+        ),
         (["--", "no-such-program-anywhere"], "no-such-program-anywhere: no such program"),
         (["--", "true", "--job_name=ps"], "--job_name=ps is set by the launcher"),
         (["--", "true", "-ps_hosts", "a:1"], "-ps_hosts is set by the launcher"),
@@ -420,7 +458,9 @@ def test_help_is_no_failure(launch: Starter) -> None:
         (["--exit_codes=k8s", "--", "true"], "flag --exit_codes=k8s: value should be one of"),
     ],
 )
-def test_bad_arguments_are_one_clear_line(launch: Starter, arguments: list[str], message: str) -> None:
+def test_bad_arguments_are_one_clear_line(
+    launch: Starter, arguments: list[str], message: str
+) -> None:
     code, lines, messages = launch(command=tuple(arguments)).finish()
     assert (code, lines) == (2, [])
     assert len(messages) == 1

@@ -33,30 +33,52 @@ def command(tmp_path: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("one_stream", [False, True])
-def test_the_last_lines_are_not_repeated_right_below_themselves(tmp_path: pathlib.Path, one_stream: bool) -> None:
+def test_the_last_lines_are_not_repeated_right_below_themselves(
+    tmp_path: pathlib.Path, one_stream: bool
+) -> None:
     program = tmp_path / "wrong.py"
     program.write_text("for number in range(3): print('line', number)\nraise SystemExit(2)")
-    launch = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1", "--", "python", str(program)]
+    launch = [
+        sys.executable,
+        "-m",
+        "harness.launch",
+        "--ps=0",
+        "--workers=1",
+        "--",
+        "python",
+        str(program),
+    ]
     errors = subprocess.STDOUT if one_stream else subprocess.PIPE
     run = subprocess.run(launch, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert run.returncode == 2
     lines = [f"worker/0 | line {number}" for number in range(3)]
     assert [line for line in run.stdout.splitlines() if "| line" in line] == lines
-    assert [line for line in (run.stderr or "").splitlines() if "| line" in line] == ([] if one_stream else lines)
+    assert [line for line in (run.stderr or "").splitlines() if "| line" in line] == (
+        [] if one_stream else lines
+    )
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(tmp_path: pathlib.Path, both: bool) -> None:
+def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(
+    tmp_path: pathlib.Path, both: bool
+) -> None:
     with open("/dev/full", "wb") as full:
         run = subprocess.run(
-            command(tmp_path), cwd=ROOT, stdout=full, stderr=full if both else subprocess.PIPE, timeout=60
+            command(tmp_path),
+            cwd=ROOT,
+            stdout=full,
+            stderr=full if both else subprocess.PIPE,
+            timeout=60,
         )
     assert run.returncode == 0
     assert (tmp_path / "done").read_text() == "trained to the end"
     if not both:
         how_to_watch, line = run.stderr.decode().splitlines()
         assert "what the tasks do: " in how_to_watch
-        assert line.startswith("launch   | the tasks' output cannot be written: ") and "the tasks go on" in line
+        assert (
+            line.startswith("launch   | the tasks' output cannot be written: ")
+            and "the tasks go on" in line
+        )
 
 
 def test_an_output_that_does_not_block_is_waited_for(tmp_path: pathlib.Path) -> None:
@@ -67,8 +89,12 @@ def test_an_output_that_does_not_block_is_waited_for(tmp_path: pathlib.Path) -> 
         subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=ours, stderr=subprocess.PIPE) as run,
         open(reading, "rb") as stream,
     ):
-        # How many bytes fill a pipe depends on how they were written: a page too full for a write stays as it is.
-        until(lambda: not select.select([], [ours], [], 0)[1] or run.poll() is not None, "the pipe is full")
+        # How many bytes fill a pipe depends on how they were written: a page too full for a write
+        # stays as it is.
+        until(
+            lambda: not select.select([], [ours], [], 0)[1] or run.poll() is not None,
+            "the pipe is full",
+        )
         assert run.returncode is None
         ours.close()
         lines = stream.read().decode().splitlines()

@@ -31,7 +31,9 @@ from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, claimed_flags, environment
 
 PS0, CHIEF, WORKER1 = LaunchTask("ps", 0), LaunchTask("worker", 0), LaunchTask("worker", 1)
-OPTIONS = LaunchOptions(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60)
+OPTIONS = LaunchOptions(
+    max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60
+)
 
 
 class Machine:
@@ -45,7 +47,9 @@ class Machine:
     def after(self, seconds: float, event: policy.Event) -> list[policy.Instruction]:
         self.now += seconds
         self.state, self.last = policy.react(self.state, event, self.now, self.options)
-        return [instruction for instruction in self.last if not isinstance(instruction, policy.LogLine)]
+        return [
+            instruction for instruction in self.last if not isinstance(instruction, policy.LogLine)
+        ]
 
 
 def test_backoff_doubles_to_its_limit_and_a_long_run_is_forgiven() -> None:
@@ -71,16 +75,23 @@ def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
 
 def test_what_would_end_so_again_is_not_started_again() -> None:
     machine = Machine(PS0, CHIEF)
-    assert machine.after(1, Exited(CHIEF, exit_codes.DATA.plain)) == [ShowTail(CHIEF), Send(PS0, signal.SIGTERM)]
+    assert machine.after(1, Exited(CHIEF, exit_codes.DATA.plain)) == [
+        ShowTail(CHIEF),
+        Send(PS0, signal.SIGTERM),
+    ]
     machine.after(1, Exited(PS0, 0))
     assert machine.state.failure is not None and machine.state.failure.fatal
     assert "(data: it would end so again)" in machine.state.failure.why
-    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, exit_codes.DATA.plain)
+    assert (machine.state.stage, machine.state.exit_code) == (
+        RunStage.FINISHED,
+        exit_codes.DATA.plain,
+    )
 
 
 def test_a_task_that_was_preempted_has_not_failed() -> None:
     machine = Machine(PS0, CHIEF)
-    for attempt, returncode in enumerate((143, -signal.SIGTERM, 143, 143), 1):  # more often than a failure may happen
+    # more often than a failure may happen
+    for attempt, returncode in enumerate((143, -signal.SIGTERM, 143, 143), 1):
         assert machine.after(1, Exited(CHIEF, returncode)) == []
         assert machine.after(0.5, Tick()) == [Start(CHIEF, attempt)]
     assert machine.state.tasks[CHIEF].restarts == 0
@@ -110,9 +121,15 @@ def test_the_launcher_of_one_ps_restarts_it_and_gives_up() -> None:
 
 def test_what_falls_while_stopping_is_not_a_failure() -> None:
     machine = Machine(PS0, CHIEF, WORKER1)
-    assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGINT)]
+    assert machine.after(1, Interrupted(signal.SIGINT)) == [
+        Send(CHIEF, signal.SIGINT),
+        Send(WORKER1, signal.SIGINT),
+    ]
     joins = Machine(PS0, CHIEF, WORKER1, options=replace(OPTIONS, joins=True))
-    assert joins.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGTERM), Send(WORKER1, signal.SIGTERM)]
+    assert joins.after(1, Interrupted(signal.SIGINT)) == [
+        Send(CHIEF, signal.SIGTERM),
+        Send(WORKER1, signal.SIGTERM),
+    ]
     assert machine.after(1, Exited(WORKER1, 3)) == []
     assert machine.after(1, Exited(CHIEF, 1)) == [Send(PS0, signal.SIGTERM)]
     assert machine.after(1, Exited(PS0, -15)) == []
@@ -157,7 +174,9 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
                     assert task in alive
                     # The ps tasks hear nothing while a worker lives, unless everything is killed.
                     # A worker that survived SIGKILL is given up: it counts as failed.
-                    phases = [machine.state.tasks[other].phase for other in alive if other.job == "worker"]
+                    phases = [
+                        machine.state.tasks[other].phase for other in alive if other.job == "worker"
+                    ]
                     workers = any(phase is not TaskPhase.FAILED for phase in phases)
                     assert task.job == "worker" or signum == signal.SIGKILL or not workers
                     alive[task] = max(alive[task], signum)
@@ -195,13 +214,17 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
             machine.after(100, Tick())
             follow()
     if machine.state.stage is RunStage.FINISHED:
-        assert not alive or any(was.phase is TaskPhase.FAILED for was in machine.state.tasks.values())
+        assert not alive or any(
+            was.phase is TaskPhase.FAILED for was in machine.state.tasks.values()
+        )
         expected = failed[0] if failed else 128 + signal.SIGTERM if interrupted else 0
         assert machine.state.exit_code == expected
 
 
 @given(st.lists(st.binary(max_size=40)), st.randoms(use_true_random=False))
-def test_lines_do_not_depend_on_how_the_bytes_arrive(chunks: list[bytes], chance: random.Random) -> None:
+def test_lines_do_not_depend_on_how_the_bytes_arrive(
+    chunks: list[bytes], chance: random.Random
+) -> None:
     whole = b"\n".join(chunks)
     cuts = sorted(chance.randint(0, len(whole)) for _ in range(5))
     parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -270,7 +293,11 @@ def test_arguments_and_environment() -> None:
     assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", **own}
     assert environment(base, topology, WORKER1, 2, number=5)["BELLWETHER_TASK_NUMBER"] == "5"
     ps = environment(base, topology, PS0, 0)
-    assert (ps["JAX_PLATFORMS"], ps["CUDA_VISIBLE_DEVICES"], ps["BELLWETHER_ATTEMPT"]) == ("cpu", "", "0")
+    assert (ps["JAX_PLATFORMS"], ps["CUDA_VISIBLE_DEVICES"], ps["BELLWETHER_ATTEMPT"]) == (
+        "cpu",
+        "",
+        "0",
+    )
     assert claimed_flags(["x", "--task_index=1", "--task_index_of=2", "-job_name", "ps"]) == [
         "--task_index=1",
         "-job_name",
@@ -292,18 +319,26 @@ def test_an_evaluator_is_not_waited_for_but_has_the_grace_period_for_the_last_ch
 def test_an_evaluator_that_is_done_early_or_fails_for_good_ends_nothing() -> None:
     machine = Machine(PS0, CHIEF, EVALUATOR)
     assert machine.after(1, Exited(EVALUATOR, 0)) == []
-    assert machine.state.tasks[EVALUATOR].phase is TaskPhase.DONE and machine.state.stage is RunStage.RUNNING
+    assert (
+        machine.state.tasks[EVALUATOR].phase is TaskPhase.DONE
+        and machine.state.stage is RunStage.RUNNING
+    )
     machine = Machine(PS0, CHIEF, EVALUATOR)
     for _ in range(OPTIONS.max_restarts):
         machine.after(1, Exited(EVALUATOR, 1))
-        assert machine.after(1, Tick()) == [Start(EVALUATOR, machine.state.tasks[EVALUATOR].attempt)]
+        assert machine.after(1, Tick()) == [
+            Start(EVALUATOR, machine.state.tasks[EVALUATOR].attempt)
+        ]
     assert machine.after(1, Exited(EVALUATOR, 1)) == [ShowTail(EVALUATOR)]
     assert machine.state.stage is RunStage.RUNNING
 
 
 def test_a_stop_reaches_evaluators_with_the_workers() -> None:
     machine = Machine(PS0, CHIEF, EVALUATOR)
-    assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(EVALUATOR, signal.SIGINT)]
+    assert machine.after(1, Interrupted(signal.SIGINT)) == [
+        Send(CHIEF, signal.SIGINT),
+        Send(EVALUATOR, signal.SIGINT),
+    ]
 
 
 def test_who_is_still_starting_is_sent_sigterm_for_ctrl_c() -> None:
@@ -325,7 +360,10 @@ def test_a_job_chief_leads_and_worker_0_does_not() -> None:
     for _ in range(OPTIONS.max_restarts):
         machine.after(1, Exited(CHIEF_TASK, 1))
         machine.after(1, Tick())
-    assert machine.after(1, Exited(CHIEF_TASK, 1)) == [ShowTail(CHIEF_TASK), Send(PS0, signal.SIGTERM)]
+    assert machine.after(1, Exited(CHIEF_TASK, 1)) == [
+        ShowTail(CHIEF_TASK),
+        Send(PS0, signal.SIGTERM),
+    ]
 
 
 def test_the_workers_are_over_when_the_chief_is_too() -> None:
@@ -336,7 +374,18 @@ def test_the_workers_are_over_when_the_chief_is_too() -> None:
 
 def test_the_arguments_of_a_chief_and_an_evaluator() -> None:
     topology = Topology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
-    assert [str(task) for task in topology.tasks()] == ["ps/0", "chief/0", "worker/0", "evaluator/0"]
-    own = ["--ps_hosts=h:1", "--worker_hosts=h:2", "--chief_hosts=h:3", "--job_name=evaluator", "--task_index=0"]
+    assert [str(task) for task in topology.tasks()] == [
+        "ps/0",
+        "chief/0",
+        "worker/0",
+        "evaluator/0",
+    ]
+    own = [
+        "--ps_hosts=h:1",
+        "--worker_hosts=h:2",
+        "--chief_hosts=h:3",
+        "--job_name=evaluator",
+        "--task_index=0",
+    ]
     assert arguments(["x"], topology, EVALUATOR) == ["x", *own]
     assert "CUDA_VISIBLE_DEVICES" not in environment({}, topology, EVALUATOR, 0)

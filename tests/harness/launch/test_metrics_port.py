@@ -63,7 +63,15 @@ def two_ports() -> int:
 def test_each_task_of_a_launcher_has_its_own_port(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     port = two_ports()
-    launch = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=1", "--max_restarts=0", "--"]
+    launch = [
+        sys.executable,
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=1",
+        "--max_restarts=0",
+        "--",
+    ]
     task = ["python", str(tmp_path / "program.py"), f"--metrics_port={port}"]
     run = subprocess.run([*launch, *task], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -78,7 +86,10 @@ def test_a_port_that_cannot_be_had_costs_the_figures_only(
 ) -> None:
     flags.FLAGS.mark_as_parsed()
     monkeypatch.setenv("BELLWETHER_TASK_NUMBER", number)
-    with socket.create_server(("", 0)) as taken, rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
+    with (
+        socket.create_server(("", 0)) as taken,
+        rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server,
+    ):
         port = taken.getsockname()[1]
         with flagsaver.flagsaver(metrics_port=port), monitoring.watched(server):
             pass

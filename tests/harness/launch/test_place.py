@@ -33,7 +33,9 @@ HET = {
 
 
 def step(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
-    for name in [name for name in os.environ if name.startswith("SLURM")] + ["CUDA_VISIBLE_DEVICES"]:
+    for name in [name for name in os.environ if name.startswith("SLURM")] + [
+        "CUDA_VISIBLE_DEVICES"
+    ]:
         monkeypatch.delenv(name, raising=False)
     for name, value in {**STEP, **changes}.items():
         if value is not None:
@@ -41,10 +43,19 @@ def step(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
 
 
 def test_a_step_tells_who_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    step(monkeypatch, SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_GPUS_ON_NODE="2", SLURM_RESTART_COUNT="2")
+    step(
+        monkeypatch,
+        SLURM_PROCID="1",
+        SLURM_LOCALID="1",
+        SLURM_GPUS_ON_NODE="2",
+        SLURM_RESTART_COUNT="2",
+    )
     port = LOWEST_PORT + 707 % JOBS * TASKS
     place = in_slurm(1, 2)
-    assert (place.ps_hosts, place.worker_hosts) == ((f"n1:{port}",), (f"n1:{port + 1}", f"n2:{port}"))
+    assert (place.ps_hosts, place.worker_hosts) == (
+        (f"n1:{port}",),
+        (f"n1:{port + 1}", f"n2:{port}"),
+    )
     assert (place.job, place.index, place.number) == ("worker", 0, 1)
     assert place.stop == ("scancel", "--signal=TERM", "707.0")
     assert place.environ == {"CUDA_VISIBLE_DEVICES": "1"}
@@ -58,29 +69,43 @@ def test_ports_are_those_that_the_system_does_not_hand_out() -> None:
     assert LOWEST_PORT + JOBS * TASKS <= 32768
 
 
-def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step(monkeypatch, **HET, SLURM_PROCID="2", SLURM_LOCALID="1")
     place = in_slurm(1, 2)
-    assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == ["n2", "n1"]
+    assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == [
+        "n2",
+        "n1",
+    ]
     assert (place.job, place.index) == ("worker", 1)
     assert place.stop == ("scancel", "--signal=TERM", "707.0", "708.0")
 
 
-def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
     place = in_slurm(0, 3, ["a:1", "b:1"], 4, 23456)
     assert (place.job, place.index, place.number) == ("worker", 6, 0)
     assert (place.ps_hosts, place.worker_hosts) == (("a:1", "b:1"), ("",) * 6 + ("n2:23456",))
     assert place.environ == {"CUDA_VISIBLE_DEVICES": "0"} and place.stop[-1] == "707.0"
-    with pytest.raises(RuntimeError, match="--workers=2 are 2 tasks, and this Slurm step has 3: give"):
+    with pytest.raises(
+        RuntimeError, match="--workers=2 are 2 tasks, and this Slurm step has 3: give"
+    ):
         in_slurm(0, 2, ["a:1"], 4, 23456)
 
 
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize(
+    "name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"]
+)
 def test_a_variable_of_slurm_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    for asked in ('{"ps": 1, "workers": 2}', '{"ps": 0, "workers": 3, "ps_hosts": ["a:1"], "first": 4, "port": 23456}'):
+    for asked in (
+        '{"ps": 1, "workers": 2}',
+        '{"ps": 0, "workers": 3, "ps_hosts": ["a:1"], "first": 4, "port": 23456}',
+    ):
         step(monkeypatch, **{name: None})
         assert main([asked]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -95,7 +120,9 @@ def test_what_all_tasks_find_the_first_one_says(
         step(monkeypatch, SLURM_PROCID=rank)
         assert main(['{"ps": 2, "workers": 2}']) == 2
         said.append(capsys.readouterr().err)
-    assert said[0].startswith("launch: --ps=2 --workers=2 are 4 tasks, and this Slurm step has 3: give")
+    assert said[0].startswith(
+        "launch: --ps=2 --workers=2 are 4 tasks, and this Slurm step has 3: give"
+    )
     assert said[1:] == ["", ""]
     step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n9")  # but this only one task may find
     assert main(['{"ps": 1, "workers": 2}']) == 2
@@ -103,13 +130,27 @@ def test_what_all_tasks_find_the_first_one_says(
 
 
 @pytest.mark.chaos
-def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_path: pathlib.Path) -> None:
+def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(
+    tmp_path: pathlib.Path,
+) -> None:
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "$@" >"$0.told"\n')
     scancel.chmod(0o755)
-    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    one = {
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
     log = tmp_path / "failed"
-    command = [sys.executable, "-m", "harness.launch", "--per_task", "--ps=0", "--workers=1", "--exit_codes=jobset"]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.launch",
+        "--per_task",
+        "--ps=0",
+        "--workers=1",
+        "--exit_codes=jobset",
+    ]
     task = "import os, sys; print(os.environ['BELLWETHER_PER_TASK'], *sys.argv[1:]); sys.exit(65)"
     done = subprocess.run(
         [*command, f"--termination_log={log}", "--", "python", "-c", task],
@@ -120,20 +161,39 @@ def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_pa
     )
     assert done.returncode == 42, done.stderr
     port = LOWEST_PORT + 707 % JOBS * TASKS
-    assert done.stdout == f"worker/0 | 1 --ps_hosts= --worker_hosts=n1:{port} --job_name=worker --task_index=0\n"
-    assert log.read_text() == "42 worker/0 exited with code 65 and failed for good (data: it would end so again)\n"
+    assert (
+        done.stdout
+        == f"worker/0 | 1 --ps_hosts= --worker_hosts=n1:{port} --job_name=worker --task_index=0\n"
+    )
+    assert (
+        log.read_text()
+        == "42 worker/0 exited with code 65 and failed for good (data: it would end so again)\n"
+    )
     assert (tmp_path / "scancel.told").read_text() == "--signal=TERM 707.0\n"
 
 
 @pytest.mark.chaos
-def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(tmp_path: pathlib.Path) -> None:
+def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(
+    tmp_path: pathlib.Path,
+) -> None:
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "no such step" >&2\nexit 1\n')
     scancel.chmod(0o755)
-    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    one = {
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
     command = [sys.executable, "-m", "harness.launch", "--per_task", "--ps=0", "--workers=1"]
     done = subprocess.run(
-        [*command, f"--termination_log={tmp_path}/none/failed", "--", "python", "-c", "raise SystemExit(65)"],
+        [
+            *command,
+            f"--termination_log={tmp_path}/none/failed",
+            "--",
+            "python",
+            "-c",
+            "raise SystemExit(65)",
+        ],
         cwd=ROOT,
         env={**os.environ, **STEP, **one, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,

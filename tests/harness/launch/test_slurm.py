@@ -14,9 +14,15 @@ from harness import exit_codes
 from tests.harness.launch.slurm_kit import Job, Slurm, until, why_no_slurm
 
 NONE_HERE = why_no_slurm()
-pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE),
+    pytest.mark.timeout(600),
+]
 
-SCRIPT, HET_SCRIPT, WORKERS_SCRIPT = (f"configs/slurm{kind}.sbatch" for kind in ("", "_het", "_workers"))
+SCRIPT, HET_SCRIPT, WORKERS_SCRIPT = (
+    f"configs/slurm{kind}.sbatch" for kind in ("", "_het", "_workers")
+)
 THREE_TASKS = ("--ntasks=3",)
 ENDLESS = ("--train_steps=1000000000", "--log_every_steps=200", "--save_model_secs=2")
 
@@ -37,8 +43,8 @@ def slurm(cluster: Slurm) -> Iterator[Slurm]:
 def _end_of_time(slurm: Slurm, number: str, started: str) -> None:
     """Sets the limit of a running job so that its --signal comes soon, and a minute before it is killed.
 
-    Slurm's limits are whole minutes from the start. It looks at them every 30 s, and sends the signal as if it were
-    30 s later than it is.
+    Slurm's limits are whole minutes from the start. It looks at them every 30 s, and sends the
+    signal as if it were 30 s later than it is.
     """
     ran = (datetime.datetime.now() - datetime.datetime.fromisoformat(started)).total_seconds()
     minutes = int(ran // 60) + (1 if ran % 60 < 25 else 2)
@@ -70,18 +76,26 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
 
     _end_of_time(slurm, job.number, job.fields()["StartTime"])
     job.expect("worker/0 .*SIGTERM: ending within")
-    saved = int(job.expect(r"worker/0 .*interrupted: step (\d+) is saved")[1])  # others may have been under way
+    # others may have been under way
+    saved = int(job.expect(r"worker/0 .*interrupted: step (\d+) is saved")[1])
     job.expect(f"requeueing job {job.number}")
     job.wait("PENDING")
     assert job.fields()["Restarts"] == "1"
-    assert int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name) == saved
+    assert (
+        int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name)
+        == saved
+    )
     authority = (job.directory / "certs" / "ca.pem").read_text()
 
-    # Slurm lets two minutes pass before it starts a job again, in which the end of this start is told to it.
+    # Slurm lets two minutes pass before it starts a job again, in which the end of this start is
+    # told to it.
     until(lambda: not slurm.processes("slurmstepd"), "the first start is over")
     further.write_text(f"--train_steps={saved + 300}\n")
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
-    until(lambda: re.search("Resources|DRAINED", job.fields()["Reason"]), "it waits for the drained host")
+    until(
+        lambda: re.search("Resources|DRAINED", job.fields()["Reason"]),
+        "it waits for the drained host",
+    )
     slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     job.expect(f"job {job.number} was requeued, this is restart 1")
     assert int(job.expect(r"training goes on from step (\d+)")[1]) == saved
@@ -90,7 +104,9 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
     assert accuracy > 0.9
     assert job.fields()["ExitCode"] == "0:0"
     keys = list((job.directory / "certs").glob("*.key"))
-    assert {key.stem for key in keys} == {"ca", "n1", "n2"} and {key.stat().st_mode & 0o777 for key in keys} == {0o600}
+    assert {key.stem for key in keys} == {"ca", "n1", "n2"} and {
+        key.stat().st_mode & 0o777 for key in keys
+    } == {0o600}
     assert (job.directory / "certs" / "ca.pem").read_text() != authority
 
 
@@ -101,7 +117,9 @@ def own_slurm(tmp_path: pathlib.Path) -> Iterator[Slurm]:
     slurm.close()
 
 
-def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_hosts_again(own_slurm: Slurm) -> None:
+def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_hosts_again(
+    own_slurm: Slurm,
+) -> None:
     slurm = own_slurm
     slurm.notice_within(20)
     further = slurm.shared / "further.flags"
@@ -128,7 +146,9 @@ def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_
     job.wait("COMPLETED")
 
 
-def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm: Slurm, tmp_path: pathlib.Path) -> None:
+def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(
+    slurm: Slurm, tmp_path: pathlib.Path
+) -> None:
     script = slurm.shared / "het.sbatch"  # as the file says: with one's own numbers
     text = (pathlib.Path(HET_SCRIPT)).read_text()
     script.write_text(text.replace("--ntasks=2", "--ntasks=1").replace("--ntasks=8", "--ntasks=2"))
@@ -136,9 +156,13 @@ def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm:
     job = slurm.submit(str(script), *ENDLESS, PS="1", WORKERS="2")
     job.expect(r"^worker/1 .* step \d")
     assert job.host("ps/0") == "n2"
-    assert {path.stem for path in (job.directory / "certs").glob("n*.pem")} == {"n1", "n2"}  # of both groups
+    # of both groups
+    assert {path.stem for path in (job.directory / "certs").glob("n*.pem")} == {"n1", "n2"}
     assert [job.host(f"worker/{index}") for index in (0, 1)] == ["n1", "n1"]
-    assert [job.task(f"worker/{index}").environ()["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
+    assert [job.task(f"worker/{index}").environ()["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == [
+        "0",
+        "1",
+    ]
     assert job.task("ps/0").environ()["CUDA_VISIBLE_DEVICES"] == ""
 
     kill_wait = float(re.search(r"KillWait *= (\d+)", slurm.run("scontrol", "show", "config"))[1])  # type: ignore[index]
@@ -168,11 +192,14 @@ def test_workers_of_another_job_and_of_another_step_join_a_run_and_leave_it(slur
     # A step within the allocation of the first job, on a host that has a certificate already.
     (job.directory / "step.sh").write_text(
         f"export BELLWETHER_SECURITY={job.directory}/certs\n"
-        f"exec srun --jobid={job.number} --overlap --ntasks=1 {sys.executable} -m harness.launch --per_task "
+        f"exec srun --jobid={job.number} --overlap --ntasks=1 {sys.executable} -m harness.launch "
+        "--per_task "
         f"--ps_hosts={ps} --first_worker=3 --workers=1 -- python -m models.mnist.trainer "
         f"--flagfile=configs/mnist_async.flags --logdir={job.directory} {' '.join(flags)}\n"
     )
-    slurm.run("bash", "-c", f"bash {job.directory}/step.sh </dev/null >{job.directory}/step.out 2>&1 &")
+    slurm.run(
+        "bash", "-c", f"bash {job.directory}/step.sh </dev/null >{job.directory}/step.out 2>&1 &"
+    )
     step = Job(slurm, f"{job.number}.1", job.directory / "step")
     step.expect(r"^worker/3 .* step \d")
 
@@ -183,9 +210,12 @@ def test_workers_of_another_job_and_of_another_step_join_a_run_and_leave_it(slur
     assert twice.fields()["ExitCode"] == f"{exit_codes.CONFIGURATION.plain}:0"
 
     steps = slurm.run("squeue", "--steps", "--noheader", f"--jobs={job.number}", "--format=%i")
-    (further_step,) = [found for found in steps.split() if not found.endswith((".0", ".batch", ".extern"))]
+    (further_step,) = [
+        found for found in steps.split() if not found.endswith((".0", ".batch", ".extern"))
+    ]
     assert further_step, steps
-    slurm.run("scancel", "--signal=TERM", further_step, check=False)  # it says that there is no such job, and obeys
+    # it says that there is no such job, and obeys
+    slurm.run("scancel", "--signal=TERM", further_step, check=False)
     step.expect("left the training run, which goes on without this task")
     slurm.run("scancel", added.number)
     for _ in (1, 2):
@@ -201,15 +231,21 @@ def test_tasks_that_do_not_fit_the_roles_are_one_clear_line(slurm: Slurm) -> Non
     assert job.fields()["ExitCode"] == f"{exit_codes.CONFIGURATION.plain}:0"
     said = [line for line in job.output.splitlines() if not line.startswith("srun: ")]
     assert said == [
-        "launch: --ps=1 --workers=4 are 5 tasks, and this Slurm step has 3: give sbatch --ntasks=5, or the launcher "
+        "launch: --ps=1 --workers=4 are 5 tasks, and this Slurm step has 3: give sbatch "
+        "--ntasks=5, or the launcher "
         "other numbers"
     ]
 
 
 def test_what_fails_for_good_ends_the_job_with_its_code_and_is_not_requeued(slurm: Slurm) -> None:
     job = slurm.submit(SCRIPT, "--data_dir=nowhere", sbatch=THREE_TASKS, WORKERS="2")
-    job.expect(r"worker/0 exited with code 65 and failed for good \(data: it would end so again\); stopping everything")
+    job.expect(
+        r"worker/0 exited with code 65 and failed for good \(data: it would end so again\); "
+        r"stopping everything"
+    )
     job.wait("FAILED")
     assert job.fields()["ExitCode"] == f"{exit_codes.DATA.plain}:0"
-    assert job.output.splitlines()[-1].startswith("worker/0 exited with code 65 and failed for good")
+    assert job.output.splitlines()[-1].startswith(
+        "worker/0 exited with code 65 and failed for good"
+    )
     assert "requeueing" not in job.output

@@ -1,8 +1,9 @@
 """Runs a command as a container runtime does: python -I -S container.py JSON, with the words of ``main``.
 
-The command has process numbers, a host name, a root directory, a user and an environment of its own. It is process
-number 1, or that is a process that does nothing, where containers share their process numbers (``shared``). SIGTERM is
-passed on to it; the exit code is its own, or 128 and the number of the signal that has ended it.
+The command has process numbers, a host name, a root directory, a user and an environment of its
+own. It is process number 1, or that is a process that does nothing, where containers share their
+process numbers (``shared``). SIGTERM is passed on to it; the exit code is its own, or 128 and the
+number of the signal that has ended it.
 """
 
 import ctypes
@@ -18,7 +19,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(
-    host: str, root: str, user: int, directory: str, environ: dict[str, str], command: list[str], shared: bool = False
+    host: str,
+    root: str,
+    user: int,
+    directory: str,
+    environ: dict[str, str],
+    command: list[str],
+    shared: bool = False,
 ) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
 

@@ -1,10 +1,12 @@
 """The steps of configs/docker/Dockerfile, one after the other, in a private copy of this machine's file system.
 
-unshare --mount --net --pid --fork --kill-child --mount-proc python -m tests.harness.manifests.docker_program
+unshare --mount --net --pid --fork --kill-child --mount-proc python -m
+tests.harness.manifests.docker_program
 
-This machine stands for the base image, with what is installed here: `pip install -r requirements.lock` finds all of it
-there, in the versions of the lock, and asks no network, for there is none. Then CMD runs as a ps, as number 1 of its
-process numbers and as USER, and gets SIGTERM until it ends. Prints "RUN command" before each step, and "CODE n" last.
+This machine stands for the base image, with what is installed here: `pip install -r
+requirements.lock` finds all of it there, in the versions of the lock, and asks no network, for
+there is none. Then CMD runs as a ps, as number 1 of its process numbers and as USER, and gets
+SIGTERM until it ends. Prints "RUN command" before each step, and "CODE n" last.
 """
 
 import contextlib
@@ -56,7 +58,11 @@ def make_base() -> None:
             os.chmod(ROOT / parent, 0o755)  # of the copy: USER reaches it, too
     for name in ("passwd", "group", "shadow"):
         accounts = ROOT / "etc" / name
-        kept = [line for line in accounts.read_text().splitlines(True) if "1000" not in line.split(":")[1:4]]
+        kept = [
+            line
+            for line in accounts.read_text().splitlines(True)
+            if "1000" not in line.split(":")[1:4]
+        ]
         accounts.write_text("".join(kept))
     run("ip", "link", "set", "lo", "up")
 
@@ -72,7 +78,10 @@ def ask_to_end(container: subprocess.Popen[str]) -> int:
 
 def main() -> None:
     make_base()
-    environ = {"PATH": f"{pathlib.Path(sys.prefix).resolve()}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}
+    environ = {
+        "PATH": f"{pathlib.Path(sys.prefix).resolve()}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/tmp",
+    }
     directory, user, command = "/", 0, [""]
     for word, rest in steps():
         match word:
@@ -93,17 +102,41 @@ def main() -> None:
                     run("cp", *(str(REPOSITORY / source) for source in sources), str(there))
             case "RUN":
                 print(f"RUN {rest}", flush=True)
-                inside = ["chroot", str(ROOT), "env", "--ignore-environment", f"--chdir={directory}"]
-                run(*inside, *(f"{name}={value}" for name, value in environ.items()), "sh", "-c", rest)
+                inside = [
+                    "chroot",
+                    str(ROOT),
+                    "env",
+                    "--ignore-environment",
+                    f"--chdir={directory}",
+                ]
+                run(
+                    *inside,
+                    *(f"{name}={value}" for name, value in environ.items()),
+                    "sh",
+                    "-c",
+                    rest,
+                )
             case "USER":
                 user = int(rest.partition(":")[0])
             case "CMD":
                 command = json.loads(rest)
             case _:
                 assert word in ("FROM", "VOLUME", "EXPOSE"), word
-    told = {"host": "ps-0", "root": str(ROOT), "user": user, "directory": directory, "environ": environ}
+    told = {
+        "host": "ps-0",
+        "root": str(ROOT),
+        "user": user,
+        "directory": directory,
+        "environ": environ,
+    }
     container = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(CONTAINER), json.dumps({**told, "command": [*command, *PS]})],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            str(CONTAINER),
+            json.dumps({**told, "command": [*command, *PS]}),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,8 +1,9 @@
 """A container's probes as the kubelet makes them, and what follows from their results.
 
-Its rules (kubernetes.io: Configure Liveness, Readiness and Startup Probes): a gRPC probe connects anew each time, asks
-the health service, and has passed when that answers SERVING within timeoutSeconds. Probes come every periodSeconds. A
-container whose liveness probe has failed failureThreshold times in a row is killed.
+Its rules (kubernetes.io: Configure Liveness, Readiness and Startup Probes): a gRPC probe connects
+anew each time, asks the health service, and has passed when that answers SERVING within
+timeoutSeconds. Probes come every periodSeconds. A container whose liveness probe has failed
+failureThreshold times in a row is killed.
 """
 
 import itertools
@@ -32,7 +33,10 @@ class Probe:
         fields = {"periodSeconds": "period_secs", "timeoutSeconds": "timeout_secs"}
         fields |= {"failureThreshold": "failure_threshold"}
         assert told.keys() <= {"grpc", *fields} and told["grpc"].keys() == {"port"}, told
-        return cls(told["grpc"]["port"], **{fields[key]: value for key, value in told.items() if key != "grpc"})
+        return cls(
+            told["grpc"]["port"],
+            **{fields[key]: value for key, value in told.items() if key != "grpc"},
+        )
 
     def passes(self, host: str, port: int | None = None, timeout_secs: float | None = None) -> bool:
         """Asks once; another port or time limit than the manifest's may be given."""

@@ -1,16 +1,20 @@
 """Pods without Kubernetes: processes with a network, a name and process numbers of their own, as a manifest says.
 
-They run over a private copy of the file system, as the user of the manifest, with the manifest's command, its
-environment and nothing else. The names of pods are in a file of names. A kubelet's rules, with their source:
+They run over a private copy of the file system, as the user of the manifest, with the manifest's
+command, its environment and nothing else. The names of pods are in a file of names. A kubelet's
+rules, with their source:
 
-* a pod is ended by preStop, SIGTERM to its first process, and SIGKILL after terminationGracePeriodSeconds
-  (kubernetes.io, Pod Lifecycle)
-* a volume belongs to fsGroup, whose members may write to it; its new files are the group's, too (Security Context)
-* one that is evicted has the condition DisruptionTarget, and ends in the same way (kubernetes.io, Disruptions)
-* one whose liveness probe fails too often ends in the same way, without that condition (Container probes)
+* a pod is ended by preStop, SIGTERM to its first process, and SIGKILL after
+  terminationGracePeriodSeconds (kubernetes.io, Pod Lifecycle)
+* a volume belongs to fsGroup, whose members may write to it; its new files are the group's, too
+    (Security Context)
+* one that is evicted has the condition DisruptionTarget, and ends in the same way (kubernetes.io,
+    Disruptions)
+* one whose liveness probe fails too often ends in the same way, without that condition (Container
+    probes)
 
-What happens is printed, as "POD name address", "READY name", "EVICT name", "UNHEALTHY name", "KILLED name" and "END
-name code", and the lines of the pods as "name | line".
+What happens is printed, as "POD name address", "READY name", "EVICT name", "UNHEALTHY name",
+"KILLED name" and "END name code", and the lines of the pods as "name | line".
 """
 
 import contextlib
@@ -52,10 +56,21 @@ def make_node(directory: pathlib.Path, user: int) -> None:
     run("mount", "-t", "tmpfs", "tmpfs", str(WORK))
     for name in ("upper", "work", "root"):
         (WORK / name).mkdir()
-    run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={WORK}/upper,workdir={WORK}/work", str(ROOT))
+    run(
+        "mount",
+        "-t",
+        "overlay",
+        "overlay",
+        "-o",
+        f"lowerdir=/,upperdir={WORK}/upper,workdir={WORK}/work",
+        str(ROOT),
+    )
     for path in ("/dev", "/sys"):
         run("mount", "--rbind", path, f"{ROOT}{path}")
-    seen = [REPOSITORY, *(pathlib.Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))]
+    seen = [
+        REPOSITORY,
+        *(pathlib.Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)),
+    ]
     if real_mnist.DIRECTORY:
         seen.append(pathlib.Path(real_mnist.DIRECTORY))
     for path in seen:  # what the image holds
@@ -69,7 +84,9 @@ def make_node(directory: pathlib.Path, user: int) -> None:
         "group": "bellwether:x:{0}:",
     }.items():
         accounts = ROOT / "etc" / name  # the user that the Dockerfile adds
-        kept = [line for line in accounts.read_text().splitlines() if line.split(":")[2] != str(user)]
+        kept = [
+            line for line in accounts.read_text().splitlines() if line.split(":")[2] != str(user)
+        ]
         accounts.write_text("\n".join([*kept, line.format(user), ""]))
     (directory / "runs").mkdir()
     (ROOT / "runs").mkdir()
@@ -167,10 +184,17 @@ class Node:
         run("ip", "link", "set", f"v{life}", "master", "br0", "up")
         network = f"ip addr add {address}/24 dev eth0; ip link set eth0 up; ip link set lo up"
         run("ip", "netns", "exec", space, "sh", "-c", network)
-        fields = {f"metadata.labels['{label}']": value for label, value in labels.items()} | {"status.podIP": address}
+        fields = {f"metadata.labels['{label}']": value for label, value in labels.items()} | {
+            "status.podIP": address
+        }
         env = {e["name"]: e["value"] if "value" in e else fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}  # fmt: skip # noqa: E501
-        # As a container runtime sets it: the home of the user in the image, which need not be there.
-        image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/nonexistent"}
+        # As a container runtime sets it: the home of the user in the image, which need not be
+        # there.
+        image = {
+            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+            "PYTHONPATH": str(REPOSITORY),
+            "HOME": "/nonexistent",
+        }
         image |= real_mnist.ENVIRON
         contained = {
             "host": name,
@@ -182,7 +206,17 @@ class Node:
             "shared": spec.get("shareProcessNamespace", False),
         }
         process = subprocess.Popen(
-            ["ip", "netns", "exec", space, sys.executable, "-I", "-S", str(CONTAINER), json.dumps(contained)],
+            [
+                "ip",
+                "netns",
+                "exec",
+                space,
+                sys.executable,
+                "-I",
+                "-S",
+                str(CONTAINER),
+                json.dumps(contained),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,9 +1,11 @@
 """What happens to the pods of a manifest: one scenario, in namespaces of its own.
 
-unshare --mount --net --pid --fork --kill-child --mount-proc python -m tests.harness.manifests.pods_program SCENARIO DIR
+unshare --mount --net --pid --fork --kill-child --mount-proc python -m
+tests.harness.manifests.pods_program SCENARIO DIR
 
-DIR has the manifest, job.yaml; ``runs`` in it becomes the volume of run directories, with further flags of the trainer
-in further.flags. Prints what ``pods``, ``jobset_rules`` and ``tfjob_rules`` say of it.
+DIR has the manifest, job.yaml; ``runs`` in it becomes the volume of run directories, with further
+flags of the trainer in further.flags. Prints what ``pods``, ``jobset_rules`` and ``tfjob_rules``
+say of it.
 """
 
 import pathlib
@@ -33,7 +35,11 @@ class Runs:
 
     def saved_step(self) -> int:
         """Of the newest checkpoint."""
-        return int(pathlib.Path(harness.latest_checkpoint(self._directory / "mnist" / "model.ckpt") or "").name)
+        return int(
+            pathlib.Path(
+                harness.latest_checkpoint(self._directory / "mnist" / "model.ckpt") or ""
+            ).name
+        )
 
     def end_soon(self) -> None:
         """Has training end some way after the newest checkpoint, for tasks that start from now on."""
@@ -51,7 +57,9 @@ def deaths(jobset: JobSet, runs: Runs) -> None:
     jobset.node.kill("ps", "0", "0")
     expect(r"mnist-worker-0-0 \| .*training goes on from step [1-9]")
     expect(r"mnist-worker-1-0 \| .*step \d")
-    assert [pods["worker", index, "0"].process.pid for index in "01"] == workers, "nobody restarts the others"
+    assert [pods["worker", index, "0"].process.pid for index in "01"] == workers, (
+        "nobody restarts the others"
+    )
     jobset.node.kill("worker", "1", "0")
     expect(r"mnist-worker-1-0 \| .*step \d")
     runs.end_soon()
@@ -126,7 +134,8 @@ def scaled(jobset: JobSet, runs: Runs) -> None:
     jobset.scale("worker", 2)
     left = r"left the training run, which goes on without this task"
     expect_all(
-        *(rf"mnist-worker-0-{index} \| .*{left}" for index in (2, 3)), *(f"END mnist-worker-0-{i} 143" for i in (2, 3))
+        *(rf"mnist-worker-0-{index} \| .*{left}" for index in (2, 3)),
+        *(f"END mnist-worker-0-{i} 143" for i in (2, 3)),
     )
     expect_all(*(rf"mnist-worker-0-{index} \| .*step \d" for index in (0, 1)))
     assert {key: pod.address for key, pod in jobset.node.pods.items()} == before
@@ -139,7 +148,11 @@ def scaled(jobset: JobSet, runs: Runs) -> None:
 
 def tfjob(job: TFJob, runs: Runs) -> None:
     """Chief, ps, workers and an evaluator: each dies or is told to go once, and training ends with the chief's."""
-    expect_all(r"mnist-worker-0 \| .*step \d", r"mnist-worker-1 \| .*step \d", r"mnist-evaluator-0 \| .*step \d")
+    expect_all(
+        r"mnist-worker-0 \| .*step \d",
+        r"mnist-worker-1 \| .*step \d",
+        r"mnist-evaluator-0 \| .*step \d",
+    )
     job.node.kill("worker", "1")  # 137
     expect(r"mnist-worker-1 \| .*step \d")
     job.node.pods["worker", "0"].main.terminate()  # not by the API server: its code decides
@@ -177,7 +190,8 @@ def tfjob_scaled(job: TFJob, runs: Runs) -> None:
     job.scale("worker", 2)
     left = r"left the training run, which goes on without this task"
     expect_all(
-        *(rf"mnist-worker-{index} \| .*{left}" for index in (2, 3)), *(f"END mnist-worker-{i} 143" for i in (2, 3))
+        *(rf"mnist-worker-{index} \| .*{left}" for index in (2, 3)),
+        *(f"END mnist-worker-{i} 143" for i in (2, 3)),
     )
     expect_all(*(rf"mnist-worker-{index} \| .*step \d" for index in (0, 1)))
     assert {key: pod.address for key, pod in job.node.pods.items()} == before

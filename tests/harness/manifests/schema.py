@@ -43,7 +43,9 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str
             yield f"{path}: {value!r} does not fit {schema['pattern']}"
         return
     kind = schema.get("type")
-    if kind and (not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+    if kind and (
+        not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")
+    ):
         yield f"{path}: {value!r} is no {kind}"
         return
     if "enum" in schema and value not in schema["enum"]:
@@ -53,7 +55,9 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str
             yield f"{path}: {value!r} does not fit {schema['pattern']}"
         if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
             yield f"{path}: {value!r} has a bad length"
-    if isinstance(value, int | float) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+    if isinstance(value, int | float) and not schema.get("minimum", value) <= value <= schema.get(
+        "maximum", value
+    ):
         yield f"{path}: {value!r} is out of range"
     if isinstance(value, list):
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
@@ -75,5 +79,7 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str
                 yield from problems(part, known[name], f"{path}.{name}")
             elif rest:
                 yield from problems(part, rest, f"{path}.{name}")
-            elif known or not (schema.get("x-kubernetes-preserve-unknown-fields") or path == ".metadata"):
+            elif known or not (
+                schema.get("x-kubernetes-preserve-unknown-fields") or path == ".metadata"
+            ):
                 yield f"{path}.{name} is not known"

@@ -20,15 +20,23 @@ from tests.kit.processes import Program
 pytestmark = pytest.mark.cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-USER = int(re.findall(r"runAsUser: (\d+)", (ROOT / "harness/manifests/templates/pod.yaml").read_text())[0])
+USER = int(
+    re.findall(r"runAsUser: (\d+)", (ROOT / "harness/manifests/templates/pod.yaml").read_text())[0]
+)
 """The user of the pods, who is that of the image."""
 
 
 def steps() -> list[tuple[str, str]]:
     """The instructions of the Dockerfile with their arguments."""
     lines = (ROOT / "configs/docker/Dockerfile").read_text()
-    joined = re.sub(r"\\\n", " ", "\n".join(line for line in lines.splitlines() if not line.startswith("#")))
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
+    joined = re.sub(
+        r"\\\n", " ", "\n".join(line for line in lines.splitlines() if not line.startswith("#"))
+    )
+    return [
+        (word, rest.strip())
+        for word, _, rest in (line.partition(" ") for line in joined.splitlines())
+        if word
+    ]
 
 
 def of(word: str) -> list[str]:
@@ -36,7 +44,9 @@ def of(word: str) -> list[str]:
 
 
 def test_everything_that_is_copied_is_there_and_under_version_control() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for sources in (rest.split()[:-1] for rest in of("COPY")):
         for source in sources:
             assert any(name == source or name.startswith(f"{source}/") for name in tracked), source
@@ -45,10 +55,14 @@ def test_everything_that_is_copied_is_there_and_under_version_control() -> None:
 def test_packages_are_those_of_the_lock_file_and_every_one_is_pinned() -> None:
     assert "pip install -r requirements.lock" in of("RUN") and "pip install --no-deps --no-build-isolation ." in of("RUN")  # fmt: skip # noqa: E501
     lines = [
-        line.removesuffix(" \\") for line in (ROOT / "requirements.lock").read_text().splitlines() if line[0] != " "
+        line.removesuffix(" \\")
+        for line in (ROOT / "requirements.lock").read_text().splitlines()
+        if line[0] != " "
     ]
     assert lines and all(re.fullmatch(r"[a-z0-9-]+==[^=]+", line) for line in lines)
-    assert any(line.startswith("setuptools==") for line in lines), "the build has no isolation: it takes it from here"
+    assert any(line.startswith("setuptools==") for line in lines), (
+        "the build has no isolation: it takes it from here"
+    )
     version = next(line.partition("==")[2] for line in lines if line.startswith("jax=="))
     assert f"jax[cuda12]=={version}" in (ROOT / "configs/docker/Dockerfile").read_text()
 
@@ -56,7 +70,9 @@ def test_packages_are_those_of_the_lock_file_and_every_one_is_pinned() -> None:
 def test_the_user_is_that_of_the_manifests_and_not_root() -> None:
     assert of("USER") == [f"{USER}:{USER}"] and any(f"--uid {USER}" in run for run in of("RUN"))
     names = [name for name, _ in steps()]
-    assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN"), "root installs"
+    assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN"), (
+        "root installs"
+    )
     assert "PYTHONUNBUFFERED=1" in of("ENV")[0]
 
 
@@ -68,25 +84,44 @@ def place() -> Iterator[pathlib.Path]:
 
 
 @pytest.mark.chaos
-def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(place: pathlib.Path) -> None:
+def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(
+    place: pathlib.Path,
+) -> None:
     """The steps COPY, pip install, USER and CMD, without the network: what is installed already stands for the lock."""
     app, site, runs = place / "app", place / "site", place / "runs"
     for *sources, target in (rest.split() for rest in of("COPY")):
         for source in sources:
             here, there = ROOT / source, app / target / source
             if here.is_dir():
-                shutil.copytree(here, app / target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+                shutil.copytree(
+                    here,
+                    app / target,
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                    dirs_exist_ok=True,
+                )
             else:
                 there.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(here, there)
     built = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", str(site), "."],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(site),
+            ".",
+        ],
         cwd=app,
         capture_output=True,
         text=True,
     )
     assert built.returncode == 0, built.stderr
-    assert sorted(path.name for path in site.iterdir() if not path.name.startswith(("bellwether", "__"))) == [
+    assert sorted(
+        path.name for path in site.iterdir() if not path.name.startswith(("bellwether", "__"))
+    ) == [
         "bin",
         "harness",
         "runtime",
@@ -123,8 +158,12 @@ def chroots() -> None:
     if os.geteuid():
         pytest.skip("only root can change the root directory")
     if missing := [name for name in ("unshare", "ip", "useradd") if shutil.which(name) is None]:
-        pytest.skip(f"{', '.join(missing)} not installed: apt-get install iproute2 util-linux passwd")
-    tried = subprocess.run([*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60)
+        pytest.skip(
+            f"{', '.join(missing)} not installed: apt-get install iproute2 util-linux passwd"
+        )
+    tried = subprocess.run(
+        [*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60
+    )
     if tried.returncode:
         pytest.skip(f"namespaces cannot be made here: {tried.stderr.strip()}")
 
@@ -132,7 +171,9 @@ def chroots() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("chroots")
-def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_sigterm_as_number_1() -> None:
+def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_sigterm_as_number_1() -> (
+    None
+):
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-m", "tests.harness.manifests.docker_program"],
         cwd=ROOT,

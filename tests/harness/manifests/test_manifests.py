@@ -26,7 +26,9 @@ pytestmark = pytest.mark.cluster
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 REQUESTS = {
     "small": ClusterRequest(1, 1, 1e6),
-    "large": ClusterRequest(2, 8, 400e6, name="large", gpus=1, evaluators=1, image="registry.example/b:1"),
+    "large": ClusterRequest(
+        2, 8, 400e6, name="large", gpus=1, evaluators=1, image="registry.example/b:1"
+    ),
     "elastic": ClusterRequest(2, 4, 1e6, elastic=True),
     "own command": ClusterRequest(4, 64, 1e9, command=("python", "-m", "mine"), exit_codes=False),
 }
@@ -45,21 +47,34 @@ def of_kind(kind: str, engine: str, asked: ClusterRequest) -> Any:
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize(("engine", "kind"), [("jobset", "JobSet"), ("tfjob", "TFJob")])
-def test_a_custom_resource_fits_its_definition(engine: str, kind: str, asked: ClusterRequest) -> None:
+def test_a_custom_resource_fits_its_definition(
+    engine: str, kind: str, asked: ClusterRequest
+) -> None:
     told = schema.load(engine)
     made = of_kind(kind, engine, asked)
-    assert made["apiVersion"] == f"{told['group']}/{told['version']}" and made["kind"] == told["kind"]
+    assert (
+        made["apiVersion"] == f"{told['group']}/{told['version']}" and made["kind"] == told["kind"]
+    )
     assert list(schema.problems(made, told["schema"])) == []
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 def test_the_pods_of_a_statefulset_and_a_job_fit_too(asked: ClusterRequest) -> None:
-    jobs = schema.load("jobset")["schema"]["properties"]["spec"]["properties"]["replicatedJobs"]["items"]
+    jobs = schema.load("jobset")["schema"]["properties"]["spec"]["properties"]["replicatedJobs"][
+        "items"
+    ]
     job = jobs["properties"]["template"]["properties"]["spec"]
     made = {o["kind"]: o for o in objects("statefulset", asked)}
     assert list(schema.problems(made["Job"]["spec"], job)) == []
     template = job["properties"]["template"]
-    assert list(schema.problems(made["StatefulSet"]["spec"]["template"]["spec"], template["properties"]["spec"])) == []
+    assert (
+        list(
+            schema.problems(
+                made["StatefulSet"]["spec"]["template"]["spec"], template["properties"]["spec"]
+            )
+        )
+        == []
+    )
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -151,11 +166,18 @@ def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> Non
     for job in of_kind("JobSet", "jobset", asked)["spec"]["replicatedJobs"]:
         for index in range(job["replicas"]):
             pod = job["template"]["spec"]["template"]["spec"]
-            labels = {"jobset-name": "large", "replicatedjob-name": job["name"], "job-index": str(index)}
+            labels = {
+                "jobset-name": "large",
+                "replicatedjob-name": job["name"],
+                "job-index": str(index),
+            }
             fields = {f"metadata.labels['jobset.sigs.k8s.io/{k}']": v for k, v in labels.items()}
             environ = environment(pod["containers"][0], **fields) | {"JOB_COMPLETION_INDEX": "0"}
             found = config(pod["containers"][0]["command"], environ, clean)
-            assert found.problem() is None and (found.me.job, found.me.index) == (job["name"], index)
+            assert found.problem() is None and (found.me.job, found.me.index) == (
+                job["name"],
+                index,
+            )
             name = f"large-{job['name']}-{index}-0.{network['subdomain']}:2222"
             if job["name"] != "evaluator":
                 assert found.me.cluster.task_address(job["name"], index) == name
@@ -166,7 +188,10 @@ def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> Non
 def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None:
     """By TF_CONFIG as the operator composes it: job, role and index, and the port of the container."""
     asked = REQUESTS["large"]
-    counts = {k.lower(): r["replicas"] for k, r in of_kind("TFJob", "tfjob", asked)["spec"]["tfReplicaSpecs"].items()}
+    counts = {
+        k.lower(): r["replicas"]
+        for k, r in of_kind("TFJob", "tfjob", asked)["spec"]["tfReplicaSpecs"].items()
+    }
     assert counts == {"chief": 1, "ps": 2, "worker": 7, "evaluator": 1}
     cluster = {
         role: [f"large-{role}-{i}.default.svc:2222" for i in range(n)]
@@ -178,7 +203,11 @@ def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None
         (container,) = pod["containers"]
         assert (container["name"], container["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
         for index in range(counts[role]):
-            told = {"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"}
+            told = {
+                "cluster": cluster,
+                "task": {"type": role, "index": index},
+                "environment": "cloud",
+            }
             found = config(container["command"], {"TF_CONFIG": json.dumps(told)}, clean)
             assert found.problem() is None and (found.me.job, found.me.index) == (role, index)
             assert found.workers == 8
@@ -186,17 +215,21 @@ def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None
     assert chiefs == 1
 
 
-def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(
+    clean: pytest.MonkeyPatch,
+) -> None:
     """The operator tells a worker of itself and all ps, a ps of itself, and a Chief of nobody: so there is none."""
     asked = dataclasses.replace(REQUESTS["elastic"], evaluators=1)
     made = of_kind("TFJob", "tfjob", asked)["spec"]
-    assert made["enableDynamicWorker"] and {k: r["replicas"] for k, r in made["tfReplicaSpecs"].items()} == {
-        **{"PS": 2, "Worker": 4, "Evaluator": 1}
-    }
+    assert made["enableDynamicWorker"] and {
+        k: r["replicas"] for k, r in made["tfReplicaSpecs"].items()
+    } == {**{"PS": 2, "Worker": 4, "Evaluator": 1}}
     ps = [f"bellwether-ps-{i}.default.svc:2222" for i in range(2)]
     chiefs = 0
     for role, pod in pods("tfjob", asked):
-        for index in range(made["tfReplicaSpecs"][{"ps": "PS"}.get(role, role.capitalize())]["replicas"]):
+        for index in range(
+            made["tfReplicaSpecs"][{"ps": "PS"}.get(role, role.capitalize())]["replicas"]
+        ):
             own = {str(index): f"bellwether-worker-{index}.default.svc:2222"}
             sparse = {
                 "ps": {"worker": {}, "ps": ps[index : index + 1]},
@@ -205,7 +238,11 @@ def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest
             }[role]
             told = {"sparseCluster": sparse, "task": {"type": role, "index": index}}
             found = config(pod["containers"][0]["command"], {"TF_CONFIG": json.dumps(told)}, clean)
-            assert found.problem() is None and (found.me.job, found.me.index) == (role, index) and found.elastic
+            assert (
+                found.problem() is None
+                and (found.me.job, found.me.index) == (role, index)
+                and found.elastic
+            )
             chiefs += found.me.is_chief
     assert chiefs == 1
 
@@ -222,18 +259,30 @@ def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.Monk
         job = "ps" if o["kind"] == "StatefulSet" else o["metadata"]["name"].removeprefix("large-")
         for index in range(o["spec"].get("replicas", o["spec"].get("completions"))):
             environ = environment(
-                pod["containers"][0], **{"metadata.labels['apps.kubernetes.io/pod-index']": str(index)}
+                pod["containers"][0],
+                **{"metadata.labels['apps.kubernetes.io/pod-index']": str(index)},
             )
-            found = config(pod["containers"][0]["command"], environ | {"JOB_COMPLETION_INDEX": str(index)}, clean)
+            found = config(
+                pod["containers"][0]["command"],
+                environ | {"JOB_COMPLETION_INDEX": str(index)},
+                clean,
+            )
             assert found.problem() is None and (found.me.job, found.me.index) == (job, index)
             if job != "evaluator":
-                assert found.me.cluster.task_address(job, index) == f"{o['metadata']['name']}-{index}.{service}:2222"
+                assert (
+                    found.me.cluster.task_address(job, index)
+                    == f"{o['metadata']['name']}-{index}.{service}:2222"
+                )
 
 
 def test_a_batch_script_is_one_that_bash_reads() -> None:
     text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    assert "#SBATCH --ntasks=10\n" in text and "--gpus-per-task=1" in text and "--ps=2 --workers=8" in text
+    assert (
+        "#SBATCH --ntasks=10\n" in text
+        and "--gpus-per-task=1" in text
+        and "--ps=2 --workers=8" in text
+    )
 
 
 # -- the tool ------------------------------------------------------------------------------------------------------
@@ -242,11 +291,24 @@ def test_a_batch_script_is_one_that_bash_reads() -> None:
 @pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
 def test_the_manifests_of_the_example_are_what_the_tool_prints(engine: str) -> None:
     path = ROOT / "configs" / "kubernetes" / f"mnist_{engine}.yaml"
-    arguments = [f"--for={engine}", "--name=mnist", "--ps=1", "--workers=2", "--evaluators=1", "--step_ms=1"]
+    arguments = [
+        f"--for={engine}",
+        "--name=mnist",
+        "--ps=1",
+        "--workers=2",
+        "--evaluators=1",
+        "--step_ms=1",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "harness.manifests", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "harness.manifests", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
-    assert done.stdout == path.read_text(), f"python -m harness.manifests {' '.join(arguments)} > {path}"
+    assert done.stdout == path.read_text(), (
+        f"python -m harness.manifests {' '.join(arguments)} > {path}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,9 +323,17 @@ def test_the_manifests_of_the_example_are_what_the_tool_prints(engine: str) -> N
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.manifests", *arguments], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "harness.manifests", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
-    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr and not done.stdout
+    assert (
+        done.returncode
+        and said in done.stderr
+        and "Traceback" not in done.stderr
+        and not done.stdout
+    )
 
 
 def test_the_tool_starts_without_jax() -> None:
@@ -295,7 +365,9 @@ def test_memory_of_a_ps_grows_with_workers_and_shrinks_with_ps() -> None:
 
 @pytest.mark.parametrize(
     ("job", "steps", "busiest"),
-    [  # rows of docs/scaling.md, where queues are counted too: these are the limits that they stay below
+    # rows of docs/scaling.md, where queues are counted too: these are the limits that they stay
+    # below
+    [
         (Workload(20, 64, 100e6, compute_secs=0.05, network_bytes_per_s=25e9 / 8), 390, "ps core"),
         (Workload(8, 40, 100e6, compute_secs=0.05), 60, "ps network"),
         (Workload(8, 1, 100e6, compute_secs=0.05), 4, "workers"),
@@ -319,8 +391,13 @@ def test_the_model_is_that_of_the_benchmark() -> None:
 
     assert model.NETWORK_EFFICIENCY == sizing.NETWORK_EFFICIENCY
     costs = model.Costs(sizing.PS_STEP_SECS, sizing.PS_BYTE_SECS, 0.0, 0.0)
-    for job in (Workload(8, 16, 100e6, compute_secs=0.05), Workload(20, 64, 100e6, compute_secs=0.05)):
+    for job in (
+        Workload(8, 16, 100e6, compute_secs=0.05),
+        Workload(20, 64, 100e6, compute_secs=0.05),
+    ):
         rate = job.network_bytes_per_s * sizing.NETWORK_EFFICIENCY
-        queueing = model.forecast(model.Job(job.model_bytes, job.workers, job.compute_secs, rate), job.ps, costs)
+        queueing = model.forecast(
+            model.Job(job.model_bytes, job.workers, job.compute_secs, rate), job.ps, costs
+        )
         assert queueing.steps_per_s <= sizes(job).steps_per_s * 1.001
         assert queueing.steps_per_s >= 0.5 * sizes(job).steps_per_s

@@ -29,14 +29,26 @@ def why_no_pods() -> str:
         return "only root can make pods of namespaces"
     if missing := [name for name in ("unshare", "ip") if shutil.which(name) is None]:
         return f"{', '.join(missing)} not installed: apt-get install iproute2 util-linux"
-    tried = subprocess.run([*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(
+        [*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60
+    )
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 NONE_HERE = real_mnist.NONE_HERE or why_no_pods()
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE),
+    pytest.mark.timeout(1800),
+]
 TRAINER = (
-    *("python", "-m", "models.mnist.trainer", "--flagfile=configs/mnist_async.flags", "--flagfile=/runs/further.flags"),
+    *(
+        "python",
+        "-m",
+        "models.mnist.trainer",
+        "--flagfile=configs/mnist_async.flags",
+        "--flagfile=/runs/further.flags",
+    ),
     *("--epochs=0", "--save_model_secs=2", "--log_every_steps=200"),
 )
 
@@ -49,14 +61,35 @@ def node() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
-def play(engine: str, scenario: str, node: pathlib.Path, *options: str, trainer: tuple[str, ...] = ()) -> str:
+def play(
+    engine: str, scenario: str, node: pathlib.Path, *options: str, trainer: tuple[str, ...] = ()
+) -> str:
     """Prints the manifest of 1 ps, starts what it says, and gives what has happened."""
     command = (*TRAINER, f"--exit_codes={engine}", *trainer)
-    asked = (f"--for={engine}", "--ps=1", *(options or ("--workers=2",)), "--name=mnist", "--", *command)
+    asked = (
+        f"--for={engine}",
+        "--ps=1",
+        *(options or ("--workers=2",)),
+        "--name=mnist",
+        "--",
+        *command,
+    )
     with open(node / "job.yaml", "w") as manifest:
-        subprocess.run([sys.executable, "-m", "harness.manifests", *asked], stdout=manifest, cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "harness.manifests", *asked],
+            stdout=manifest,
+            cwd=ROOT,
+            check=True,
+        )
     done = subprocess.run(
-        [*_UNSHARE, sys.executable, "-m", "tests.harness.manifests.pods_program", scenario, str(node)],
+        [
+            *_UNSHARE,
+            sys.executable,
+            "-m",
+            "tests.harness.manifests.pods_program",
+            scenario,
+            str(node),
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -64,7 +97,9 @@ def play(engine: str, scenario: str, node: pathlib.Path, *options: str, trainer:
     )
     print(done.stdout)  # shown when a test fails
     assert done.returncode == 0, done.stderr[-6000:]
-    assert "are not kept" not in done.stdout, "there is a place for compiled programs, and for their key"
+    assert "are not kept" not in done.stdout, (
+        "there is a place for compiled programs, and for their key"
+    )
     return done.stdout
 
 
@@ -83,14 +118,20 @@ def last_ends(story: str) -> dict[str, str]:
     return dict(re.findall(r"^END (\S+) (\d+)$", story, re.MULTILINE))
 
 
-def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(node: pathlib.Path) -> None:
+def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(
+    node: pathlib.Path,
+) -> None:
     story = play("jobset", "deaths", node)
     assert lives(story) == [
         *("mnist-ps-0-0", "mnist-worker-0-0", "mnist-worker-1-0"),
         *("mnist-ps-0-0", "mnist-worker-1-0", "mnist-worker-0-0", "mnist-worker-1-0"),
     ]
     assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 3]
-    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+    assert last_ends(story) == {
+        "mnist-ps-0-0": "0",
+        "mnist-worker-0-0": "0",
+        "mnist-worker-1-0": "0",
+    }
     assert "KILLED" not in story
     kept = node / "runs" / ".cache" / "bellwether" / "programs"
     assert list(kept.glob("*/*-cache")), "what a pod has compiled is there for the next"
@@ -106,22 +147,37 @@ def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path
     story = play("jobset", "evictions", node)
     assert rules(story)[:4] == ["disrupted Ignore"] * 4  # not counted
     assert "KILLED" not in story
-    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+    assert last_ends(story) == {
+        "mnist-ps-0-0": "0",
+        "mnist-worker-0-0": "0",
+        "mnist-worker-1-0": "0",
+    }
 
 
-def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_is(node: pathlib.Path) -> None:
+def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_is(
+    node: pathlib.Path,
+) -> None:
     story = play("jobset", "frozen", node)
     assert re.findall(r"^(?:UNHEALTHY|KILLED) .*$", story, re.MULTILINE) == [
         "UNHEALTHY mnist-ps-0-0",
         "KILLED mnist-ps-0-0",
     ]
     assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 2]
-    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+    assert last_ends(story) == {
+        "mnist-ps-0-0": "0",
+        "mnist-worker-0-0": "0",
+        "mnist-worker-1-0": "0",
+    }
 
 
-def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_there_are(node: pathlib.Path) -> None:
+def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_there_are(
+    node: pathlib.Path,
+) -> None:
     story = play("jobset", "scaled", node, "--workers=2", "--elastic", trainer=("--elastic",))
-    assert sorted(set(lives(story))) == ["mnist-ps-0-0", *(f"mnist-worker-0-{index}" for index in range(4))]
+    assert sorted(set(lives(story))) == [
+        "mnist-ps-0-0",
+        *(f"mnist-worker-0-{index}" for index in range(4)),
+    ]
     assert "KILLED" not in story and rules(story) == []
 
 
@@ -129,8 +185,12 @@ def test_a_tfjob_with_chief_and_evaluator_trains_through_deaths(node: pathlib.Pa
     story = play("tfjob", "tfjob", node, "--workers=3", "--evaluators=1")
     assert set(rules(story)) == {"ExitCode restart"} and "KILLED" not in story
     assert last_ends(story)["mnist-chief-0"] == "0"
-    waits = [line for line in story.splitlines() if re.search("wait|await", line) and "evaluator" in line]
-    assert not [line for line in waits if not line.startswith("mnist-evaluator-0")], "nobody waits for an evaluator"
+    waits = [
+        line for line in story.splitlines() if re.search("wait|await", line) and "evaluator" in line
+    ]
+    assert not [line for line in waits if not line.startswith("mnist-evaluator-0")], (
+        "nobody waits for an evaluator"
+    )
 
 
 def test_a_tfjob_fails_after_an_exit_code_that_is_permanent(node: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """The probes that `harness.manifests` prints, against real tasks: a ps that restores for long lives, a frozen one dies.
 
-They are made as the kubelet makes them, but faster one after the other than every periodSeconds: whoever fails fewer
-than failureThreshold of them in a row is not killed when they come more seldom.
+They are made as the kubelet makes them, but faster one after the other than every periodSeconds:
+whoever fails fewer than failureThreshold of them in a row is not killed when they come more seldom.
 """
 
 import contextlib
@@ -31,10 +31,16 @@ ASKED = ClusterRequest(1, 1, MIB * 1e6)
 
 def probe(engine: str, name: str) -> Probe:
     """A probe of the ps in the manifest of an engine."""
-    made = next(o for o in yaml.safe_load_all(render(engine, ASKED)) if o["kind"] in ("JobSet", "TFJob", "StatefulSet"))
+    made = next(
+        o
+        for o in yaml.safe_load_all(render(engine, ASKED))
+        if o["kind"] in ("JobSet", "TFJob", "StatefulSet")
+    )
     spec = made["spec"]
     if engine == "jobset":
-        spec = next(job for job in spec["replicatedJobs"] if job["name"] == "ps")["template"]["spec"]
+        spec = next(job for job in spec["replicatedJobs"] if job["name"] == "ps")["template"][
+            "spec"
+        ]
     elif engine == "tfjob":
         spec = spec["tfReplicaSpecs"]["PS"]
     found = Probe.of(spec["template"]["spec"]["containers"][0], name)
@@ -44,7 +50,13 @@ def probe(engine: str, name: str) -> Probe:
 
 @contextlib.contextmanager
 def started(logdir: Path) -> Iterator[LocalCluster]:
-    command = ["python", "-m", "tests.harness.manifests.probe_program", f"--logdir={logdir}", f"--mib={MIB}"]
+    command = [
+        "python",
+        "-m",
+        "tests.harness.manifests.probe_program",
+        f"--logdir={logdir}",
+        f"--mib={MIB}",
+    ]
     env = {"JAX_PLATFORMS": "cpu", DRAIN_VARIABLE: "0"}
     with no_leaks(), LocalCluster(command, preload=PRELOAD, env=env, start=False) as cluster:
         yield cluster
@@ -86,7 +98,9 @@ def test_a_ps_that_restores_for_long_is_not_killed_and_a_frozen_one_is(tmp_path:
 
         cluster.start("ps:0")
         cluster.expect("ps:0", "serves at")
-        process = psutil.Process(next(life for life in cluster.lives("ps:0") if life.code is None).pid)
+        process = psutil.Process(
+            next(life for life in cluster.lives("ps:0") if life.code is None).pid
+        )
         cluster.start("worker:0")
         cluster.expect("worker:0", "chief: restore the newest checkpoint")
         results = []
@@ -103,7 +117,9 @@ def test_a_ps_that_restores_for_long_is_not_killed_and_a_frozen_one_is(tmp_path:
         assert not liveness.kills(passed)
 
         cluster.freeze("ps:0")
-        assert liveness.kills(result.result() for result in [ask() for _ in range(liveness.failure_threshold)])
+        assert liveness.kills(
+            result.result() for result in [ask() for _ in range(liveness.failure_threshold)]
+        )
         cluster.thaw("ps:0")
         assert liveness.passes("127.0.0.1", port), "whoever comes back in time lives"
         cluster.stop("worker:0")

@@ -1,19 +1,24 @@
 """A controller that follows the rules of Kubeflow's training operator (1.x) for a TFJob, over pods of namespaces.
 
-Its source (github.com/kubeflow/training-operator, pkg/controller.v1/tensorflow) is the documentation:
+Its source (github.com/kubeflow/training-operator, pkg/controller.v1/tensorflow) is the
+documentation:
 
-* a pod's name is ``<tfjob>-<role>-<index>``; a headless service of that name leads to it, once it is ready:
-  ``<name>.<namespace>.svc``, and after that what the operator's CUSTOM_CLUSTER_DOMAIN says (genClusterSpec)
-* TF_CONFIG has all roles but the evaluator; with enableDynamicWorker it has ``sparseCluster``, in which a worker has
-  itself and all ps, a ps has itself alone, and whoever else has nothing (convertClusterSpecToSparseClusterSpec)
-* restartPolicy ExitCode: a pod that ends with 130, 137, 138 or 143 is made anew, another failure is the job's, unless
-  it is a worker's and workers are dynamic (ReconcilePods, UpdateJobStatus). A pod that was deleted (or evicted) is made
-  anew whatever its code is, for it is missing
-* the job is done when its chief is; one without a chief when worker 0 is (IsWorker0Completed). Then pods that run are
-  deleted (cleanPodPolicy Running)
-* the number of replicas may be changed: pods beyond it are deleted, missing ones made (GetPodSlices)
+* a pod's name is ``<tfjob>-<role>-<index>``; a headless service of that name leads to it, once it
+  is ready: ``<name>.<namespace>.svc``, and after that what the operator's CUSTOM_CLUSTER_DOMAIN
+  says (genClusterSpec)
+* TF_CONFIG has all roles but the evaluator; with enableDynamicWorker it has ``sparseCluster``, in
+  which a worker has itself and all ps, a ps has itself alone, and whoever else has nothing
+  (convertClusterSpecToSparseClusterSpec)
+* restartPolicy ExitCode: a pod that ends with 130, 137, 138 or 143 is made anew, another failure is
+  the job's, unless it is a worker's and workers are dynamic (ReconcilePods, UpdateJobStatus). A pod
+  that was deleted (or evicted) is made anew whatever its code is, for it is missing
+* the job is done when its chief is; one without a chief when worker 0 is (IsWorker0Completed). Then
+  pods that run are deleted (cleanPodPolicy Running)
+* the number of replicas may be changed: pods beyond it are deleted, missing ones made
+    (GetPodSlices)
 
-Prints "RULE name ExitCode restart" or "RULE name ExitCode fail", and "TFJOB Succeeded" or "TFJOB Failed" besides.
+Prints "RULE name ExitCode restart" or "RULE name ExitCode fail", and "TFJOB Succeeded" or "TFJOB
+Failed" besides.
 """
 
 import json
@@ -38,10 +43,15 @@ class TFJob:
         self.result = ""
         self._name = manifest["metadata"]["name"]
         self._spec = manifest["spec"]
-        self._roles = {kind.lower(): spec for kind, spec in manifest["spec"]["tfReplicaSpecs"].items()}
+        self._roles = {
+            kind.lower(): spec for kind, spec in manifest["spec"]["tfReplicaSpecs"].items()
+        }
         self._domain = f".{domain}" if domain else ""
         assert all(spec["restartPolicy"] == "ExitCode" for spec in self._roles.values())
-        assert self._spec["runPolicy"]["cleanPodPolicy"] == "Running" and self._spec["successPolicy"] == ""
+        assert (
+            self._spec["runPolicy"]["cleanPodPolicy"] == "Running"
+            and self._spec["successPolicy"] == ""
+        )
 
     def control(self) -> None:
         """Runs it to its end."""
@@ -76,7 +86,11 @@ class TFJob:
         return f"{self._name}-{role}-{index}.{NAMESPACE}.svc{self._domain}:{port}"
 
     def _tf_config(self, role: str, index: int) -> str:
-        cluster = {r: [self._address(r, i) for i in range(len(self._keys(r)))] for r in self._roles if r != "evaluator"}
+        cluster = {
+            r: [self._address(r, i) for i in range(len(self._keys(r)))]
+            for r in self._roles
+            if r != "evaluator"
+        }
         task = {"type": role, "index": index}
         if not self._spec.get("enableDynamicWorker"):
             return json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})

@@ -40,8 +40,15 @@ def test_the_dashboard_shows_what_tasks_tell() -> None:
 
 def test_panels_do_not_overlap() -> None:
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in PANELS}
-    assert len(places) == len({panel["id"] for panel in PANELS}) == len({p["title"] for p in PANELS}) == len(PANELS)
-    assert all(panel["description"] and panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)
+    assert (
+        len(places)
+        == len({panel["id"] for panel in PANELS})
+        == len({p["title"] for p in PANELS})
+        == len(PANELS)
+    )
+    assert all(
+        panel["description"] and panel["datasource"]["uid"] == "${datasource}" for panel in PANELS
+    )
 
 
 @contextlib.contextmanager
@@ -60,7 +67,10 @@ def trained(logdir: pathlib.Path) -> Iterator[list[int]]:
         stack.callback(loop.join)
         stack.callback(supervisor.request_stop)
         loop.start()
-        yield [stack.enter_context(MetricsServer(server, 0)).port for server in cluster.servers.values()]
+        yield [
+            stack.enter_context(MetricsServer(server, 0)).port
+            for server in cluster.servers.values()
+        ]
 
 
 @contextlib.contextmanager
@@ -95,7 +105,9 @@ def ask(address: str, query: str) -> list[Any]:
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus")
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus"
+)
 def test_a_prometheus_answers_every_panel(tmp_path: pathlib.Path) -> None:
     checked = subprocess.run(
         ["promtool", "check", "config", CONFIGS / "prometheus.yml"], capture_output=True, text=True
@@ -114,8 +126,11 @@ def test_a_prometheus_answers_every_panel(tmp_path: pathlib.Path) -> None:
                 deadline = time.monotonic() + (0 if missing else TIMEOUT_SECS)
                 while not (found := ask(address, query)) and time.monotonic() < deadline:
                     time.sleep(0.1)
-                assert found or missing, f"no series for {query}; {(tmp_path / 'log').read_text()[-2000:]}"
+                assert found or missing, (
+                    f"no series for {query}; {(tmp_path / 'log').read_text()[-2000:]}"
+                )
             tasks = {
-                (found["metric"]["job"], found["metric"]["task"]) for found in ask(address, "bellwether_memory_bytes")
+                (found["metric"]["job"], found["metric"]["task"])
+                for found in ask(address, "bellwether_memory_bytes")
             }
             assert tasks == {("ps", "0"), ("worker", "0")}  # not the job of the scrape

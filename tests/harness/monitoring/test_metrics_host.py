@@ -46,11 +46,17 @@ def test_figures_are_for_this_machine_unless_somebody_says_else(server: rt.Serve
     with MetricsServer(server, 0) as endpoint:
         assert [host for host in ("127.0.0.3", *outer) if listens(host, endpoint.port)] == []
         assert "bellwether_started_unix_secs" in scrape(endpoint)
-    with pytest.raises(rt.InvalidArgumentError, match="0.0.0.0 are for others, too.*BELLWETHER_SECURITY"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="0.0.0.0 are for others, too.*BELLWETHER_SECURITY"
+    ):
         MetricsServer(server, 0, "0.0.0.0")
-    with rt.Server({"worker": ["localhost:0"]}, "worker", 0, security=rt.Security.insecure()) as insecure:
+    with rt.Server(
+        {"worker": ["localhost:0"]}, "worker", 0, security=rt.Security.insecure()
+    ) as insecure:
         with MetricsServer(insecure, 0, "0.0.0.0") as endpoint:
-            assert [host for host in ("127.0.0.3", *outer) if not listens(host, endpoint.port)] == []
+            assert [
+                host for host in ("127.0.0.3", *outer) if not listens(host, endpoint.port)
+            ] == []
 
 
 def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch) -> None:

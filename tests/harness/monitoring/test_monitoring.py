@@ -84,13 +84,19 @@ def test_log_json_of_a_program() -> None:
 
 
 def test_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
-    with flagsaver.flagsaver(profile_steps="2:4"), StepProfiler.from_flags(str(tmp_path)) as profiler:
+    with (
+        flagsaver.flagsaver(profile_steps="2:4"),
+        StepProfiler.from_flags(str(tmp_path)) as profiler,
+    ):
         for step in range(6):
             profiler.step(step)
             assert bool(list(tmp_path.rglob("*.xplane.pb"))) == (step >= 4)
     (trace,) = tmp_path.rglob("perfetto_trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert [event["args"]["step_num"] for event in events if event.get("name") == "train"] == ["2", "3"]
+    assert [event["args"]["step_num"] for event in events if event.get("name") == "train"] == [
+        "2",
+        "3",
+    ]
     events = [event for event in events if event]  # the profiler ends its list with an empty one
     own = re.compile("has no name|overlaps")  # what JAX's profiler may do, and Perfetto takes
     assert [p for p in problems(json.dumps({"traceEvents": events})) if not own.search(p)] == []
@@ -120,12 +126,16 @@ def test_a_run_that_is_past_them_already_is_not_profiled(tmp_path: pathlib.Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_under_the_launcher_a_line_leaves_the_task_out_but_json_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_the_launcher_a_line_leaves_the_task_out_but_json_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     handler = absl_logging.get_absl_handler()
     old = handler.formatter
     try:
         for launched, expected in ((True, "] x"), (False, "worker/1 file.py:12] x")):
-            monkeypatch.setenv("BELLWETHER_ATTEMPT", "0") if launched else monkeypatch.delenv("BELLWETHER_ATTEMPT")
+            monkeypatch.setenv("BELLWETHER_ATTEMPT", "0") if launched else monkeypatch.delenv(
+                "BELLWETHER_ATTEMPT"
+            )
             monitoring.configure_logging("worker/1")
             assert handler.format(record("x")).endswith(expected)
             assert ("worker/1" in handler.format(record("x"))) is not launched
@@ -142,7 +152,10 @@ def test_a_wrong_span_is_refused(spec: str) -> None:
 
 
 def test_without_the_flag_nothing_is_profiled(tmp_path: pathlib.Path) -> None:
-    with flagsaver.flagsaver(profile_steps=None), StepProfiler.from_flags(str(tmp_path)) as profiler:
+    with (
+        flagsaver.flagsaver(profile_steps=None),
+        StepProfiler.from_flags(str(tmp_path)) as profiler,
+    ):
         profiler.step(1)
     assert not list(tmp_path.iterdir())
     assert flags.FLAGS.metrics_port is None

@@ -61,9 +61,11 @@ def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> Non
         assert chief.wait() == 0
     assert found["recoveries/worker_0"][-1] == 1
     assert found["recovery_seconds/worker_0"][0] > 0
-    assert found["steps_lost/worker_0"][-1] in (7, 8)  # the step that was cut off may have counted on the ps left
+    # the step that was cut off may have counted on the ps left
+    assert found["steps_lost/worker_0"][-1] in (7, 8)
     assert found["checkpoint_seconds/worker_0"][0] > 0
-    assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4  # two vectors of four floats, and their description
+    # two vectors of four floats, and their description
+    assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4
 
 
 def test_a_dropped_gradient_is_seen(tmp_path: pathlib.Path) -> None:
@@ -73,7 +75,10 @@ def test_a_dropped_gradient_is_seen(tmp_path: pathlib.Path) -> None:
             with rt.device("/job:ps/task:0"):
                 accumulator = rt.ConditionalAccumulator(np.float32, [2], name="gradients")
                 advance = accumulator.set_global_step(5)
-                fresh, stale = (accumulator.apply_grad(np.ones(2, np.float32), local_step=step) for step in (5, 4))
+                fresh, stale = (
+                    accumulator.apply_grad(np.ones(2, np.float32), local_step=step)
+                    for step in (5, 4)
+                )
             with rt.Session(made[TARGET].target, graph) as session:
                 session.run(advance)
                 session.run(fresh)

@@ -34,9 +34,13 @@ def series(now: rt.TaskReport) -> dict[str, float]:
     return scalars(now, figures(None, now, 1.0))
 
 
-def report(values: dict[str, float], staleness: tuple[int, ...] = (0, 0, 0), incarnation: int = 1) -> rt.TaskReport:
+def report(
+    values: dict[str, float], staleness: tuple[int, ...] = (0, 0, 0), incarnation: int = 1
+) -> rt.TaskReport:
     cluster = rt.ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})
-    return rt.TaskReport("/job:ps/task:0", cluster, incarnation, 0.0, "host", 1, values, staleness, "", 0.0)
+    return rt.TaskReport(
+        "/job:ps/task:0", cluster, incarnation, 0.0, "host", 1, values, staleness, "", 0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def test_a_worker_that_has_finished_is_done_and_not_down(run_status: Callable[..
         finished = made["/job:worker/task:1"]
         records = rt.lowlevel.RunRecords(finished.target)
         records.join()
-        hosts = {job: ",".join(s.address for n, s in made.items() if f":{job}/" in n) for job in ("ps", "worker")}
+        hosts = {
+            job: ",".join(s.address for n, s in made.items() if f":{job}/" in n)
+            for job in ("ps", "worker")
+        }
         cluster = f"--cluster=ps={hosts['ps']};worker={hosts['worker']}"
         records.done(leave=False)
         finished.stop()
@@ -87,9 +94,17 @@ def test_a_worker_that_has_finished_is_done_and_not_down(run_status: Callable[..
 
 
 def test_figures_are_differences_over_time() -> None:
-    before = report({"steps_total": 10, "step_seconds_total": 1.0, "compute_seconds_total": 0.5}, (5, 0, 0))
+    before = report(
+        {"steps_total": 10, "step_seconds_total": 1.0, "compute_seconds_total": 0.5}, (5, 0, 0)
+    )
     now = report(
-        {"steps_total": 30, "step_seconds_total": 1.2, "compute_seconds_total": 0.6, "queue_depth": 3}, (5, 2, 2)
+        {
+            "steps_total": 30,
+            "step_seconds_total": 1.2,
+            "compute_seconds_total": 0.6,
+            "queue_depth": 3,
+        },
+        (5, 2, 2),
     )
     found = figures(before, now, 2.0)
     assert found["steps_per_sec"] == 10
@@ -99,13 +114,23 @@ def test_figures_are_differences_over_time() -> None:
 
 
 def test_a_task_that_restarted_counts_from_its_start() -> None:
-    before, now = report({"steps_total": 100}, incarnation=1), report({"steps_total": 5}, incarnation=2)
+    before, now = (
+        report({"steps_total": 100}, incarnation=1),
+        report({"steps_total": 5}, incarnation=2),
+    )
     assert figures(before, now, 1.0)["steps_per_sec"] == 5
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (318_000, "318 KB"), (2.5e9, "2.5 GB"), (1e17, "100000 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KB"),
+        (318_000, "318 KB"),
+        (2.5e9, "2.5 GB"),
+        (1e17, "100000 TB"),
+    ],
 )
 def test_sizes(count: float, text: str) -> None:
     assert sizes(count) == text
@@ -113,7 +138,12 @@ def test_sizes(count: float, text: str) -> None:
 
 def test_table_is_aligned() -> None:
     assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x"
-    rows = [["A", "BYTES", "CPU"], ["x", "8 B", "7%"], ["y", "12.1 KB", ""], ["z", "314 KB", "100%"]]
+    rows = [
+        ["A", "BYTES", "CPU"],
+        ["x", "8 B", "7%"],
+        ["y", "12.1 KB", ""],
+        ["z", "314 KB", "100%"],
+    ]
     assert table(rows) == "A    BYTES   CPU\nx      8 B    7%\ny  12.1 KB\nz   314 KB  100%"
 
 
@@ -215,7 +245,9 @@ def test_a_task_of_another_cluster_is_named() -> None:
         (("word", "--target=localhost:1"), 2, "unrecognized arguments: word"),
     ],
 )
-def test_mistakes_are_one_line(run_status: Callable[..., Ran], flags: tuple[str, ...], code: int, said: str) -> None:
+def test_mistakes_are_one_line(
+    run_status: Callable[..., Ran], flags: tuple[str, ...], code: int, said: str
+) -> None:
     found = run_status(*flags)
     assert (found.returncode, found.stderr.count("\n")) == (code, 1)
     assert said in found.stderr
@@ -233,7 +265,8 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
             "--json",
             "--interval=0.05",
         ]
-        # Where the tests run as a shell's background job they ignore Ctrl-C, and what they start would too.
+        # Where the tests run as a shell's background job they ignore Ctrl-C, and what they start
+        # would too.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         signal.signal(signal.SIGINT, before)
@@ -253,7 +286,14 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
 def test_watch_ends_without_a_word_when_nobody_reads_any_more() -> None:
     with servers(worker=1) as made:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.status", f"--target={made[TARGET].address}", "--watch", "--interval=0.05"],
+            [
+                sys.executable,
+                "-m",
+                "harness.status",
+                f"--target={made[TARGET].address}",
+                "--watch",
+                "--interval=0.05",
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -321,7 +361,9 @@ def test_every_series_is_in_the_layout() -> None:
     }
     found = series(report(values, (1, 0, 0)))
     patterns = [tag for charts in LAYOUT.values() for tags in charts.values() for tag in tags]
-    hidden = {tag.partition("/")[0] for tag in found if not any(re.fullmatch(p, tag) for p in patterns)}
+    hidden = {
+        tag.partition("/")[0] for tag in found if not any(re.fullmatch(p, tag) for p in patterns)
+    }
     assert hidden <= {"recoveries"}
     assert found["device_memory_bytes/ps_0_GPU_0"] == 5.0 and found["steps_lost/ps_0"] == 3.0
 
@@ -345,12 +387,19 @@ def test_prometheus_scrapes_the_same_figures() -> None:
         with MetricsServer(made["/job:ps/task:0"], 0) as endpoint:
             found = scrape(endpoint.port)
     for name, family in found.items():
-        assert family.documentation and family.documentation != name.removeprefix("bellwether_").replace("_", " "), name
+        assert family.documentation and family.documentation != name.removeprefix(
+            "bellwether_"
+        ).replace("_", " "), name
     updates = found["bellwether_updates"].samples[0]
     assert (updates.value, updates.labels) == (4.0, {"job": "ps", "task": "0"})
-    assert found["bellwether_updates"].type == "counter" and found["bellwether_variables"].type == "gauge"
+    assert (
+        found["bellwether_updates"].type == "counter"
+        and found["bellwether_variables"].type == "gauge"
+    )
     assert [
-        (s.labels["behind"], s.value) for s in found["bellwether_updates_behind"].samples if s.name.endswith("total")
+        (s.labels["behind"], s.value)
+        for s in found["bellwether_updates_behind"].samples
+        if s.name.endswith("total")
     ] == [("0", 4.0)]
     with pytest.raises(OSError):
         scrape(endpoint.port)
@@ -360,7 +409,11 @@ def test_the_documented_series_are_those_that_there_are() -> None:
     values = dict.fromkeys(rt.lowlevel.METRICS, 1.0) | {"device_memory_bytes/GPU:0": 1.0}
     values |= {"device_peak_memory_bytes/GPU:0": 1.0, "device_limit_bytes/GPU:0": 1.0}
     found = {tag.partition("/")[0] for tag in series(report(values, (1, 0, 0)))}
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs" / "monitoring.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| (`.*?) \| (.*?) \| (.*?) \| (.*?) \|$",
+        (ROOT / "docs" / "monitoring.md").read_text(),
+        re.M,
+    )
     named = {name.partition("/")[0] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
     assert named - {"global_step"} == found
     assert all(cell.strip() for row in rows for cell in row)
@@ -369,7 +422,9 @@ def test_the_documented_series_are_those_that_there_are() -> None:
 def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
     cluster = addresses(ps=2, worker=1)
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(rt.Server(cluster, "ps", index, ps_backups=1)) for index in (0, 1)]
+        made = [
+            stack.enter_context(rt.Server(cluster, "ps", index, ps_backups=1)) for index in (0, 1)
+        ]
         worker = stack.enter_context(rt.Server(cluster, "worker", 0))
         train(worker, 3)
         now = rt.probe(made[0].address)

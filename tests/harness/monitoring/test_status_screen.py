@@ -27,11 +27,19 @@ class Terminal:
     """`python -m harness.status` on a terminal of its own."""
 
     def __init__(
-        self, *arguments: str, columns: int = 240, lines: int = 40, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        columns: int = 240,
+        lines: int = 40,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")}
+        environment = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.status", "--interval=0.05", *arguments],
             stdin=theirs,
@@ -93,11 +101,15 @@ def test_a_terminal_shows_colours_and_all_that_a_pipe_shows(cluster: InProcessCl
     ).stdout
     assert "\x1b" not in piped
     assert shown[0].split() == piped.splitlines()[0].split()
-    assert [line.split()[:2] for line in shown[1:4]] == [line.split()[:2] for line in piped.splitlines()[1:4]]
+    assert [line.split()[:2] for line in shown[1:4]] == [
+        line.split()[:2] for line in piped.splitlines()[1:4]
+    ]
 
 
 @pytest.mark.cluster
-def test_a_watched_cluster_is_redrawn_in_place_and_a_lost_task_is_red(cluster: InProcessCluster) -> None:
+def test_a_watched_cluster_is_redrawn_in_place_and_a_lost_task_is_red(
+    cluster: InProcessCluster,
+) -> None:
     lonely = argument(cluster) + ",127.0.0.1:1"  # a worker that is not there
     with Terminal(lonely, "--watch") as terminal:
         terminal.read_until("not whole: /job:worker/task:2", times=3)
@@ -116,7 +128,9 @@ def test_a_narrow_terminal_has_a_line_for_each_task(cluster: InProcessCluster) -
         assert terminal.process.wait(TIMEOUT_SECS) == 0
     lines = ESCAPE.sub("", terminal.text).splitlines()
     # Below the table there may be an error that a test before has logged in this process.
-    assert [line.split()[0] for line in lines[1:4]] == [str(task) for task in cluster.cluster.tasks()]
+    assert [line.split()[0] for line in lines[1:4]] == [
+        str(task) for task in cluster.cluster.tasks()
+    ]
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[:5] == ["TASK", "STATE", "STEP", "STEPS/S", "STEP"]
 

@@ -24,7 +24,9 @@ def test_trace_of_a_step_over_two_tasks(tmp_path: pathlib.Path) -> None:
             y = rt.numpy.tanh(w, name="y")
         with rt.Session(made[TARGET].target, graph) as session:
             session.run(w.initializer)
-            session.run(w.assign_add(y), None, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
+            session.run(
+                w.assign_add(y), None, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata
+            )
     timeline.write(tmp_path / "step.json", metadata)
     assert problems((tmp_path / "step.json").read_text()) == []
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
@@ -32,7 +34,8 @@ def test_trace_of_a_step_over_two_tasks(tmp_path: pathlib.Path) -> None:
     assert sorted(names.values()) == [d.device for d in metadata.step_stats.dev_stats]
     stages = [e for e in events if e.get("cat") == "stage"]
     assert [
-        (names[e["pid"]].split("/")[1], e["args"]["operations"]) for e in sorted(stages, key=lambda e: e["ts"])
+        (names[e["pid"]].split("/")[1], e["args"]["operations"])
+        for e in sorted(stages, key=lambda e: e["ts"])
     ] == [
         ("job:ps", ["w"]),
         ("job:worker", ["y"]),
@@ -66,7 +69,11 @@ def test_transfers_at_once_get_rows_of_their_own() -> None:
 
 
 spans = st.lists(
-    st.tuples(st.sampled_from(["stage", "send", "recv", "fetch"]), st.integers(0, 10**7), st.integers(0, 10**6))
+    st.tuples(
+        st.sampled_from(["stage", "send", "recv", "fetch"]),
+        st.integers(0, 10**7),
+        st.integers(0, 10**6),
+    )
 )
 
 
@@ -78,7 +85,10 @@ def test_any_spans_make_a_valid_trace(devices: list[list[tuple[str, int, int]]])
         device = metadata.step_stats.dev_stats.add(device=f"/job:worker/task:{number}")
         for kind, start, length in nodes:
             device.node_stats.add(
-                node_name=f"{kind}:1", all_start_nanos=base + start, all_end_rel_nanos=length, timeline_label="what"
+                node_name=f"{kind}:1",
+                all_start_nanos=base + start,
+                all_end_rel_nanos=length,
+                timeline_label="what",
             )
     trace = timeline.chrome_trace(metadata)
     assert problems(json.dumps(trace)) == []
@@ -103,14 +113,27 @@ def test_any_spans_make_a_valid_trace(devices: list[list[tuple[str, int, int]]])
 )
 def test_the_reader_is_strict(change: dict[str, Any], said: str) -> None:
     def event(ts: float) -> dict[str, Any]:
-        return {"name": "a", "cat": "stage", "ph": "X", "ts": ts, "dur": 5.0, "pid": 1, "tid": 1, "args": {}}
+        return {
+            "name": "a",
+            "cat": "stage",
+            "ph": "X",
+            "ts": ts,
+            "dur": 5.0,
+            "pid": 1,
+            "tid": 1,
+            "args": {},
+        }
 
     names = [
         {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "p"}},
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "t"}},
     ]
-    assert problems(json.dumps({"traceEvents": [*names, event(0.0), event(10.0), event(20.0)]})) == []
-    found = problems(json.dumps({"traceEvents": [*names, event(0.0), event(10.0) | change, event(20.0)]}))
+    assert (
+        problems(json.dumps({"traceEvents": [*names, event(0.0), event(10.0), event(20.0)]})) == []
+    )
+    found = problems(
+        json.dumps({"traceEvents": [*names, event(0.0), event(10.0) | change, event(20.0)]})
+    )
     assert found and said in found[0]
 
 

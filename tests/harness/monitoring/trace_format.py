@@ -1,6 +1,7 @@
 """A strict reader of the Trace Event Format that Perfetto and chrome://tracing take.
 
-After "Trace Event Format" (Google, 2016): what each kind of event must have, and nothing that a viewer would guess at.
+After "Trace Event Format" (Google, 2016): what each kind of event must have, and nothing that a
+viewer would guess at.
 """
 
 import json
@@ -38,14 +39,18 @@ def problems(text: str) -> list[str]:
         if wrong:
             found.append(f"{wrong}: {event}")
         elif event["ph"] == "M":
-            named |= {(event["pid"], event.get("tid"))} if event["name"].endswith("_name") else set()
+            named |= (
+                {(event["pid"], event.get("tid"))} if event["name"].endswith("_name") else set()
+            )
         else:
             rows[event["pid"], event["tid"]].append(event)
     for (pid, tid), row in rows.items():
         found += [f"process {pid} has no name"] if (pid, None) not in named else []
         found += [f"thread {pid}/{tid} has no name"] if (pid, tid) not in named else []
         starts = [event["ts"] for event in row]
-        found += [f"thread {pid}/{tid} is not in the order of time"] if starts != sorted(starts) else []
+        found += (
+            [f"thread {pid}/{tid} is not in the order of time"] if starts != sorted(starts) else []
+        )
         found += _crossings(row)
     return found
 
@@ -68,7 +73,9 @@ def _problem(event: dict[str, Any]) -> str:
             return "metadata that no viewer reads"
         if event["name"].startswith("thread") and "tid" not in event:
             return "without tid"
-    return "a scope that is none" if event["ph"] == "i" and event["s"] not in ("g", "p", "t") else ""
+    return (
+        "a scope that is none" if event["ph"] == "i" and event["s"] not in ("g", "p", "t") else ""
+    )
 
 
 def _is_time(value: Any) -> bool:
@@ -82,7 +89,11 @@ def _crossings(row: list[dict[str, Any]]) -> list[str]:
         end = event["ts"] + event["dur"]
         while open_until and open_until[-1] <= event["ts"] + 1e-6:
             open_until.pop()
-        if open_until and end > open_until[-1] + 1e-3:  # microseconds; the sum of two floats is not exact
-            found.append(f"{event['name']} at {event['ts']} overlaps its neighbour on {event['pid']}/{event['tid']}")
+        # microseconds; the sum of two floats is not exact
+        if open_until and end > open_until[-1] + 1e-3:
+            found.append(
+                f"{event['name']} at {event['ts']} overlaps its neighbour on "
+                f"{event['pid']}/{event['tid']}"
+            )
         open_until.append(end)
     return found

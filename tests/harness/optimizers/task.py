@@ -22,7 +22,8 @@ STEPS = 50
 RULES = {
     "sgd": lambda: optax.sgd(0.1),
     "adam": lambda: optax.adam(0.01),
-    "slow": lambda: optax.sgd(0.005),  # forgets nothing: a step too many still shows hundreds of steps later
+    # forgets nothing: a step too many still shows hundreds of steps later
+    "slow": lambda: optax.sgd(0.005),
 }
 
 
@@ -30,7 +31,9 @@ def batches(workers: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [steps, workers, rows, features] and targets, the same in every process."""
     random = np.random.RandomState(7)
     shape = (steps, workers, ROWS)
-    return random.randn(*shape, FEATURES).astype(np.float32), random.randn(*shape, OUTPUTS).astype(np.float32)
+    return random.randn(*shape, FEATURES).astype(np.float32), random.randn(*shape, OUTPUTS).astype(
+        np.float32
+    )
 
 
 def initial() -> tuple[np.ndarray, np.ndarray]:
@@ -55,12 +58,16 @@ class Model:
         server: the worker's server.
         rule: name of the update rule.
         wrap: makes the optimizer synchronous, or what is tested.
-        by_step: it is fed the batches of all steps and takes that of the step at which it reads the variables: what it
-            computes is right whatever dies and is repeated meanwhile.
+        by_step: it is fed the batches of all steps and takes that of the step at which it reads the
+            variables: what it computes is right whatever dies and is repeated meanwhile.
     """
 
     def __init__(
-        self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any], by_step: bool = False
+        self,
+        server: rt.Server,
+        rule: str,
+        wrap: Callable[[harness.Optimizer], Any],
+        by_step: bool = False,
     ) -> None:
         self.graph = rt.Graph()
         here = f"/job:worker/task:{server.task.index}"
@@ -93,8 +100,8 @@ class Deadly:
         session: the session.
         commits: the runner's operations that apply an aggregate, the leader's first.
         step: of which it dies.
-        when: "gathered": the gradients are promised, and nothing is applied; "half": applied on one ps that does not
-            lead; "committed": applied everywhere.
+        when: "gathered": the gradients are promised, and nothing is applied; "half": applied on one
+            ps that does not lead; "committed": applied everywhere.
     """
 
     def __init__(self, session: rt.Session, commits: list[rt.Tensor], step: int, when: str) -> None:
@@ -180,7 +187,9 @@ def run(job: str, index: int, options: dict[str, Any], pipe: Any) -> None:
     workers = options["total"]
 
     def wrap(optimizer: harness.Optimizer) -> Any:
-        return harness.SyncReplicas(optimizer, options["needed"], workers, sync_timeout_secs=options.get("timeout"))
+        return harness.SyncReplicas(
+            optimizer, options["needed"], workers, sync_timeout_secs=options.get("timeout")
+        )
 
     x, y = (everything[:, index] for everything in batches(workers))
     if "logdir" in options:
@@ -196,18 +205,29 @@ def run(job: str, index: int, options: dict[str, Any], pipe: Any) -> None:
                 _, counted, after = session.run(model.fetches(), {model.x: x, model.y: y})
                 pipe.send(("STEP", (int(after), bool(counted))))
                 # Looked up anew at the end: a ps that died just now may have taken everybody back.
-                values = session.run([model.step, *model.variables]) if after >= options["steps"] else [after]
+                values = (
+                    session.run([model.step, *model.variables])
+                    if after >= options["steps"]
+                    else [after]
+                )
                 step = int(values[0])
             pipe.send(("END", {"step": step, "values": values[1:]}))
         return
     dies = options.get("dies")
-    replica = Replica(server, options.get("rule", "sgd"), wrap, index == 0, True, tuple(dies) if dies else None)
+    replica = Replica(
+        server, options.get("rule", "sgd"), wrap, index == 0, True, tuple(dies) if dies else None
+    )
     step = int(replica.session.run(replica.step))
     while step < options["steps"]:
         step, counted = replica.run(x, y)
         pipe.send(("STEP", (step, counted)))
     dropped = int(replica.session.run(replica.optimizer.dropped_gradients))
-    pipe.send(("END", {"step": step, "dropped": dropped, "values": replica.session.run(replica.variables)}))
+    pipe.send(
+        (
+            "END",
+            {"step": step, "dropped": dropped, "values": replica.session.run(replica.variables)},
+        )
+    )
     replica.close()
 
 
@@ -227,7 +247,9 @@ def supervised(model: Model, index: int, options: dict[str, Any]) -> Iterator[rt
 
 
 @contextmanager
-def monitored(model: Model, index: int, options: dict[str, Any]) -> Iterator[harness.MonitoredSession]:
+def monitored(
+    model: Model, index: int, options: dict[str, Any]
+) -> Iterator[harness.MonitoredSession]:
     """A MonitoredTrainingSession as a program of synchronous workers makes it."""
     with (
         model.graph.as_default(),

@@ -20,7 +20,9 @@ def _bf16(value: np.ndarray) -> np.ndarray:
 def test_half_the_bytes_cross_the_wire_and_the_variable_keeps_its_bits() -> None:
     start = np.linspace(1, 2, WIDTH, dtype=np.float32)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
-        with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+        with rt.device(
+            rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
+        ):
             w = rt.Variable(start, name="w")
             x = rt.placeholder(np.float32, [WIDTH], name="x")
             loss = rt.numpy.sum(harness.on_wire(w) * x)
@@ -39,7 +41,8 @@ def test_half_the_bytes_cross_the_wire_and_the_variable_keeps_its_bits() -> None
     for k in range(11):
         if k:
             np.testing.assert_allclose(found[k - 1], np.sum(_bf16(expected) * gradient), rtol=1e-5)
-        expected = expected - np.float32(1e-3) * _bf16(gradient)  # 1e-3 is less than bfloat16 can add to 1.5
+        # 1e-3 is less than bfloat16 can add to 1.5
+        expected = expected - np.float32(1e-3) * _bf16(gradient)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
@@ -57,11 +60,15 @@ def test_clipping_sees_the_gradients_before_they_are_rounded() -> None:
     with rt.Graph().as_default():
         w = rt.Variable(np.zeros(2, np.float32), name="w")
         loss = rt.numpy.sum(harness.on_wire(w) * np.array([3.0, 4.0], np.float32))
-        train = harness.Optimizer(optax.sgd(1.0), before_push=optax.clip_by_global_norm(1.0)).minimize(loss)
+        train = harness.Optimizer(
+            optax.sgd(1.0), before_push=optax.clip_by_global_norm(1.0)
+        ).minimize(loss)
         with rt.Session() as session:
             session.run(rt.global_variables_initializer())
             session.run(train)
-            np.testing.assert_allclose(session.run(w), -_bf16(np.array([0.6, 0.8], np.float32)), rtol=1e-6)
+            np.testing.assert_allclose(
+                session.run(w), -_bf16(np.array([0.6, 0.8], np.float32)), rtol=1e-6
+            )
 
 
 def test_what_is_not_wider_than_the_wire_stays_a_variable() -> None:
@@ -81,12 +88,17 @@ def _loss(params: dict, x: np.ndarray, y: np.ndarray) -> jnp.ndarray:
 
 def test_accumulated_batches_give_the_gradient_of_one_large_batch_in_two_round_trips() -> None:
     rng = np.random.default_rng(0)
-    images, labels = rng.standard_normal((12, 5)).astype(np.float32), rng.standard_normal(12).astype(np.float32)
+    images, labels = (
+        rng.standard_normal((12, 5)).astype(np.float32),
+        rng.standard_normal(12).astype(np.float32),
+    )
     values = {}
     calls = {}
     for name, loss_fn in (("large", _loss), ("accumulated", harness.accumulated(_loss, 4))):
         with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
-            with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+            with rt.device(
+                rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
+            ):
                 params = rt.variables({"w": np.ones(5, np.float32)}, name="m")
                 x = rt.placeholder(np.float32, [None, 5], name="x")
                 y = rt.placeholder(np.float32, [None], name="y")

@@ -33,7 +33,9 @@ class _Worker:
                 b = rt.Variable(np.zeros(SIZE, np.float32), name="b")
             with rt.device(f"/job:worker/task:{server.task.index}"):
                 loss = rt.call(lambda a, b: a.sum() + b.sum(), a, b)
-            self.optimizer = harness.SyncReplicas(harness.Optimizer(optax.sgd(1.0)), WORKERS, WORKERS)
+            self.optimizer = harness.SyncReplicas(
+                harness.Optimizer(optax.sgd(1.0)), WORKERS, WORKERS
+            )
             self.train = self.optimizer.minimize(loss, self.step)
             config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=60)
             self.session = rt.Session(server.target, self.graph, config)
@@ -42,7 +44,9 @@ class _Worker:
             if chief:
                 self.session.run(rt.global_variables_initializer())
                 runner = self.optimizer.get_chief_queue_runner()
-                self.threads = runner.create_threads(self.session, self.coord, daemon=True, start=True)
+                self.threads = runner.create_threads(
+                    self.session, self.coord, daemon=True, start=True
+                )
                 self.saver = harness.Saver(max_to_keep=None)
 
     def work(self) -> None:
@@ -65,7 +69,9 @@ def test_every_checkpoint_holds_whole_steps(tmp_path: pathlib.Path) -> None:
             def save() -> list[Any]:
                 paths = []
                 while not training.is_set() or len(paths) < 2:
-                    paths.append(workers[0].saver.save(workers[0].session, tmp_path / "m", workers[0].step))
+                    paths.append(
+                        workers[0].saver.save(workers[0].session, tmp_path / "m", workers[0].step)
+                    )
                 return paths
 
             def work() -> None:

@@ -60,7 +60,8 @@ def test_backup_workers(spec: Spec) -> None:
         def refused() -> int:
             return sum(not counted for p in processes for _, counted in steps(p))
 
-        until(lambda: refused() >= dropped - len(processes))  # each may have one answer that it has not said
+        # each may have one answer that it has not said
+        until(lambda: refused() >= dropped - len(processes))
         assert 0 < refused() <= dropped
     finally:
         for process in processes:
@@ -69,9 +70,19 @@ def test_backup_workers(spec: Spec) -> None:
 
 def _counts(server: rt.Server) -> list[int]:
     """Gradients accepted and dropped, and the global step."""
-    replica = Replica(server, "sgd", lambda o: harness.SyncReplicas(o, 3, 4, worker=0, is_chief=False), chief=False)
+    replica = Replica(
+        server,
+        "sgd",
+        lambda o: harness.SyncReplicas(o, 3, 4, worker=0, is_chief=False),
+        chief=False,
+    )
     sync = replica.optimizer
-    found = [int(n) for n in replica.session.run([sync.accepted_gradients, sync.dropped_gradients, replica.step])]
+    found = [
+        int(n)
+        for n in replica.session.run(
+            [sync.accepted_gradients, sync.dropped_gradients, replica.step]
+        )
+    ]
     replica.close()
     return found
 
@@ -142,11 +153,16 @@ def test_a_chief_that_was_killed_goes_on_where_it_was(spec: Spec) -> None:
         (2, "committed", "gradients of workers [1] are in"),
     ],
 )
-def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(ps: int, when: str, says: str) -> None:
+def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(
+    ps: int, when: str, says: str
+) -> None:
     """Killed before, between and after the orders of one aggregate: applied once on each ps, as the values show."""
     with serving(ps, 3) as (spec, _), rt.Server(spec, "worker", 2) as server:
         options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "rule": "slow"}
-        processes = [start("worker", 0, {**options, "dies": [20, when]}), start("worker", 1, options)]
+        processes = [
+            start("worker", 0, {**options, "dies": [20, when]}),
+            start("worker", 1, options),
+        ]
         try:
             assert processes[0].wait() == -signal.SIGKILL
             with _watching(server) as waiting_for:
@@ -167,5 +183,7 @@ def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(ps: int, when: st
 def _watching(server: rt.Server) -> Iterator[Callable[[], str]]:
     """Looks at whom the step waits for, as anybody can."""
     model = Model(server, "slow", lambda o: harness.SyncReplicas(o, 2, 2, worker=0, is_chief=False))
-    with rt.Session(server.target, model.graph, rt.SessionConfig(device_filters=("/job:ps",))) as session:
+    with rt.Session(
+        server.target, model.graph, rt.SessionConfig(device_filters=("/job:ps",))
+    ) as session:
         yield lambda: str(session.run(model.optimizer.waiting_for))

@@ -54,7 +54,9 @@ def test_it_is_saved_under_its_own_names_and_read_as_a_tree(tmp_path: pathlib.Pa
         params = rt.variables(START, name="model")
         ema = harness.ExponentialMovingAverage(0.9)
         train = harness.Optimizer(ema.after(optax.sgd(0.1))).minimize(rt.call(_loss, params), step)
-        with harness.Supervisor(logdir=tmp_path, summary_op=None).managed_session(server.target) as session:
+        with harness.Supervisor(logdir=tmp_path, summary_op=None).managed_session(
+            server.target
+        ) as session:
             for _ in range(3):
                 session.run(train)
     values, averages = _expected(3, 0.9, True)
@@ -70,7 +72,9 @@ def test_what_has_no_average_is_named() -> None:
     with rt.Graph().as_default():
         params = rt.variables(START, name="model")
         ema = harness.ExponentialMovingAverage()
-        with pytest.raises(rt.InvalidArgumentError, match=r"'model/b' has no moving average: give Optimizer ema"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match=r"'model/b' has no moving average: give Optimizer ema"
+        ):
             ema.variables(harness.Optimizer(optax.sgd(0.1)), params)
         with pytest.raises(rt.InvalidArgumentError, match="between 0 and 1, not 1.5"):
             harness.ExponentialMovingAverage(1.5)
@@ -86,7 +90,9 @@ def test_the_usual_summaries_of_training_by_one_line() -> None:
         pairs = optimizer.compute_gradients(rt.call(_loss, params))
         train = optimizer.apply_gradients(pairs, step)
         averages = ema.variables(optimizer, params)
-        harness.training_summaries(pairs, learning_rate=schedule, global_step=step, averages=averages)
+        harness.training_summaries(
+            pairs, learning_rate=schedule, global_step=step, averages=averages
+        )
         merged = harness.summary.merge_all()
         with rt.Session() as session:
             session.run(rt.global_variables_initializer())

@@ -58,16 +58,32 @@ def _of_one_leaf(leaf: Any) -> str:
     [
         (CLIP, "clip_by_global_norm", "as before_push"),
         (optax.chain(CLIP, optax.adam(1e-3)), "clip_by_global_norm", "as before_push"),
-        (optax.chain(optax.adam(1e-3), optax.chain(optax.scale(1.0), CLIP)), "clip_by_global_norm", "as before_push"),
-        (optax.named_chain(("clip", CLIP), ("adam", optax.adam(1e-3))), "clip_by_global_norm", "as before_push"),
-        (optax.masked(CLIP, lambda tree: jax.tree.map(lambda x: x.ndim > 3, tree)), "clip_by_global_norm", "as before"),
         (
-            optax.multi_transform({"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _by_rank),
+            optax.chain(optax.adam(1e-3), optax.chain(optax.scale(1.0), CLIP)),
             "clip_by_global_norm",
             "as before_push",
         ),
         (
-            optax.multi_transform({"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _of_one_leaf),
+            optax.named_chain(("clip", CLIP), ("adam", optax.adam(1e-3))),
+            "clip_by_global_norm",
+            "as before_push",
+        ),
+        (
+            optax.masked(CLIP, lambda tree: jax.tree.map(lambda x: x.ndim > 3, tree)),
+            "clip_by_global_norm",
+            "as before",
+        ),
+        (
+            optax.multi_transform(
+                {"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _by_rank
+            ),
+            "clip_by_global_norm",
+            "as before_push",
+        ),
+        (
+            optax.multi_transform(
+                {"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _of_one_leaf
+            ),
             "clip_by_global_norm",
             "as before_push",
         ),
@@ -81,7 +97,11 @@ def _of_one_leaf(leaf: Any) -> str:
             "inject_hyperparams",
             "must be a stateless before_push",
         ),
-        (optax.apply_if_finite(optax.adam(1e-3), 3), "apply_if_finite", "must be a stateless before_push"),
+        (
+            optax.apply_if_finite(optax.adam(1e-3), 3),
+            "apply_if_finite",
+            "must be a stateless before_push",
+        ),
         (optax.normalize_by_update_norm(), "normalize_by_update_norm", "as before_push"),
         (optax.contrib.prodigy(1.0), "prodigy", "must be a stateless before_push"),
     ],
@@ -104,7 +124,9 @@ def test_what_looks_at_another_variable_by_way_of_the_state_is_refused() -> None
         scaled = jax.tree.map(lambda u: u / state[1], updates)
         return scaled, [optax.tree.norm(updates), state[0]]
 
-    with pytest.raises(rt.InvalidArgumentError, match="the update of a variable depends on other variables"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="the update of a variable depends on other variables"
+    ):
         harness.Optimizer(optax.GradientTransformation(init, update))
 
 
@@ -177,7 +199,9 @@ def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
     def noise(draws: int) -> tuple[Any, list[str]]:
         with rt.Graph().as_default():
             v, w = (rt.Variable(np.zeros(3, np.float32), name=name) for name in "vw")
-            optimizer = harness.Optimizer(optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(7)), optax.scale(-1.0)))
+            optimizer = harness.Optimizer(
+                optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(7)), optax.scale(-1.0))
+            )
             zeros = rt.constant(np.zeros(3, np.float32))
             train = optimizer.apply_gradients([(zeros, v), (zeros, w)])
             with rt.Session() as session:
@@ -197,7 +221,9 @@ def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
 
 def test_noisy_sgd_trains() -> None:
     found = _trained(optax.noisy_sgd(0.05, eta=1e-6, key=jax.random.key(0)))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-2), found, _by_optax(optax.sgd(0.05)))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-2), found, _by_optax(optax.sgd(0.05))
+    )
 
 
 # -- masks and labels ------------------------------------------------------------------------------------------
@@ -209,7 +235,9 @@ GROUPS = {"slow": optax.sgd(0.01, momentum=0.9), "fast": optax.adam(0.1)}
 def _labelled(**options: Any) -> Any:
     with rt.Graph().as_default():
         params = rt.variables(START, name="model")
-        optimizer = harness.Optimizer(options.pop("transformation"), params=options.pop("params", lambda p: p)(params))
+        optimizer = harness.Optimizer(
+            options.pop("transformation"), params=options.pop("params", lambda p: p)(params)
+        )
         train = optimizer.minimize(rt.call(_loss, params))
         with rt.Session() as session:
             session.run(rt.global_variables_initializer())
@@ -225,27 +253,41 @@ def _labelled(**options: Any) -> Any:
         optax.masked(optax.scale_by_adam(), {"a": True, "b": False}),
         optax.multi_transform(GROUPS, {"a": "slow", "b": "fast"}),
         optax.multi_transform(GROUPS, harness.by_name({"^a$": "fast", "": "slow"})),
-        optax.chain(optax.add_decayed_weights(0.1, harness.by_name({"b": True, "": False})), optax.sgd(0.1)),
+        optax.chain(
+            optax.add_decayed_weights(0.1, harness.by_name({"b": True, "": False})), optax.sgd(0.1)
+        ),
         optax.adamw(0.1, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)),
     ],
     ids=["adamw", "masked", "multi_transform", "labels by name", "mask by name", "mask by rank"],
 )
-def test_masks_and_labels_give_what_optax_gives(transformation: optax.GradientTransformation) -> None:
+def test_masks_and_labels_give_what_optax_gives(
+    transformation: optax.GradientTransformation,
+) -> None:
     expected = _by_optax(transformation)
     found, _ = _labelled(transformation=transformation)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), found, expected)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), found, expected
+    )
 
 
 def test_slots_under_masks_have_the_names_of_the_state_and_not_of_the_tree() -> None:
     _, slots = _labelled(transformation=optax.multi_transform(GROUPS, {"a": "slow", "b": "fast"}))
-    assert [s for s in slots if s.startswith("model/a")] == ["model/a/adam/count", "model/a/trace/trace"]
-    assert [s for s in slots if s.startswith("model/b")] == ["model/b/adam/count", "model/b/adam/mu", "model/b/adam/nu"]
+    assert [s for s in slots if s.startswith("model/a")] == [
+        "model/a/adam/count",
+        "model/a/trace/trace",
+    ]
+    assert [s for s in slots if s.startswith("model/b")] == [
+        "model/b/adam/count",
+        "model/b/adam/mu",
+        "model/b/adam/nu",
+    ]
 
 
 def test_a_list_of_variables_is_known_by_its_names() -> None:
     mask = optax.masked(optax.set_to_zero(), harness.by_name({"model/a": True, "": False}))
     found, _ = _labelled(
-        transformation=optax.chain(optax.sgd(0.1), mask), params=lambda params: [params["a"], params["b"]]
+        transformation=optax.chain(optax.sgd(0.1), mask),
+        params=lambda params: [params["a"], params["b"]],
     )
     np.testing.assert_array_equal(found["a"], START["a"])
     assert not np.array_equal(found["b"], START["b"])
@@ -256,12 +298,15 @@ def test_a_mask_without_its_tree_says_what_to_give() -> None:
         params = rt.variables(START, name="model")
         loss = rt.call(_loss, params)
         with pytest.raises(
-            rt.InvalidArgumentError, match=r"'model/a': each variable is .*give Optimizer\(params=\.\.\.\)"
+            rt.InvalidArgumentError,
+            match=r"'model/a': each variable is .*give Optimizer\(params=\.\.\.\)",
         ):
             harness.Optimizer(DECAY).minimize(loss)
         with pytest.raises(rt.InvalidArgumentError, match="masks and labels must fit params"):
             harness.Optimizer(DECAY, params={"a": params["a"], "c": params["b"]})
-        with pytest.raises(rt.InvalidArgumentError, match="variable 'model/b' is trained but is not in the params"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="variable 'model/b' is trained but is not in the params"
+        ):
             harness.Optimizer(optax.adam(0.1), params={"a": params["a"]}).minimize(loss)
         with pytest.raises(rt.InvalidArgumentError, match=r"params\['x'\] is no variable but 3"):
             harness.Optimizer(optax.adam(0.1), params={"x": 3})
@@ -284,5 +329,7 @@ def test_slots_lie_beside_their_variables_whatever_scopes_are_open() -> None:
         optimizer = harness.Optimizer(optax.adam(0.1), name="adam")
         with rt.device("/job:worker/task:0/cpu:0"):
             optimizer.minimize(rt.numpy.sum(v + anywhere))
-        assert {slot.device for slot in optimizer.variables() if slot.spec.name.startswith("v/")} == {"/job:ps/task:1"}
+        assert {
+            slot.device for slot in optimizer.variables() if slot.spec.name.startswith("v/")
+        } == {"/job:ps/task:1"}
         assert {slot.device for slot in optimizer.variables()} == {"/job:ps/task:1", ""}

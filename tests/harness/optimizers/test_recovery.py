@@ -18,10 +18,20 @@ GATE, GOAL = 200, 300
 def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
     tmp_path: pathlib.Path, lost: int, monitored: bool
 ) -> None:
-    """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
+    """One of two ps is killed.
+
+    Batches go by the step, so training again from a checkpoint ends at the same values.
+    """
     ports = free_addresses(4)
     cluster = {"ps": ports[:2], "worker": ports[2:]}
-    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "gate": GATE, "rule": "slow"}
+    options = {
+        "cluster": cluster,
+        "needed": 2,
+        "total": 2,
+        "steps": GOAL,
+        "gate": GATE,
+        "rule": "slow",
+    }
     options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
     processes = [start("ps", 0, options), start("ps", 1, options)]
     workers = [start("worker", i, options) for i in range(2)]

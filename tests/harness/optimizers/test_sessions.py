@@ -20,7 +20,14 @@ TAG = "sync_replicas/dropped_gradients"
 @pytest.mark.parametrize("monitored", [False, True], ids=["Supervisor", "MonitoredTrainingSession"])
 def test_the_model_is_that_of_one_process(tmp_path: pathlib.Path, monitored: bool) -> None:
     with serving(2, 2) as (spec, _):
-        options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "logdir": str(tmp_path), "save_secs": 60}
+        options = {
+            "cluster": spec,
+            "needed": 2,
+            "total": 2,
+            "steps": STEPS,
+            "logdir": str(tmp_path),
+            "save_secs": 60,
+        }
         workers = [start("worker", i, {**options, "monitored": monitored}) for i in range(2)]
         try:
             last, _ = [worker.hear("END")[1] for worker in workers]
@@ -37,7 +44,14 @@ def test_the_model_is_that_of_one_process(tmp_path: pathlib.Path, monitored: boo
 def test_stale_gradients_are_seen_in_tensorboard(tmp_path: pathlib.Path, monitored: bool) -> None:
     """One of two is aggregated, so that whoever comes second is stale; the curve is read as TensorBoard reads it."""
     with serving(2, 2) as (spec, _):
-        options = {"cluster": spec, "needed": 1, "total": 2, "steps": 10**9, "logdir": str(tmp_path), "save_secs": 60}
+        options = {
+            "cluster": spec,
+            "needed": 1,
+            "total": 2,
+            "steps": 10**9,
+            "logdir": str(tmp_path),
+            "save_secs": 60,
+        }
         options |= {"monitored": monitored, "summary_secs": 0.3}
         workers = [start("worker", i, options) for i in range(2)]
         try:
@@ -57,5 +71,7 @@ def _curve(logdir: pathlib.Path) -> list[float]:
     if TAG in events.Tags()["scalars"]:
         return [event.value for event in events.Scalars(TAG)]
     if TAG in events.Tags()["tensors"]:
-        return [float(tensor_util.make_ndarray(event.tensor_proto)) for event in events.Tensors(TAG)]
+        return [
+            float(tensor_util.make_ndarray(event.tensor_proto)) for event in events.Tensors(TAG)
+        ]
     return []

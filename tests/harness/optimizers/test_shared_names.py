@@ -23,19 +23,31 @@ class Two:
     """A worker that trains two variables by two optimizers: the gradient of ``a`` is 1, that of ``b`` 100."""
 
     def __init__(
-        self, cluster: InProcessCluster, worker: int, same: bool, wrap: Callable[..., harness.SyncReplicas]
+        self,
+        cluster: InProcessCluster,
+        worker: int,
+        same: bool,
+        wrap: Callable[..., harness.SyncReplicas],
     ) -> None:
         self.graph = rt.Graph()
         with self.graph.as_default(), cluster.device(worker):
-            steps = [rt.Variable(np.int64(0), name=name, trainable=False) for name in ("step_a", "step_b")]
+            steps = [
+                rt.Variable(np.int64(0), name=name, trainable=False)
+                for name in ("step_a", "step_b")
+            ]
             a = rt.Variable(np.float32(0), name="a")
             b = a if same else rt.Variable(np.float32(0), name="b")
             self.values = [a, b]
             self.optimizers = [wrap(harness.Optimizer(optax.sgd(1.0))) for _ in range(2)]
-            losses = [rt.call(lambda v: v, a, name="loss_a"), rt.call(lambda v: 100 * v, b, name="loss_b")]
+            losses = [
+                rt.call(lambda v: v, a, name="loss_a"),
+                rt.call(lambda v: 100 * v, b, name="loss_b"),
+            ]
             self.trains = [
                 optimizer.minimize(loss, step, [variable])
-                for optimizer, loss, step, variable in zip(self.optimizers, losses, steps, self.values, strict=True)
+                for optimizer, loss, step, variable in zip(
+                    self.optimizers, losses, steps, self.values, strict=True
+                )
             ]
             self.init = rt.global_variables_initializer()
         self.session = rt.Session(cluster.target_of(worker), self.graph)
@@ -58,8 +70,12 @@ def test_two_aggregates_of_a_graph_are_two(ps: int, same: bool) -> None:
         until(lambda: one.session.run(waits[0]))
         second = threading.Thread(target=lambda: other.session.run(other.trains[1]))
         second.start()
-        until(lambda: not second.is_alive() or "workers [1] are in" in str(one.session.run(waits[1])))
-        in_threads([lambda: one.session.run(one.trains[1]), lambda: other.session.run(other.trains[0])])
+        until(
+            lambda: not second.is_alive() or "workers [1] are in" in str(one.session.run(waits[1]))
+        )
+        in_threads(
+            [lambda: one.session.run(one.trains[1]), lambda: other.session.run(other.trains[0])]
+        )
         first.join()
         second.join()
         assert one.session.run(one.values) == ([-101.0, -101.0] if same else [-1.0, -100.0])
@@ -74,7 +90,9 @@ def test_two_clocks_of_a_graph_are_two() -> None:
     with rt.local_cluster(ps=1, workers=1) as cluster:
         worker = Two(cluster, 0, False, wrap)
         clocks = {
-            op.body.attrs["resource"]["name"] for op in worker.graph.get_operations() if "DeferredUpdate" in op.type
+            op.body.attrs["resource"]["name"]
+            for op in worker.graph.get_operations()
+            if "DeferredUpdate" in op.type
         }
         assert len(clocks) == 2
         worker.session.close()
@@ -85,7 +103,11 @@ def averaged(
 ) -> tuple[harness.Optimizer, rt.Variable, rt.Operation]:
     variable = rt.Variable(value, name="w")
     optimizer = harness.Optimizer(transformation)
-    return optimizer, variable, optimizer.minimize(rt.call(lambda v: jnp.sum(v.astype(jnp.float32)), variable))
+    return (
+        optimizer,
+        variable,
+        optimizer.minimize(rt.call(lambda v: jnp.sum(v.astype(jnp.float32)), variable)),
+    )
 
 
 def test_each_average_has_its_own_slot() -> None:
@@ -105,9 +127,13 @@ def test_two_averages_of_one_name_are_refused() -> None:
     with rt.Graph().as_default():
         fast, slow = harness.ExponentialMovingAverage(0.5), harness.ExponentialMovingAverage(0.9)
         optimizer, w, _ = averaged(slow.after(fast.after(optax.sgd(1.0))), np.float32(10))
-        with pytest.raises(rt.InvalidArgumentError, match="two moving averages of one optimizer are called 'ema'"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="two moving averages of one optimizer are called 'ema'"
+        ):
             fast.variables(optimizer, w)
-        with pytest.raises(rt.InvalidArgumentError, match="small letters, digits and _ only, not 'My Average'"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="small letters, digits and _ only, not 'My Average'"
+        ):
             harness.ExponentialMovingAverage(name="My Average")
 
 
@@ -128,10 +154,14 @@ def test_average_of_a_narrow_type_moves(dtype: object) -> None:
         np.testing.assert_allclose(found.astype(np.float32), 3 - 2 * 0.999**100, rtol=1e-2)
 
 
-def parted(transformation: optax.GradientTransformation, parts: int) -> tuple[list[rt.Variable], rt.Operation]:
+def parted(
+    transformation: optax.GradientTransformation, parts: int
+) -> tuple[list[rt.Variable], rt.Operation]:
     """A table of 8 rows in several parts, and its training."""
     table = np.arange(16 * 130, dtype=np.float32).reshape(16, 130) / 100
-    variables = [rt.Variable(rows, name=f"part_{i}") for i, rows in enumerate(np.split(table, parts))]
+    variables = [
+        rt.Variable(rows, name=f"part_{i}") for i, rows in enumerate(np.split(table, parts))
+    ]
     harness.partitioned("table", variables)
 
     def loss(*rows: jax.Array) -> jax.Array:
@@ -190,8 +220,11 @@ def test_counts_of_parts_go_into_other_numbers_of_parts(tmp_path: pathlib.Path) 
 def test_parts_are_made_before_their_slots() -> None:
     with rt.Graph().as_default():
         variables = [rt.Variable(np.zeros((2, 3), np.float32), name=f"part_{i}") for i in range(2)]
-        harness.Optimizer(optax.adam(0.1)).minimize(rt.call(lambda *v: sum(map(jnp.sum, v)), *variables))
+        harness.Optimizer(optax.adam(0.1)).minimize(
+            rt.call(lambda *v: sum(map(jnp.sum, v)), *variables)
+        )
         with pytest.raises(
-            rt.InvalidArgumentError, match="an optimizer has slots of parts of 'table': call partitioned"
+            rt.InvalidArgumentError,
+            match="an optimizer has slots of parts of 'table': call partitioned",
         ):
             harness.partitioned("table", variables)

@@ -47,11 +47,15 @@ class Task:
         self.step += 1
 
     def claimed(self) -> ClaimReply:
-        return ClaimReply(self.step, self.step - 1 if self.log else -1, self.log.get(self.step - 1, ()))
+        return ClaimReply(
+            self.step, self.step - 1 if self.log else -1, self.log.get(self.step - 1, ())
+        )
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(WORKERS, st.integers(0, 5)), max_size=6))
-def test_a_chief_may_die_between_any_two_orders(others: int, rounds: list[tuple[tuple[int, ...], int]]) -> None:
+def test_a_chief_may_die_between_any_two_orders(
+    others: int, rounds: list[tuple[tuple[int, ...], int]]
+) -> None:
     """Each round's chief commits on the others first and on the leader last, and dies after some of these orders."""
     tasks = [Task(0) for _ in range(others + 1)]
     for workers, orders in rounds:

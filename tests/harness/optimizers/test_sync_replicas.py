@@ -32,7 +32,9 @@ def servers(spec: Spec) -> Iterator[list[rt.Server]]:
         server.stop()
 
 
-def _replicas(servers: list[rt.Server], count: int, rule: str, needed: int, total: int | None = None) -> list[Replica]:
+def _replicas(
+    servers: list[rt.Server], count: int, rule: str, needed: int, total: int | None = None
+) -> list[Replica]:
     reset(servers[0])
 
     def wrap(optimizer: harness.Optimizer) -> Any:
@@ -45,7 +47,9 @@ def _replicas(servers: list[rt.Server], count: int, rule: str, needed: int, tota
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_model_is_that_of_one_process_on_all_batches(servers: list[rt.Server], count: int, rule: str) -> None:
+def test_the_model_is_that_of_one_process_on_all_batches(
+    servers: list[rt.Server], count: int, rule: str
+) -> None:
     x, y = batches(count)
     replicas = _replicas(servers, count, rule, count)
 
@@ -53,7 +57,8 @@ def test_the_model_is_that_of_one_process_on_all_batches(servers: list[rt.Server
         return [replicas[i].run(x[k, i], y[k, i]) for k in range(STEPS)]
 
     outcomes = in_threads([lambda i=i: train(i) for i in range(count)])  # type: ignore[misc]
-    assert outcomes == [[(k + 1, True) for k in range(STEPS)]] * count  # one step each, and no wasted round
+    # one step each, and no wasted round
+    assert outcomes == [[(k + 1, True) for k in range(STEPS)]] * count
     values = replicas[0].session.run(replicas[0].variables)
     for mine, wanted in zip(values, alone(rule, x, y), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
@@ -67,7 +72,11 @@ def test_more_gradients_than_workers(servers: list[rt.Server]) -> None:
     replicas = _replicas(servers, 2, "sgd", needed=4, total=2)
 
     def train(i: int) -> list[int]:
-        return [replicas[i].run(x[k, 2 * i + j], y[k, 2 * i + j])[0] for k in range(20) for j in range(2)]
+        return [
+            replicas[i].run(x[k, 2 * i + j], y[k, 2 * i + j])[0]
+            for k in range(20)
+            for j in range(2)
+        ]
 
     for steps in in_threads([lambda: train(0), lambda: train(1)]):
         assert steps[1::2] == list(range(1, 21))
@@ -94,7 +103,9 @@ def test_a_model_that_is_initialised_anew_starts_again(servers: list[rt.Server])
             step = replicas[i].run(x[3 + step, i], y[3 + step, i])[0]
 
     in_threads([lambda: train_again(0), lambda: train_again(1)])
-    for mine, wanted in zip(replicas[0].session.run(replicas[0].variables), alone("sgd", x[3:], y[3:]), strict=True):
+    for mine, wanted in zip(
+        replicas[0].session.run(replicas[0].variables), alone("sgd", x[3:], y[3:]), strict=True
+    ):
         np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
     in_threads([r.close for r in replicas])
 
@@ -134,7 +145,10 @@ def test_a_step_takes_two_round_trips_to_each_ps(servers: list[rt.Server]) -> No
     replicas = _replicas(servers, 1, "adam", 1)
     x, y = batches(1)
     replicas[0].run(x[0, 0], y[0, 0])
-    plan = max((p.plan for p in replicas[0].session._plans.list_items().values()), key=lambda plan: len(plan.stages))
+    plan = max(
+        (p.plan for p in replicas[0].session._plans.list_items().values()),
+        key=lambda plan: len(plan.stages),
+    )
     waves: dict[int, set[str]] = {}
     for call in plan.stages:
         waves.setdefault(call.wave, set()).add(call.stage.device.job)

@@ -22,7 +22,16 @@ def test_trains_to_the_very_step(tmp_path: pathlib.Path) -> None:
     told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}"]
     trainer = [sys.executable, "-m", "models.mnist.trainer", *told]
     done = subprocess.run(
-        [sys.executable, "-m", "harness.launch", "--ps=2", "--workers=2", "--", *trainer, f"--train_steps={GOAL}"]
+        [
+            sys.executable,
+            "-m",
+            "harness.launch",
+            "--ps=2",
+            "--workers=2",
+            "--",
+            *trainer,
+            f"--train_steps={GOAL}",
+        ]
         + ["--sync"],
         capture_output=True,
         text=True,

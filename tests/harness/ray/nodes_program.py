@@ -1,6 +1,7 @@
 """A Ray cluster of several hosts, each a network namespace: nodes die, others come, and training goes on.
 
-unshare --mount --net --pid --fork --kill-child --mount-proc python -m tests.harness.ray.nodes_program DIRECTORY
+unshare --mount --net --pid --fork --kill-child --mount-proc python -m
+tests.harness.ray.nodes_program DIRECTORY
 
 Prints the driver's lines, and "OK" at the end.
 """
@@ -58,21 +59,60 @@ class Node:
         self.number = number
         space: tuple[str, ...] = ()
         address = f"10.89.0.{number}"
-        what = ["--head", "--port=6379", "--include-dashboard=false"] if number == 1 else [f"--address={HEAD}:6379"]
+        what = (
+            ["--head", "--port=6379", "--include-dashboard=false"]
+            if number == 1
+            else [f"--address={HEAD}:6379"]
+        )
         if number > 1:
             run("ip", "netns", "add", f"h{number}")
-            run("ip", "link", "add", f"v{number}", "type", "veth", "peer", "name", "eth0", "netns", f"h{number}")
+            run(
+                "ip",
+                "link",
+                "add",
+                f"v{number}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                f"h{number}",
+            )
             run("ip", "link", "set", f"v{number}", "master", "br0", "up")
             space = ("ip", "netns", "exec", f"h{number}")
             network = f"ip addr add {address}/24 dev eth0; ip link set eth0 up; ip link set lo up"
             run(*space, "sh", "-c", network)
-            space += ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /tmp/ray; exec "$@"', "sh")
+            space += (
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                'mount -t tmpfs tmpfs /tmp/ray; exec "$@"',
+                "sh",
+            )
         # It gives up after 30 s, which a busy machine may take: again, until it runs.
         again = ("sh", "-c", 'until "$@"; do echo "ray start: again" >&2; done', "sh")
-        options = [f"--node-ip-address={address}", "--num-cpus=1", f"--resources={json.dumps(resources)}", "--block"]
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *what, *options, "--object-store-memory=100000000"]
+        options = [
+            f"--node-ip-address={address}",
+            "--num-cpus=1",
+            f"--resources={json.dumps(resources)}",
+            "--block",
+        ]
+        ray = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *what,
+            *options,
+            "--object-store-memory=100000000",
+        ]
         self.process = subprocess.Popen(
-            [*space, *again, *ray], env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*space, *again, *ray],
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
 
     def cut_power(self) -> None:
@@ -92,9 +132,21 @@ class Driver:
     """The driver on the head, and its lines."""
 
     def __init__(self, logdir: pathlib.Path) -> None:
-        command = [sys.executable, "-m", "tests.harness.ray.ray_program", "nodes", str(logdir), "1000000000"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.harness.ray.ray_program",
+            "nodes",
+            str(logdir),
+            "1000000000",
+        ]
         self.process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         self.lines: list[str] = []
         self.seen = 0
@@ -142,7 +194,9 @@ def main(directory: pathlib.Path) -> None:
     for index in (0, 1):
         driver.expect(rf"worker/{index} .*step \d+ of start 0")
     # Worker 0 may be on either node: the one that dies is not the head.
-    (moved,) = {0, 1} - {0 if "ip=" not in line else 1 for line in driver.lines if "worker/0 " in line}
+    (moved,) = {0, 1} - {
+        0 if "ip=" not in line else 1 for line in driver.lines if "worker/0 " in line
+    }
     stayed = 1 - moved
     other.cut_power()
     driver.expect(f"the actor of worker/{moved} is gone")
@@ -154,7 +208,10 @@ def main(directory: pathlib.Path) -> None:
     ps.cut_power()
     driver.expect("the actor of ps/0 is gone")
     Node(5, ps=1)
-    driver.expect(r"ps/0 is on another node now, at 10\.89\.0\.5:\d+: all tasks are started again with this address")
+    driver.expect(
+        r"ps/0 is on another node now, at 10\.89\.0\.5:\d+: all tasks are started again with this "
+        r"address"
+    )
     (logdir / "steps").write_text("1")
     results = driver.expect(r"RESULTS (.*)")[1]
     assert f"('worker/{stayed}', 1, " in results and f"('worker/{moved}', 2, " in results, results

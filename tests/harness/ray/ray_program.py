@@ -2,7 +2,8 @@
 
 python -m tests.harness.ray.ray_program WHAT LOGDIR [further arguments]
 
-Ends with a line "RESULTS [...]", or with what has gone wrong: "FAILED task exit-code message / type of the cause".
+Ends with a line "RESULTS [...]", or with what has gone wrong: "FAILED task exit-code message / type
+of the cause".
 """
 
 import functools
@@ -22,7 +23,13 @@ import runtime as rt
 from models.mnist import minimal
 
 WIDTH = 1000
-TRAINER = ("python", "-m", "models.mnist.trainer", "--train_steps=1000000000", "--save_model_secs=1")
+TRAINER = (
+    "python",
+    "-m",
+    "models.mnist.trainer",
+    "--train_steps=1000000000",
+    "--save_model_secs=1",
+)
 
 
 def count(logdir: str, steps: int) -> tuple[str, int, int]:
@@ -36,7 +43,11 @@ def count(logdir: str, steps: int) -> tuple[str, int, int]:
             weights = rt.Variable(np.zeros(WIDTH, np.float32), name="weights")
             train = rt.group(step.assign_add(1), weights.assign_add(np.ones(WIDTH, np.float32)))
         supervisor = harness.Supervisor(
-            is_chief=me.is_chief, logdir=logdir, global_step=step, save_model_secs=1, save_summaries_secs=0
+            is_chief=me.is_chief,
+            logdir=logdir,
+            global_step=step,
+            save_model_secs=1,
+            save_summaries_secs=0,
         )
         told = pathlib.Path(logdir, "steps")
         done = 0
@@ -109,5 +120,8 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except harness.ray.TaskFailedError as error:
-        print(f"FAILED {error.task} {error.exit_code} {error} / {type(error.__cause__).__name__}", flush=True)
+        print(
+            f"FAILED {error.task} {error.exit_code} {error} / {type(error.__cause__).__name__}",
+            flush=True,
+        )
         sys.exit(error.exit_code)

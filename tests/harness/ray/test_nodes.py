@@ -25,15 +25,23 @@ def why_no_nodes() -> str:
         return "only root can make hosts of namespaces"
     if missing := [name for name in ("unshare", "ip") if shutil.which(name) is None]:
         return f"{', '.join(missing)} not installed: apt-get install iproute2 util-linux"
-    tried = subprocess.run([*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(
+        [*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60
+    )
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 NONE_HERE = why_no_nodes()
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE),
+    pytest.mark.timeout(1800),
+]
 
 
-def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(tmp_path: pathlib.Path) -> None:
+def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(
+    tmp_path: pathlib.Path,
+) -> None:
     (tmp_path / "auth").write_text("0123456789abcdef" * 4)
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-m", "tests.harness.ray.nodes_program", str(tmp_path)],
@@ -43,4 +51,6 @@ def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(tmp_path
         timeout=1770,  # five nodes of Ray take minutes where there is other work
         env={**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"), "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 0 and done.stdout.endswith("OK\n"), (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0 and done.stdout.endswith("OK\n"), (done.stdout + done.stderr)[
+        -6000:
+    ]

@@ -18,7 +18,9 @@ from tests.kit.waits import until
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs PyPI's ray: make test-ray"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="needs PyPI's ray: make test-ray"
+    ),
 ]
 
 TIMEOUT_SECS = 120.0
@@ -32,9 +34,20 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
 
     def begin(what: str, *further: str) -> Program:
         (tmp_path / "run").mkdir(exist_ok=True)
-        told = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"), "RAY_DEDUP_LOGS": "0", "PYTHONUNBUFFERED": "1"}
+        told = {
+            "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"),
+            "RAY_DEDUP_LOGS": "0",
+            "PYTHONUNBUFFERED": "1",
+        }
         (tmp_path / "auth").write_text("0123456789abcdef" * 4)
-        command = ("python", "-m", "tests.harness.ray.ray_program", what, str(tmp_path / "run"), *further)
+        command = (
+            "python",
+            "-m",
+            "tests.harness.ray.ray_program",
+            what,
+            str(tmp_path / "run"),
+            *further,
+        )
         programs.append(Program(*command, env={**told, **real_mnist.ENVIRON}, cold=True))
         return programs[-1]
 
@@ -59,7 +72,11 @@ def task(program: Program, name: str) -> psutil.Process:
                 told = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task")
             except psutil.Error:
                 continue
-            if told and f"{told['type']}/{told['index']}" == name and not any(a.endswith("guard.py") for a in command):
+            if (
+                told
+                and f"{told['type']}/{told['index']}" == name
+                and not any(a.endswith("guard.py") for a in command)
+            ):
                 return process
         return None
 
@@ -73,7 +90,9 @@ def results(program: Program) -> list[Any]:
     return found
 
 
-def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_again(start: Any) -> None:
+def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_again(
+    start: Any,
+) -> None:
     program = start("mnist", "--train_steps=6000")
     worker = task(program, "worker/1")
     assert worker.environ()[_ATTEMPT] == "0"
@@ -87,7 +106,9 @@ def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_aga
     assert results(program) == [None, None]
 
 
-def test_no_update_is_lost_to_deaths_and_the_results_come_back(start: Any, tmp_path: pathlib.Path) -> None:
+def test_no_update_is_lost_to_deaths_and_the_results_come_back(
+    start: Any, tmp_path: pathlib.Path
+) -> None:
     program = start("count", "1000000000")
     program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
     until(lambda: list((tmp_path / "run").glob("model.ckpt*/[1-9]*")), "a checkpoint is there")
@@ -103,13 +124,17 @@ def test_no_update_is_lost_to_deaths_and_the_results_come_back(start: Any, tmp_p
     program.expect("the actor of worker/1 is gone", TIMEOUT_SECS)
     until(lambda: not worker.is_running(), "the task ends with its actor")
     program.expect(r"worker/1 .*step \d+ of start 1", TIMEOUT_SECS)
-    assert task(program, "worker/1").environ()["TF_CONFIG"] == worker_config(task(program, "worker/0"), 1)
+    assert task(program, "worker/1").environ()["TF_CONFIG"] == worker_config(
+        task(program, "worker/0"), 1
+    )
     (tmp_path / "run" / "steps").write_text("1")
     (first, second) = results(program)
     assert first[:2] == ("worker/0", 0) and second[:2] == ("worker/1", 1)
 
 
-def test_an_evaluator_follows_the_checkpoints_and_nobody_waits_for_it(start: Any, tmp_path: pathlib.Path) -> None:
+def test_an_evaluator_follows_the_checkpoints_and_nobody_waits_for_it(
+    start: Any, tmp_path: pathlib.Path
+) -> None:
     program = start("evaluator")
     program.expect(r"evaluator/0 .*step \d+: .*accuracy", TIMEOUT_SECS)
     evaluator, worker = task(program, "evaluator/0"), task(program, "worker/0")
@@ -129,7 +154,9 @@ def worker_config(other: psutil.Process, index: int) -> str:
     return json.dumps(config)
 
 
-def test_a_command_is_told_by_flags_and_ctrl_c_lets_the_chief_save(start: Any, tmp_path: pathlib.Path) -> None:
+def test_a_command_is_told_by_flags_and_ctrl_c_lets_the_chief_save(
+    start: Any, tmp_path: pathlib.Path
+) -> None:
     program = start("trainer")
     program.expect(r"worker/1 .* step \d", TIMEOUT_SECS)
     assert "--job_name=ps" in task(program, "ps/0").cmdline()
@@ -145,17 +172,22 @@ def test_nothing_outlives_a_driver_that_is_killed(start: Any) -> None:
     program = start("count", "1000000000")
     program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
     processes = below(program)
-    assert len([process for process in processes if process.name().startswith("ray::TaskActor")]) == 3
+    assert (
+        len([process for process in processes if process.name().startswith("ray::TaskActor")]) == 3
+    )
     os.kill(program.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_SECS)
     assert alive == []
 
 
-def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_does_not_help(start: Any) -> None:
+def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_does_not_help(
+    start: Any,
+) -> None:
     program = start("wrong value")
     said = program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
     assert said == (
-        "worker/0 2 worker/0 exited with code 2 and failed for good (configuration: it would end so again): "
+        "worker/0 2 worker/0 exited with code 2 and failed for good (configuration: it would end "
+        "so again): "
         "InvalidArgumentError: the value of worker/0 is wrong / InvalidArgumentError"
     )
     assert program.wait() == 2
@@ -164,13 +196,18 @@ def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_doe
 
 def test_what_cannot_be_pickled_is_one_line(start: Any) -> None:
     program = start("no pickle")
-    assert "what the function returns cannot be pickled" in program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
+    assert (
+        "what the function returns cannot be pickled"
+        in program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
+    )
     assert program.wait() == 2
 
 
 def test_a_wait_for_nodes_says_what_is_missing_and_can_be_ended(start: Any) -> None:
     program = start("too large")
-    said = program.expect(r"still waiting for places for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS)[1]
+    said = program.expect(
+        r"still waiting for places for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS
+    )[1]
     assert "'unobtainium': 1" in said and "CPU: 4" in said
     os.kill(program.pid, signal.SIGTERM)
     assert program.wait() == 143, program.story()

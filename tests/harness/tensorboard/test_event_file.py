@@ -82,7 +82,10 @@ def test_a_full_disk_delays_events_and_the_file_is_readable_all_the_time(
 
 
 def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
-    tmp_path: pathlib.Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path,
+    disk: Disk,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(event_file, "KEEP_BYTES", 200)
     before = rt.lowlevel.metrics.read().get("events_lost_total", 0.0)
@@ -103,7 +106,9 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     assert f"; {lost} events were lost" in caplog.text
 
 
-def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Store:
         def open(self, path: str) -> "Store":
             return self
@@ -117,7 +122,9 @@ def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(monkeypatch: p
     monkeypatch.setattr(event_file, "KEEP_BYTES", 1000)
     with FileWriter("store://bucket/run", flush_secs=600) as writer:
         assert writer.flush()
-        adding = threading.Thread(target=lambda: [writer.add_scalars({"a": n}, n) for n in range(200)], daemon=True)
+        adding = threading.Thread(
+            target=lambda: [writer.add_scalars({"a": n}, n) for n in range(200)], daemon=True
+        )
         adding.start()
         adding.join(30)
         waits = adding.is_alive()
@@ -143,7 +150,9 @@ def test_a_disk_that_stays_full_costs_the_events_only(
     writer.close()
 
 
-def test_a_disk_without_a_free_inode_is_waited_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_a_free_inode_is_waited_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, full = os.open, True
 
     def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -160,7 +169,9 @@ def test_a_disk_without_a_free_inode_is_waited_for(tmp_path: pathlib.Path, monke
     assert steps(events_file(tmp_path)) == [1]
 
 
-def test_a_failed_sync_writes_the_same_bytes_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_writes_the_same_bytes_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = True
 
     def fsync(file: int) -> None:

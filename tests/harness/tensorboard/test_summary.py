@@ -77,7 +77,10 @@ def test_histogram_counts_every_element() -> None:
 def test_histogram_of_nan_names_the_tag(bad: float) -> None:
     x = rt.placeholder(np.float32, [None], "x")
     tensor = summary.histogram("weights", x)
-    with rt.Session() as session, pytest.raises(rt.InvalidArgumentError, match="histogram for: weights"):
+    with (
+        rt.Session() as session,
+        pytest.raises(rt.InvalidArgumentError, match="histogram for: weights"),
+    ):
         session.run(tensor, {x: [1.0, bad]})
 
 
@@ -94,7 +97,9 @@ def test_histogram_buckets_hold_what_their_limits_say(values: np.ndarray) -> Non
 
 def test_a_histogram_tells_numbers_at_the_limits_apart() -> None:
     limits = _bucket_limits()[1:-1]
-    values = np.concatenate([limits, np.nextafter(limits, -np.inf), [-0.0, 5e-324, -5e-324, 1e150, -1e150]])
+    values = np.concatenate(
+        [limits, np.nextafter(limits, -np.inf), [-0.0, 5e-324, -5e-324, 1e150, -1e150]]
+    )
     proto = histogram_proto(values)
     places = np.searchsorted(_bucket_limits(), values, side="right")
     wanted = np.bincount(places)[places.min() :]
@@ -149,7 +154,11 @@ def test_images_of_another_shape_are_refused() -> None:
 def test_audio_is_a_wav_file() -> None:
     clip = np.sin(np.linspace(0, 100, 800)).astype(np.float32)[None]
     (value,) = value_of(summary.audio("tone", clip, 8000, max_outputs=1))
-    assert (value.tag, value.audio.sample_rate, value.audio.length_frames) == ("tone/audio", 8000, 800)
+    assert (value.tag, value.audio.sample_rate, value.audio.length_frames) == (
+        "tone/audio",
+        8000,
+        800,
+    )
     with wave.open(io.BytesIO(value.audio.encoded_audio_string)) as file:
         assert (file.getframerate(), file.getnframes(), file.getnchannels()) == (8000, 800, 1)
 

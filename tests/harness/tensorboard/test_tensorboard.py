@@ -36,8 +36,18 @@ Get = Callable[..., Any]
 @contextlib.contextmanager
 def tensorboard(logdir: pathlib.Path, *flags: str) -> Iterator[str]:
     """A TensorBoard on ``logdir``; gives its address."""
-    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={logdir}", "--host=127.0.0.1", "--port=0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        f"--logdir={logdir}",
+        "--host=127.0.0.1",
+        "--port=0",
+        *flags,
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
         said = []
@@ -62,7 +72,10 @@ def get(base: str, path: str, **query: str) -> Any:
     deadline = time.monotonic() + START_SECS
     pause = 0.05
     while True:
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=30) as answer:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            urllib.request.urlopen(url, timeout=30) as answer,
+        ):
             data = answer.read()
             found = json.loads(data) if "json" in answer.headers["Content-Type"] else data
             if found:
@@ -126,7 +139,9 @@ def test_histograms(page: str) -> None:
 
 def test_images(page: str) -> None:
     found = get(page, "data/plugin/images/images", run=".", tag="picture/image", sample="0")
-    with urllib.request.urlopen(f"{page}/data/plugin/images/individualImage?{found[0]['query']}") as answer:
+    with urllib.request.urlopen(
+        f"{page}/data/plugin/images/individualImage?{found[0]['query']}"
+    ) as answer:
         assert Image.open(io.BytesIO(answer.read())).size == (8, 8)
 
 
@@ -136,7 +151,9 @@ def test_text(page: str) -> None:
 
 def test_audio(page: str) -> None:
     found = get(page, "data/plugin/audio/audio", run=".", tag="tone/audio", sample="0")
-    with urllib.request.urlopen(f"{page}/data/plugin/audio/individualAudio?{found[0]['query']}") as answer:
+    with urllib.request.urlopen(
+        f"{page}/data/plugin/audio/individualAudio?{found[0]['query']}"
+    ) as answer:
         assert answer.read().startswith(b"RIFF")
 
 
@@ -151,17 +168,25 @@ def test_run_metadata(page: str) -> None:
     assert 'device: "/job:ps/replica:0/task:0/device:CPU:0"' in found
     assert 'node_name: "model/product"' in found
     assert "requested_bytes: 48" in found  # the variable, 12 floats
-    # TensorBoard's page reads the shape of every output, and without one, a scalar's too, shows nothing of the step.
+    # TensorBoard's page reads the shape of every output, and without one, a scalar's too, shows
+    # nothing of the step.
     metadata = text_format.Parse(found, config_pb2.RunMetadata())
     nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
-    assert all(output.tensor_description.HasField("shape") for node in nodes for output in node.output)
-    assert [node.all_end_rel_micros > 0 for node in nodes if node.node_name == "model/loss"] == [True]
+    assert all(
+        output.tensor_description.HasField("shape") for node in nodes for output in node.output
+    )
+    assert [node.all_end_rel_micros > 0 for node in nodes if node.node_name == "model/loss"] == [
+        True
+    ]
 
 
 def test_hparams(page: str) -> None:
     body = json.dumps({"experimentName": ""}).encode()
     request = urllib.request.Request(
-        f"{page}/data/plugin/hparams/experiment", body, {"Content-Type": "application/json"}, method="POST"
+        f"{page}/data/plugin/hparams/experiment",
+        body,
+        {"Content-Type": "application/json"},
+        method="POST",
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         found = json.load(answer)
@@ -203,8 +228,13 @@ def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
         assert "Malformed" not in browser.text() and "Error" not in browser.text()
 
         # A traced step: what the page has joined to the graph's nodes.
-        browser.wait(_FIND + "return found('PAPER-ITEM').filter(e => e.textContent.trim() === 'step 4').length")
-        browser.run(_FIND + "found('PAPER-ITEM').find(e => e.textContent.trim() === 'step 4').click()")
+        browser.wait(
+            _FIND
+            + "return found('PAPER-ITEM').filter(e => e.textContent.trim() === 'step 4').length"
+        )
+        browser.run(
+            _FIND + "found('PAPER-ITEM').find(e => e.textContent.trim() === 'step 4').click()"
+        )
         micros = _FIND + (
             "const h = found('TF-GRAPH')[0].graphHierarchy; const n = h && h.node('model/product');"
             "return n && n.stats && n.stats.getTotalMicros()"
@@ -214,5 +244,6 @@ def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
 
         assert scalars != graph
         for name in ("scalars.png", "graph.png"):
-            picture = np.asarray(Image.open(tmp_path / name).convert("L"))[100:]  # below the coloured bar
+            # below the coloured bar
+            picture = np.asarray(Image.open(tmp_path / name).convert("L"))[100:]
             assert picture.std() > 5, f"{name} is empty"

@@ -35,13 +35,23 @@ def test_names_and_first_record(tmp_path: pathlib.Path) -> None:
 def test_events_are_in_the_file_in_the_order_they_were_added(tmp_path: pathlib.Path) -> None:
     with FileWriter(tmp_path, rt.Graph()) as writer:
         writer.add_session_log("START", 3)
-        writer.add_summary(summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="a", simple_value=1)]), 4)
+        writer.add_summary(
+            summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="a", simple_value=1)]), 4
+        )
         writer.add_scalars({"b": 2.0}, 5)
         writer.add_session_log("CHECKPOINT", 5, checkpoint_path="model.ckpt")
         writer.add_session_log("STOP")
     found = events(tmp_path)
     kinds = [e.WhichOneof("what") for e in found]
-    assert kinds == ["file_version", "graph_def", "session_log", "summary", "summary", "session_log", "session_log"]
+    assert kinds == [
+        "file_version",
+        "graph_def",
+        "session_log",
+        "summary",
+        "summary",
+        "session_log",
+        "session_log",
+    ]
     assert [e.step for e in found] == [0, 0, 3, 4, 5, 5, 0]
     assert found[5].session_log.checkpoint_path == "model.ckpt"
 
@@ -71,7 +81,9 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.cluster
 def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path: pathlib.Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path)], cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 0
     assert [value.tag for event in events(tmp_path) for value in event.summary.value] == ["parent"]
 
@@ -91,7 +103,9 @@ def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> 
 def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
     with FileWriter(tmp_path) as writer:
         threads = [
-            threading.Thread(target=lambda k=k: [writer.add_scalars({f"t{k}": i}, i) for i in range(50)])
+            threading.Thread(
+                target=lambda k=k: [writer.add_scalars({f"t{k}": i}, i) for i in range(50)]
+            )
             for k in range(4)
         ]
         for thread in threads:
@@ -131,7 +145,10 @@ def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
 def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Path) -> None:
     """Each of four starts ended with a traceback of Python's."""
     (tmp_path / "file").touch()
-    for place, why in ((tmp_path / "file" / "run", "Not a directory"), (pathlib.Path("/proc/run"), "No such file")):
+    for place, why in (
+        (tmp_path / "file" / "run", "Not a directory"),
+        (pathlib.Path("/proc/run"), "No such file"),
+    ):
         with pytest.raises(
             rt.PermissionDeniedError, match=f"to the logdir {place} \\({why}.*: give a directory"
         ) as caught:
@@ -157,7 +174,11 @@ def test_graph_has_scopes_devices_shapes_and_edges() -> None:
     with rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:1"):
             w = rt.Variable([1.0, 2.0], name="w")
-        with rt.device("/job:worker/task:0"), rt.name_scope("model"), rt.control_dependencies([w.initializer]):
+        with (
+            rt.device("/job:worker/task:0"),
+            rt.name_scope("model"),
+            rt.control_dependencies([w.initializer]),
+        ):
             rt.placeholder("float32", [None, 2], "x")
             rt.identity(w, name="y")
         w.assign_add([1.0, 1.0], name="add")
@@ -171,7 +192,9 @@ def test_graph_has_scopes_devices_shapes_and_edges() -> None:
     assert all(i.lstrip("^").split(":")[0] in nodes for node in nodes.values() for i in node.input)
 
 
-def write_run(logdir: pathlib.Path, start: int, steps: range, tags: dict[str, float], suffix: str = "") -> None:
+def write_run(
+    logdir: pathlib.Path, start: int, steps: range, tags: dict[str, float], suffix: str = ""
+) -> None:
     with FileWriter(logdir, filename_suffix=suffix) as writer:
         writer.add_session_log("START", start)
         for step in steps:

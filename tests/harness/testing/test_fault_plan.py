@@ -124,9 +124,15 @@ def test_leaks_are_found(tmp_path: pathlib.Path) -> None:
     kept: list[object] = []
     with pytest.raises(AssertionError, match="left behind: thread forgotten"), no_leaks(secs=0.05):
         leak_thread()
-    with pytest.raises(AssertionError, match="left behind: socket AF_INET 127.0.0.1:"), no_leaks(secs=0.05):
+    with (
+        pytest.raises(AssertionError, match="left behind: socket AF_INET 127.0.0.1:"),
+        no_leaks(secs=0.05),
+    ):
         kept.append(socket.create_server(("127.0.0.1", 0)))
-    with pytest.raises(AssertionError, match=f"left behind: file {tmp_path}/open"), no_leaks(secs=0.05):
+    with (
+        pytest.raises(AssertionError, match=f"left behind: file {tmp_path}/open"),
+        no_leaks(secs=0.05),
+    ):
         kept.append(open(tmp_path / "open", "w"))  # noqa: SIM115 - it is the leak
     with pytest.raises(AssertionError, match="left behind: process .*sleep"), no_leaks(secs=0.05):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

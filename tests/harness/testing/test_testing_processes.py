@@ -20,14 +20,20 @@ IMPORTED = "'jax' in sys.modules"
 
 
 @pytest.mark.chaos
-def test_python_programs_are_forked_from_a_process_that_has_imported_jax(tmp_path: pathlib.Path) -> None:
+def test_python_programs_are_forked_from_a_process_that_has_imported_jax(
+    tmp_path: pathlib.Path,
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import os, sys; print(__name__, {IMPORTED}, sys.argv[1:], sys.path[0], os.getcwd())")
+    script.write_text(
+        f"import os, sys; print(__name__, {IMPORTED}, sys.argv[1:], sys.path[0], os.getcwd())"
+    )
     code = f"import os, sys; print(__name__, {IMPORTED}, sys.argv, repr(sys.path[0]))"
     with no_leaks(), programs() as start:
         of_a_file = start("python", str(script), "a", cwd=tmp_path)
         of_code = start("python", "-c", code, "b")
-        of_a_module = start("python", "-m", "timeit", "-n1", "-r1", f"import sys; print({IMPORTED})")
+        of_a_module = start(
+            "python", "-m", "timeit", "-n1", "-r1", f"import sys; print({IMPORTED})"
+        )
         assert of_a_file.result() == f"__main__ True ['a'] {tmp_path} {tmp_path}"
         assert of_code.result() == "__main__ True ['-c', 'b'] ''"
         assert of_a_module.result().startswith("True\n1 loop")
@@ -55,7 +61,11 @@ def test_forked_programs_draw_numbers_of_their_own() -> None:
 def test_a_program_ends_as_it_would_have_ended_by_itself() -> None:
     with programs() as start:
         assert start("python", "-c", "import sys; sys.exit(3)").wait() == 3
-        raised = start("python", "-c", "import atexit; atexit.register(print, 'at exit'); raise ValueError('so')")
+        raised = start(
+            "python",
+            "-c",
+            "import atexit; atexit.register(print, 'at exit'); raise ValueError('so')",
+        )
         assert raised.wait() == 1
         assert raised.lines()[-1] == "at exit" and "ValueError: so" in raised.lines()
         assert start("no-such-program").wait() == 127
@@ -71,12 +81,15 @@ def test_what_a_program_leaves_behind_in_its_group_ends_with_it() -> None:
         assert not left.is_running()
 
 
-def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(tmp_path: pathlib.Path) -> None:
+def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(
+    tmp_path: pathlib.Path,
+) -> None:
     """And the end of one is not that of the other's tasks."""
     command = [
         "python",
         "-c",
-        f"import os, sys; print('PARENT', os.getppid(), {IMPORTED}, flush=True); input_ = sys.stdin",
+        f"import os, sys; print('PARENT', os.getppid(), {IMPORTED}, flush=True); input_ = "
+        "sys.stdin",
     ]
     command[-1] += "\nimport signal; signal.pause()"
     with no_leaks(), LocalCluster(command, preload=PRELOAD) as one:
@@ -108,7 +121,8 @@ def test_a_task_that_is_frozen_has_stopped_already() -> None:
 
 @pytest.mark.chaos
 def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}  # one that no other test uses
+    # one that no other test uses
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}
     first = Zygote.lasting((), env)
     processes = Processes(first, ["sleeper", "another"])
     life = processes.spawn("sleeper", ["sleep", "600"], env)
@@ -149,12 +163,17 @@ def test_a_task_hears_and_says() -> None:
         assert task.hear("NAME", "again$")[1] == "hello again"
         task.tell("end")
         assert task.wait() == 4
-        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*and has ended with 4:\nthe end"):
+        with pytest.raises(
+            AssertionError, match=r"ended without NAME[\s\S]*and has ended with 4:\nthe end"
+        ):
             task.hear("NAME")
 
 
 def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
-    with no_leaks(), Program("python", "-c", "print('read', input(), flush=True); input()") as program:
+    with (
+        no_leaks(),
+        Program("python", "-c", "print('read', input(), flush=True); input()") as program,
+    ):
         program.enter("this")
         program.expect("read this")
         first = program.pid
@@ -166,7 +185,9 @@ def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
 
 
 def test_a_program_that_does_not_end_is_said_to() -> None:
-    with Program("python", "-c", "import signal; print('here', flush=True); signal.pause()") as program:
+    with Program(
+        "python", "-c", "import signal; print('here', flush=True); signal.pause()"
+    ) as program:
         program.expect("here")
         with pytest.raises(TimeoutError, match=r"did not end within 0.1 s; its last lines:\nhere"):
             program.wait(0.1)

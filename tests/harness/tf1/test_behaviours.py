@@ -16,7 +16,9 @@ from tests.harness.tf1.oracle.tables import PROGRAMS
 
 pytestmark = pytest.mark.cluster
 
-RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "tensorflow_2_21.json").read_text())["programs"]
+RECORD = json.loads(
+    (pathlib.Path(__file__).parent / "oracle" / "tensorflow_2_21.json").read_text()
+)["programs"]
 
 NAN, LEAST = float("nan"), -(2**31)
 FIRST = [[1.0, 2.0], [NAN, NAN]]
@@ -29,9 +31,11 @@ def _is(dtype: str, values: Any) -> Any:
 UNCHANGED = _is("float32", programs.ROWS)
 
 DIFFERENT: dict[str, Any] = {
-    # The gradient at the value that the loss was computed from. TensorFlow races: its loss is that of after the update.
+    # The gradient at the value that the loss was computed from. TensorFlow races: its loss is that
+    # of after the update.
     "gradient_through_a_read_after_an_update": [_is("float32", 16.0), _is("float32", 8.0)],
-    # A compiled program cannot raise: what is computed in the step and lies outside is NaN or the smallest integer.
+    # A compiled program cannot raise: what is computed in the step and lies outside is NaN or the
+    # smallest integer.
     "index_computed_beyond": _is("float32", [NAN, NAN]),
     "index_computed_below": _is("float32", [NAN, NAN]),
     "index_of_unknown_size_beyond": _is("float32", [NAN, NAN]),
@@ -74,7 +78,8 @@ DIFFERENT: dict[str, Any] = {
     "slice_below": _is("float32", [NAN] * 4),
     "getitem_partly_beyond": _is("float32", [NAN] * 2),
     **dict.fromkeys(
-        "slice_of_a_fed_size slice_to_the_end_from_a_fed_place getitem_to_a_computed_end getitem_from_a_computed_begin "
+        "slice_of_a_fed_size slice_to_the_end_from_a_fed_place getitem_to_a_computed_end "
+        "getitem_from_a_computed_begin "
         "getitem_between_two strided_slice_of_a_computed_size".split(),
         {"error": "InvalidArgumentError"},
     ),
@@ -84,30 +89,49 @@ DIFFERENT: dict[str, Any] = {
         _is("float32", [[0.5**0.5, 0.5**0.5], [0.0, 0.0]]),
     ],
     "truediv_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
-    # docs/tf1_differences.md: TensorFlow looks for the average, as it reuses variables, and finds none.
+    # docs/tf1_differences.md: TensorFlow looks for the average, as it reuses variables, and finds
+    # none.
     "average_of_a_variable_after_reuse_variables": _is("float32", [2.0, 4.0]),
 }
-for _kind in ("add", "sub", "update", "mul"):  # the same error, but TensorFlow has changed the rows before it
-    DIFFERENT[f"scatter_{_kind}_negative"] = DIFFERENT[f"scatter_{_kind}_beyond"] = ["InvalidArgumentError", UNCHANGED]
-    DIFFERENT[f"scatter_{_kind}_literal_negative"] = {"error": "InvalidArgumentError"}  # as soon as it is built
+# the same error, but TensorFlow has changed the rows before it
+for _kind in ("add", "sub", "update", "mul"):
+    DIFFERENT[f"scatter_{_kind}_negative"] = DIFFERENT[f"scatter_{_kind}_beyond"] = [
+        "InvalidArgumentError",
+        UNCHANGED,
+    ]
+    # as soon as it is built
+    DIFFERENT[f"scatter_{_kind}_literal_negative"] = {"error": "InvalidArgumentError"}
 
 
 def _agrees(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_agrees, found, wanted))
+        return (
+            isinstance(found, list)
+            and len(found) == len(wanted)
+            and all(map(_agrees, found, wanted))
+        )
     if isinstance(wanted, str) or "error" in wanted:
         return bool(found == wanted) or "error" in wanted and "error" in found
     if "error" in found or found["dtype"] != wanted["dtype"]:
         return False
     x, y = (np.asarray(v["values"], v["dtype"]) for v in (found, wanted))
     rtol = 0 if x.dtype.kind in "iub" else 2e-3 if x.dtype == np.float16 else 2e-5
-    return bool(x.shape == y.shape) and np.allclose(x, y, rtol=rtol, atol=rtol and 1e-6, equal_nan=True)
+    return bool(x.shape == y.shape) and np.allclose(
+        x, y, rtol=rtol, atol=rtol and 1e-6, equal_nan=True
+    )
 
 
 def test_every_difference_is_one() -> None:
-    races = {"gradient_through_a_read_after_an_update"}  # TensorFlow gives now the one, now the other
-    assert [name for name, value in DIFFERENT.items() if name not in races and _agrees(value, RECORD[name])] == []
-    assert {name for difference in differences.DIFFERENCES for name in difference.programs} <= set(DIFFERENT)
+    # TensorFlow gives now the one, now the other
+    races = {"gradient_through_a_read_after_an_update"}
+    assert [
+        name
+        for name, value in DIFFERENT.items()
+        if name not in races and _agrees(value, RECORD[name])
+    ] == []
+    assert {name for difference in differences.DIFFERENCES for name in difference.programs} <= set(
+        DIFFERENT
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -18,7 +18,9 @@ def _run(name: str, *flags: str) -> tuple[str, list[str]]:
     hosts = [f"--{job}_hosts={','.join(at)}" for job, at in addresses(ps=1, worker=2).items()]
     with programs() as start:
         ps = start(name, *hosts, *flags, "--job_name=ps", "--task_index=0")
-        workers = [start(name, *hosts, *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)]
+        workers = [
+            start(name, *hosts, *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)
+        ]
         said = [worker.result(120) for worker in workers]
         return ps.result(60), said
 

@@ -1,6 +1,7 @@
 """harness.tf1 gives what TensorFlow gives: every case and every program of ``oracle/`` beside the record of TensorFlow.
 
-The cases of a table are built in one graph and run in few steps: it is compiling that takes the time.
+The cases of a table are built in one graph and run in few steps: it is compiling that takes the
+time.
 """
 
 from __future__ import annotations
@@ -60,9 +61,13 @@ class Run:
             self._ready.append((case.name, built, out))
 
     def _run(self, sess: Any, ready: list[tuple[str, Built, list[Any]]]) -> None:
-        fetches = {name: [r for r in built.results if record.fetched(tf, r)] for name, built, _ in ready}
+        fetches = {
+            name: [r for r in built.results if record.fetched(tf, r)] for name, built, _ in ready
+        }
         try:
-            values = sess.run(fetches, {k: v for _, built, _ in ready for k, v in built.feeds.items()})
+            values = sess.run(
+                fetches, {k: v for _, built, _ in ready for k, v in built.feeds.items()}
+            )
         except Exception as error:
             if len(ready) == 1:
                 self.found[ready[0][0]]["run"] = error
@@ -131,7 +136,8 @@ def unlike(case: Case, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> s
     if mine is None and theirs is not None:
         return f"no {theirs}"
     if mine is not None:
-        early = "build" in found and "run" in wanted  # what fails before the step need not be the step's kind of error
+        # what fails before the step need not be the step's kind of error
+        early = "build" in found and "run" in wanted
         if early or theirs in [t.__name__ for t in type(mine).__mro__]:
             return None
         return f"{type(mine).__name__}, not {theirs}: {mine}"
@@ -166,9 +172,15 @@ def _same_name(case: Case, mine: str, theirs: str) -> bool:
     if mine.startswith("gradients/"):
         return True  # derivatives have names of their own
     name = mine.partition(":")[0]
-    name = {"LogSoftmax": "Softmax"}.get(name, name.rpartition("/")[2] if "IsInit" in name else name)
+    name = {"LogSoftmax": "Softmax"}.get(
+        name, name.rpartition("/")[2] if "IsInit" in name else name
+    )
     inside = theirs.startswith(f"{name}/") or theirs.startswith("Placeholder")
-    return mine == theirs or inside or name in (RENAMED.get(theirs), RENAMED.get(theirs.partition(":")[0]))
+    return (
+        mine == theirs
+        or inside
+        or name in (RENAMED.get(theirs), RENAMED.get(theirs.partition(":")[0]))
+    )
 
 
 RENAMED = {
@@ -207,7 +219,9 @@ def _as_here(case: Case, found: Mapping[str, Any], here: Any) -> str | None:
         return None
     dtype, _, _, shape, values = found["out"][0]
     wanted = np.asarray(here, dtype).reshape(shape)
-    return None if close(values, wanted, dtype, case.ulps) else f"value {values.tolist()}, not {here}"
+    return (
+        None if close(values, wanted, dtype, case.ulps) else f"value {values.tolist()}, not {here}"
+    )
 
 
 TABLES = {
@@ -223,7 +237,8 @@ def test_every_case_gives_what_tensorflow_gives(table: str) -> None:
     wrong = []
     cases = TABLES[table]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy tells of values that a cast cannot hold
+        # numpy tells of values that a cast cannot hold
+        warnings.simplefilter("ignore", RuntimeWarning)
         found = Run(cases.values()).found
     for name, case in cases.items():
         told, different = unlike(case, found[name], WANTED[name]), differences.of(name)
@@ -252,12 +267,14 @@ def test_every_difference_is_shown_by_a_case() -> None:
 
 NO_CASE = {
     **dict.fromkeys(
-        "Graph GraphKeys InteractiveSession Operation RunMetadata RunOptions Tensor ConfigProto DType DeviceSpec "
+        "Graph GraphKeys InteractiveSession Operation RunMetadata RunOptions Tensor ConfigProto "
+        "DType DeviceSpec "
         "Dimension GPUOptions GraphOptions OpError OptimizerOptions TensorShape VariableScope".split(),
         "a class: what its objects do is tested by itself",
     ),
     **dict.fromkeys(
-        "FIFOQueue PaddingFIFOQueue RandomShuffleQueue ConditionalAccumulator".split(), "waits: test_queues.py"
+        "FIFOQueue PaddingFIFOQueue RandomShuffleQueue ConditionalAccumulator".split(),
+        "waits: test_queues.py",
     ),
     **dict.fromkeys(
         "get_default_graph get_default_session reset_default_graph".split(),
@@ -265,7 +282,8 @@ NO_CASE = {
     ),
     "set_random_seed": "its numbers are JAX's",
     **dict.fromkeys(
-        "AttrValue Event GraphDef HistogramProto LogMessage NodeDef SessionLog Summary".split(), "a message"
+        "AttrValue Event GraphDef HistogramProto LogMessage NodeDef SessionLog Summary".split(),
+        "a message",
     ),
     "AggregationMethod": "numbers that mean the same here",
     "SparseTensorValue": "what fetching gives: the cases of sparse tensors",
@@ -284,7 +302,8 @@ NO_CASE = {
     "train.replica_device_setter": "the runtime's own: its tests are there",
     "train.SyncReplicasOptimizerV2": "SyncReplicasOptimizer by another name",
     **dict.fromkeys(
-        "train.batch train.shuffle_batch train.input_producer train.string_input_producer train.range_input_producer "
+        "train.batch train.shuffle_batch train.input_producer train.string_input_producer "
+        "train.range_input_producer "
         "train.slice_input_producer".split(),
         "queue runners: test_inputs.py",
     ),
@@ -297,7 +316,8 @@ NO_CASE = {
     **dict.fromkeys(
         "image.random_brightness image.random_contrast image.random_flip_up_down image.random_hue "
         "image.random_saturation".split(),
-        "draws, whose numbers are JAX's: test_sampling.py; what it does with them has cases under its other name",
+        "draws, whose numbers are JAX's: test_sampling.py; what it does with them has cases under "
+        "its other name",
     ),
     "image.per_image_whitening": "2.21 has it as per_image_standardization only",
     **dict.fromkeys(
@@ -305,12 +325,14 @@ NO_CASE = {
         "of the files of a directory: test_reading_programs.py, test_program_habits.py",
     ),
     **dict.fromkeys(
-        "layers.dense layers.conv2d layers.max_pooling2d layers.average_pooling2d layers.flatten layers.dropout "
+        "layers.dense layers.conv2d layers.max_pooling2d layers.average_pooling2d layers.flatten "
+        "layers.dropout "
         "layers.batch_normalization".split(),
         "not in 2.21 without Keras: test_layers.py",
     ),
     **dict.fromkeys(
-        "nn.dynamic_rnn nn.static_rnn nn.bidirectional_dynamic_rnn".split(), "not in 2.21 without Keras: test_rnn.py"
+        "nn.dynamic_rnn nn.static_rnn nn.bidirectional_dynamic_rnn".split(),
+        "not in 2.21 without Keras: test_rnn.py",
     ),
 }
 """Names without a case -> why."""
@@ -333,7 +355,17 @@ def test_every_name_has_a_case_or_a_reason() -> None:
     }  # getattr(tf.metrics, "recall")
     in_cases = {op for case in CASES.values() for op in _called(case.call)}
     names = [n for n in HEADINGS if callable(TABLE["tf"][n])]
-    for module in ("data", "image", "io", "layers", "losses", "metrics", "nn", "python_io", "train"):
+    for module in (
+        "data",
+        "image",
+        "io",
+        "layers",
+        "losses",
+        "metrics",
+        "nn",
+        "python_io",
+        "train",
+    ):
         # What tf.train imports at its first use is the harness's own, with tests there.
         later = getattr(getattr(tf, module), "_LATER", ())
         names += [f"{module}.{n}" for n in dir(getattr(tf, module)) if n not in later]

@@ -12,7 +12,9 @@ from tests.harness.tf1.oracle import inputs, record
 
 pytestmark = pytest.mark.cluster
 
-RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "inputs_2_21.json").read_text())["programs"]
+RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "inputs_2_21.json").read_text())[
+    "programs"
+]
 
 DIFFERENT: dict[str, str] = {
     "a_batch_of_examples": "the static shape of a sparse tensor tells only its rank, where the number of rows is known",
@@ -29,7 +31,11 @@ DIFFERENT: dict[str, str] = {
 
 def _agrees(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_agrees, found, wanted))
+        return (
+            isinstance(found, list)
+            and len(found) == len(wanted)
+            and all(map(_agrees, found, wanted))
+        )
     if not isinstance(wanted, dict) or "error" in wanted:
         return bool(found == wanted)
     if not isinstance(found, dict) or "error" in found:
@@ -51,4 +57,6 @@ def test_all_programs_are_recorded_and_every_difference_is_one() -> None:
 @pytest.mark.parametrize("name", inputs.CASES)
 def test_it_reads_as_tensorflow_does(name: str) -> None:
     found, wanted = record.program(tf, inputs.CASES[name]), RECORD[name]
-    assert _agrees(found, wanted) == (name not in DIFFERENT), f"{name}: {found}; TensorFlow gives {wanted}"
+    assert _agrees(found, wanted) == (name not in DIFFERENT), (
+        f"{name}: {found}; TensorFlow gives {wanted}"
+    )

@@ -52,7 +52,9 @@ def test_a_transposed_convolution_of_a_batch_of_any_size() -> None:
         y = tf.nn.conv2d_transpose(x, np.ones((2, 2, 5, 2), np.float32), [8, 8, 8, 5], [1, 2, 2, 1])
         assert y.get_shape().as_list() == [8, 8, 8, 5]
         again = tf.reshape(y, y.get_shape())
-        np.testing.assert_array_equal(sess.run(again, {x: np.ones((8, 4, 4, 2))}), np.full((8, 8, 8, 5), 2))
+        np.testing.assert_array_equal(
+            sess.run(again, {x: np.ones((8, 4, 4, 2))}), np.full((8, 8, 8, 5), 2)
+        )
         with pytest.raises(tf.errors.InvalidArgumentError, match="for 8 images, value has 3"):
             sess.run(y, {x: np.ones((3, 4, 4, 2))})
 
@@ -73,10 +75,15 @@ def test_the_ends_of_a_slice_come_from_shapes() -> None:
             given = {x: np.arange(size), rows: np.arange(3.0 * size).reshape(size, 3)}
             got, end, part = sess.run([half, last, variable[: tf.rank(rows)]], given)
             assert (
-                got.tolist() == list(range(size // 2)) and end.tolist() == [3.0 * size - 2] and part.tolist() == [0, 1]
+                got.tolist() == list(range(size // 2))
+                and end.tolist() == [3.0 * size - 2]
+                and part.tolist() == [0, 1]
             )
         place = tf.placeholder(tf.int32, [])
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the size of the result depends on a value.*tf.slice"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="the size of the result depends on a value.*tf.slice",
+        ):
             x[place:]  # noqa: B018
 
 
@@ -97,7 +104,9 @@ def test_graphs_are_written_and_opened_again(tmp_path: pathlib.Path) -> None:
     with tf.Graph().as_default() as graph:
         tf.constant(1.0, name="one")
         text = tf.train.write_graph(graph, str(tmp_path / "new"), "graph.pbtxt")
-        binary = tf.train.write_graph(tf.get_default_graph().as_graph_def(), str(tmp_path), "graph.pb", as_text=False)
+        binary = tf.train.write_graph(
+            tf.get_default_graph().as_graph_def(), str(tmp_path), "graph.pb", as_text=False
+        )
         with tf.Session() as sess:
             expected = sess.graph_def
         assert [node.name for node in expected.node] == ["one"]
@@ -129,7 +138,11 @@ def test_flags_as_before_tensorflow_1_5() -> None:
         """
     command = [sys.executable, "-c", textwrap.dedent(program), "--batch=5"]
     for extra, shown in (([], "inf 5 5"), (["--steps=7"], "7 5 5")):
-        done = subprocess.run([*command, *extra], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*command, *extra], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert done.stdout.strip() == shown, done.stderr
-    wrong = subprocess.run([*command, "--steps=x"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run(
+        [*command, "--steps=x"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert wrong.returncode != 0 and "steps" in wrong.stderr

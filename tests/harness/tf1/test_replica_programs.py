@@ -14,7 +14,9 @@ PROGRAMS = "tests/harness/tf1/programs"
 
 
 def _command(name: str, ps: int, workers: int) -> tuple[str, ...]:
-    hosts = [f"--{job}_hosts={','.join(at)}" for job, at in addresses(ps=ps, worker=workers).items()]
+    hosts = [
+        f"--{job}_hosts={','.join(at)}" for job, at in addresses(ps=ps, worker=workers).items()
+    ]
     return ("python", "-m", "harness.tf1", f"{PROGRAMS}/{name}.py", *hosts)
 
 
@@ -26,9 +28,13 @@ def test_replicas_that_aggregate_their_gradients(tmp_path: pathlib.Path) -> None
         said = [worker.result(150) for worker in workers]
         ps.result(60)
     for worker in said:
-        step, place, wanted = re.search(r"step (\d+) place ([\d.]+) wanted ([\d.]+)", worker).groups()
+        step, place, wanted = re.search(
+            r"step (\d+) place ([\d.]+) wanted ([\d.]+)", worker
+        ).groups()
         assert int(step) == 12, worker
-        assert float(place) == pytest.approx(float(wanted), abs=1e-4), "every step is the mean of both gradients"
+        assert float(place) == pytest.approx(float(wanted), abs=1e-4), (
+            "every step is the mean of both gradients"
+        )
 
 
 def test_towers_in_one_graph() -> None:
@@ -40,6 +46,7 @@ def test_towers_in_one_graph() -> None:
         for other in others:
             other.stop(30)
     ran = [
-        f"/job:{job}/replica:0/task:{task}" for job, task in (("ps", 0), ("worker", 0), ("worker", 1), ("worker", 2))
+        f"/job:{job}/replica:0/task:{task}"
+        for job, task in (("ps", 0), ("worker", 0), ("worker", 1), ("worker", 2))
     ]
     assert f"ran on {ran}" in said, said

@@ -28,8 +28,13 @@ def test_batch_norm_updates_in_a_collection() -> None:
     """Updates go to the named collection, and a fed switch still decides about them."""
     with tf.Graph().as_default() as graph:
         x, training = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.bool, [])
-        tf.contrib.layers.batch_norm(x, decay=0.5, updates_collections="mine", is_training=training, scope="bn")
-        assert len(graph.get_collection("mine")) == 2 and graph.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+        tf.contrib.layers.batch_norm(
+            x, decay=0.5, updates_collections="mine", is_training=training, scope="bn"
+        )
+        assert (
+            len(graph.get_collection("mine")) == 2
+            and graph.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+        )
 
 
 def test_generator_elements_are_cast() -> None:
@@ -54,7 +59,10 @@ def test_unknown_batch_in_sampled_losses() -> None:
     """``nce_loss`` and ``sampled_softmax_loss`` take a batch whose size is known in the step."""
     for loss in (tf.nn.nce_loss, tf.nn.sampled_softmax_loss):
         with tf.Graph().as_default():
-            inputs, labels = tf.placeholder(tf.float32, [None, 4]), tf.placeholder(tf.int64, [None, 1])
+            inputs, labels = (
+                tf.placeholder(tf.float32, [None, 4]),
+                tf.placeholder(tf.int64, [None, 1]),
+            )
             weights, biases = tf.Variable(tf.ones([50, 4])), tf.Variable(tf.zeros([50]))
             found = loss(weights, biases, labels, inputs, 8, 50)
             gradient = tf.gradients(found, weights)[0]
@@ -62,7 +70,10 @@ def test_unknown_batch_in_sampled_losses() -> None:
             with tf.Session() as sess:
                 sess.run(tf.global_variables_initializer())
                 feeds = {inputs: np.ones([3, 4]), labels: [[1], [2], [3]]}
-                assert sess.run(found, feeds).shape == (3,) and sess.run(gradient, feeds).shape == (50, 4)
+                assert sess.run(found, feeds).shape == (3,) and sess.run(gradient, feeds).shape == (
+                    50,
+                    4,
+                )
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -83,7 +94,12 @@ def test_string_slices_share_out_files(constant: bool) -> None:
         assert [share.get_shape().as_list() for share in shares] == [[2], [2], [2], []]
         return shares
 
-    assert [np.asarray(found).tolist() for found in evaluate(make)] == [[b"b", b"d"], [b"b", b"d"], [b"b", b"c"], b"a"]
+    assert [np.asarray(found).tolist() for found in evaluate(make)] == [
+        [b"b", b"d"],
+        [b"b", b"d"],
+        [b"b", b"c"],
+        b"a",
+    ]
 
 
 Pair = collections.namedtuple("Pair", "c h")
@@ -109,7 +125,9 @@ def test_dense_gradients_say_why_they_have_no_rows() -> None:
         table = tf.Variable(tf.ones([4, 2]))
         gradient: Any = tf.gradients(tf.gather(table, [1, 1]), table)[0]
         for name in ("values", "indices", "dense_shape"):
-            with pytest.raises(AttributeError, match="gradients are dense here: .* is the whole tensor"):
+            with pytest.raises(
+                AttributeError, match="gradients are dense here: .* is the whole tensor"
+            ):
                 getattr(gradient, name)
 
 
@@ -123,9 +141,17 @@ def test_fetched_arrays_may_be_written_to() -> None:
             fetches = {"v": v, "read": v.read_value(), "list": [c, c + 1, v * x], "fed": x}
             for _ in range(2):
                 found = sess.run(fetches, {x: fed})
-                assert found["v"].tolist() == found["read"].tolist() == [1, 2] and found["fed"].tolist() == [5, 6]
+                assert found["v"].tolist() == found["read"].tolist() == [1, 2] and found[
+                    "fed"
+                ].tolist() == [5, 6]
                 assert [f.tolist() for f in found["list"]] == [[3, 4], [4, 5], [5, 12]]
-                for array in (found["v"], found["read"], *found["list"], found["fed"], v.eval(sess)):
+                for array in (
+                    found["v"],
+                    found["read"],
+                    *found["list"],
+                    found["fed"],
+                    v.eval(sess),
+                ):
                     array[0] = -1
 
 
@@ -138,7 +164,9 @@ def test_rank_unknown_before_the_step() -> None:
         def body(i: Any, array: tf.TensorArray) -> Any:
             return i + 1, array.write(i, x[i] * 2)
 
-        _, found = tf.while_loop(lambda i, _: i < rows, body, [0, tf.TensorArray(tf.float32, size=rows)])
+        _, found = tf.while_loop(
+            lambda i, _: i < rows, body, [0, tf.TensorArray(tf.float32, size=rows)]
+        )
         with tf.Session() as sess:
             assert sess.run(found.stack(), {x: [1.0, 2.0, 3.0]}).tolist() == [2, 4, 6]
             assert sess.run(found.stack(), {x: [[1.0, 2.0]]}).tolist() == [[2, 4]]

@@ -21,28 +21,39 @@ def test_a_ps_and_two_workers_count_without_losing_one() -> None:
     flags = [*_hosts(addresses(ps=1, worker=2)), "--times=200"]
     with programs() as start:
         start("counter", *flags, "--job_name=ps")
-        workers = [start("counter", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)]
+        workers = [
+            start("counter", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)
+        ]
         assert [re.findall(r"total (\d+)", w.result()) for w in workers] == [["400"], ["400"]]
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 def test_two_ps_and_two_workers_train_and_a_restart_goes_on(tmp_path, sync: bool) -> None:
     def train(last_step: int) -> list[str]:
-        flags = [*_hosts(addresses(ps=2, worker=2)), f"--logdir={tmp_path}", f"--last_step={last_step}"]
+        flags = [
+            *_hosts(addresses(ps=2, worker=2)),
+            f"--logdir={tmp_path}",
+            f"--last_step={last_step}",
+        ]
         flags += ["--sync"] if sync else []
         with programs() as start:
             for i in range(2):
                 start("trainer", *flags, "--job_name=ps", f"--task_index={i}")
-            workers = [start("trainer", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)]
+            workers = [
+                start("trainer", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)
+            ]
             return [w.result() for w in workers]
 
     for said in train(200):
         found = re.search(r"line ([-\d.]+) ([-\d.]+) step (\d+)", said)
         assert found, said
-        # Asynchronous: each ps gives what it has when it is read, so a worker may have the first slope with the last
-        # offset, and its gradient of 0.4 may come as late as the last step.
+        # Asynchronous: each ps gives what it has when it is read, so a worker may have the first
+        # slope with the last offset, and its gradient of 0.4 may come as late as the last step.
         near = 0.1 if sync else 0.7
-        assert [float(v) for v in found.groups()[:2]] == [pytest.approx(3, abs=near), pytest.approx(-1, abs=near)]
+        assert [float(v) for v in found.groups()[:2]] == [
+            pytest.approx(3, abs=near),
+            pytest.approx(-1, abs=near),
+        ]
         assert int(found[3]) >= 200
         assert "devices /job:ps/task:1 /job:ps/task:0 /job:ps/task:0" in said
     newest = tf.train.latest_checkpoint(str(tmp_path))
@@ -63,10 +74,14 @@ def test_two_devices_of_one_machine_share_a_matrix_product() -> None:
 @real_mnist.needed
 def test_the_mnist_classifier_learns_and_writes_events(tmp_path) -> None:
     cluster = addresses(ps=1, worker=1)
-    flags = [f"--{job}_host={hosts[0]}" for job, hosts in cluster.items()] + [f"--logdir={tmp_path}"]
+    flags = [f"--{job}_host={hosts[0]}" for job, hosts in cluster.items()] + [
+        f"--logdir={tmp_path}"
+    ]
     with programs() as start:
         start("mnist_softmax", *flags, "--job_name=ps", MNIST_DIR=real_mnist.DIRECTORY)
-        said = start("mnist_softmax", *flags, "--job_name=worker", MNIST_DIR=real_mnist.DIRECTORY).result()
+        said = start(
+            "mnist_softmax", *flags, "--job_name=worker", MNIST_DIR=real_mnist.DIRECTORY
+        ).result()
     accuracy = float(re.search(r"accuracy ([\d.]+)", said)[1])
     assert accuracy > 0.75 and "done" in said.splitlines(), said
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -75,7 +90,9 @@ def test_the_mnist_classifier_learns_and_writes_events(tmp_path) -> None:
     costs = events.Scalars("cost")
     assert len(costs) == 150 and costs[-1].value < costs[0].value
     nodes = {node.name: node.device for node in _graph(events).node}
-    assert nodes["weights/Variable"].startswith("/job:ps") and nodes["softmax/MatMul"].startswith("/job:worker")
+    assert nodes["weights/Variable"].startswith("/job:ps") and nodes["softmax/MatMul"].startswith(
+        "/job:worker"
+    )
 
 
 def _graph(events):

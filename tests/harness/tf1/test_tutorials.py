@@ -69,7 +69,11 @@ def test_who_owns_what_shows_in_a_trace(two_tasks: tuple) -> None:
         metadata = tf.RunMetadata()
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         assert sess.run(product, options=options, run_metadata=metadata).tolist() == [12.0]
-    where = {node.node_name: stats.device for stats in metadata.step_stats.dev_stats for node in stats.node_stats}
+    where = {
+        node.node_name: stats.device
+        for stats in metadata.step_stats.dev_stats
+        for node in stats.node_stats
+    }
     first_task, second_task = (f"/job:local/replica:0/task:{i}/device:CPU:0" for i in (0, 1))
     assert where["nobodys"] == first_task, "what nobody placed is on the first task, whoever asks"
     assert where["mine"] == where["product"] == second_task
@@ -95,7 +99,9 @@ def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
     cluster = addresses(worker=2)
     made: list = []
     with tf.train.Server(cluster, "worker", 0) as first:
-        with pytest.raises(tf.errors.DeadlineExceededError, match="/job:worker/(replica:0/)?task:1"):
+        with pytest.raises(
+            tf.errors.DeadlineExceededError, match="/job:worker/(replica:0/)?task:1"
+        ):
             tf.Session(first.target, config=tf.ConfigProto(operation_timeout_in_ms=500))
         alone = tf.ConfigProto(device_filters=["/job:worker/task:0"])
         with tf.Session(first.target, config=alone) as sess:
@@ -164,7 +170,9 @@ def test_a_server_of_this_process_leaves_and_returns_too(two_tasks: tuple) -> No
         sess.run(v.initializer)
         second.stop()
         assert sess.run(here) == 6
-        with pytest.raises(tf.errors.UnavailableError, match="/job:local/task:1: its server has stopped"):
+        with pytest.raises(
+            tf.errors.UnavailableError, match="/job:local/task:1: its server has stopped"
+        ):
             sess.run(v)
         with tf.train.Server(first.cluster, "local", 1):
             with pytest.raises(tf.errors.AbortedError, match="/job:local/task:1: restarted"):
@@ -183,7 +191,11 @@ def test_the_chief_initialises_and_the_others_wait(tmp_path: pathlib.Path) -> No
             with tf.device(tf.train.replica_device_setter(cluster=cluster)):
                 step = tf.Variable(41, name="global_step", trainable=False)
             sv = tf.train.Supervisor(
-                is_chief=index == 0, logdir=str(tmp_path), global_step=step, recovery_wait_secs=1, save_summaries_secs=0
+                is_chief=index == 0,
+                logdir=str(tmp_path),
+                global_step=step,
+                recovery_wait_secs=1,
+                save_summaries_secs=0,
             )
             if index == 0:
                 ready.wait(20)
@@ -219,7 +231,10 @@ def test_an_array_is_split_over_two_workers_and_the_parts_are_reduced() -> None:
         high = tf.reduce_mean(second)
         mean = (low + high) / 2
     values = np.arange(100)
-    with tf.train.Server(cluster, "worker", 0) as server, processes(cluster, ("ps", 0), ("worker", 1)):
+    with (
+        tf.train.Server(cluster, "worker", 0) as server,
+        processes(cluster, ("ps", 0), ("worker", 1)),
+    ):
         with tf.Session(server.target) as sess:
             metadata = tf.RunMetadata()
             options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
@@ -236,7 +251,9 @@ def test_a_matrix_product_on_a_chosen_unit_is_timed(unit: str) -> None:
         total = tf.reduce_sum(tf.matmul(random, tf.transpose(random)))
     with tf.Session() as sess:
         if unit == "/gpu:0" and not any(":GPU:" in d.name for d in sess.list_devices()):
-            with pytest.raises(tf.errors.InvalidArgumentError, match="asks for '/gpu:0', and there are: .*CPU:0"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="asks for '/gpu:0', and there are: .*CPU:0"
+            ):
                 sess.run(total)
             return
         sess.run(total)
@@ -301,7 +318,9 @@ def test_a_monitored_session_stops_saves_and_goes_on(tmp_path: pathlib.Path) -> 
             train_op = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
             hooks = [tf.train.StopAtStepHook(last_step=last_step), tf.train.NanTensorHook(loss)]
             steps = 0
-            with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as sess:
+            with tf.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=hooks
+            ) as sess:
                 while not sess.should_stop():
                     sess.run(train_op)
                     steps += 1

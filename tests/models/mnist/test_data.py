@@ -33,7 +33,11 @@ TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = mnist_files.SHA256
 
 
 def idx_bytes(array: NDArray[np.uint8]) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def sums(files: dict[str, bytes]) -> dict[str, str]:
@@ -128,7 +132,9 @@ def make_mirror() -> Iterator[MakeMirror]:
     running: list[tuple[Mirror, threading.Thread]] = []
 
     def make(content: dict[str, bytes], cut: int | None = None) -> Mirror:
-        mirror = Mirror({f"{name}.gz": gzip.compress(plain) for name, plain in content.items()}, cut)
+        mirror = Mirror(
+            {f"{name}.gz": gzip.compress(plain) for name, plain in content.items()}, cut
+        )
         thread = threading.Thread(target=mirror.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         running.append((mirror, thread))
@@ -153,11 +159,14 @@ def nobody() -> Iterator[str]:
 def loader(mirror: Mirror, files: dict[str, bytes]) -> subprocess.Popen[bytes]:
     """Starts a process that loads the data from `primary` and prints the number of training images."""
     script = (
-        "import json, sys; from models.mnist import data; mirror, checksums = json.loads(sys.argv[1]);"
+        "import json, sys; from models.mnist import data; mirror, checksums = "
+        "json.loads(sys.argv[1]);"
         "print(len(data.load(mirrors=[mirror], checksums=checksums).train))"
     )
     command = [sys.executable, "-c", script, json.dumps([mirror.address, sums(files)])]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
 
 
 def visible(cache: Path) -> set[str]:
@@ -174,7 +183,9 @@ class TestRead:
         array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
         path = tmp_path_factory.mktemp("idx") / "file"
         path.write_bytes(idx_bytes(array))
-        np.testing.assert_array_equal(mnist_files.read(path, sums({"file": idx_bytes(array)})["file"]), array.ravel())
+        np.testing.assert_array_equal(
+            mnist_files.read(path, sums({"file": idx_bytes(array)})["file"]), array.ravel()
+        )
 
     @pytest.mark.parametrize("suffix", ["", ".gz"])
     def test_every_truncation_is_found(self, tmp_path: Path, suffix: str) -> None:
@@ -191,7 +202,8 @@ class TestRead:
                 refused += 1
             else:  # only what follows the content was cut off
                 np.testing.assert_array_equal(values, np.arange(18))
-        assert refused >= len(whole) - (10 if suffix else 0)  # gzip ends with its own checksum and length
+        # gzip ends with its own checksum and length
+        assert refused >= len(whole) - (10 if suffix else 0)
 
     def test_checksum_is_of_the_decompressed_bytes(self, tmp_path: Path) -> None:
         content = idx_bytes(np.arange(4, dtype=np.uint8))
@@ -200,7 +212,9 @@ class TestRead:
             path = tmp_path / f"level{level}.gz"
             path.write_bytes(gzip.compress(content, level))
             np.testing.assert_array_equal(mnist_files.read(path, sha256), np.arange(4))
-            with pytest.raises(DataError, match=f"is not the original file.*is {sha256}, it must be {'0' * 64}"):
+            with pytest.raises(
+                DataError, match=f"is not the original file.*is {sha256}, it must be {'0' * 64}"
+            ):
                 mnist_files.read(path, "0" * 64)
 
     @pytest.mark.parametrize("place", [0, -8])
@@ -213,7 +227,9 @@ class TestRead:
         with pytest.raises(DataError, match="images.gz is damaged"):
             mnist_files.read(path, hashlib.sha256(content).hexdigest())
 
-    @pytest.mark.parametrize("size", [(64 << 20) + 1, pytest.param(1 << 30, marks=pytest.mark.disk)])
+    @pytest.mark.parametrize(
+        "size", [(64 << 20) + 1, pytest.param(1 << 30, marks=pytest.mark.disk)]
+    )
     def test_decompression_is_bounded(self, tmp_path: Path, size: int) -> None:
         path = tmp_path / "bomb.gz"
         with gzip.open(path, "wb", 1) as file:
@@ -254,14 +270,18 @@ class TestGivenDirectory:
     def test_missing_file_is_named(
         self, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, missing: str
     ) -> None:
-        directory = write(tmp_path / "given", {name: files[name] for name in files if name != missing})
+        directory = write(
+            tmp_path / "given", {name: files[name] for name in files if name != missing}
+        )
         with pytest.raises(DataError, match=f"--data_dir={directory} has neither {missing} nor"):
             data.load(str(directory), checksums=sums(files))
         monkeypatch.setenv("MNIST_DIR", str(directory))
         with pytest.raises(DataError, match=f"MNIST_DIR={directory} has neither {missing} nor"):
             data.load(None, checksums=sums(files))
 
-    def test_command_ends_with_the_reason(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_command_ends_with_the_reason(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit) as ended:
             data.main(["data", str(tmp_path)])
         assert ended.value.code == exit_codes.DATA.plain
@@ -272,18 +292,23 @@ class TestGivenDirectory:
             data.load(str(tmp_path / "nowhere"))
 
     @pytest.mark.parametrize("compress", [False, True])
-    def test_corrupt_file_is_named_and_kept(self, tmp_path: Path, files: dict[str, bytes], compress: bool) -> None:
+    def test_corrupt_file_is_named_and_kept(
+        self, tmp_path: Path, files: dict[str, bytes], compress: bool
+    ) -> None:
         directory = write(tmp_path / "given", files, compress)
         path = directory / (TEST_IMAGES + (".gz" if compress else ""))
         path.write_bytes(path.read_bytes()[:-100])
         before = path.read_bytes()
         with pytest.raises(
-            DataError, match=f"{path} is not the original file or truncated.*replace the file.*--data_dir"
+            DataError,
+            match=f"{path} is not the original file or truncated.*replace the file.*--data_dir",
         ):
             data.load(str(directory), checksums=sums(files))
         assert path.read_bytes() == before
 
-    def test_other_data_in_the_same_format_is_refused(self, tmp_path: Path, files: dict[str, bytes]) -> None:
+    def test_other_data_in_the_same_format_is_refused(
+        self, tmp_path: Path, files: dict[str, bytes]
+    ) -> None:
         with pytest.raises(DataError, match=f"{TRAIN_IMAGES} is not the original file"):
             data.load(str(write(tmp_path / "given", files)))
 
@@ -291,7 +316,9 @@ class TestGivenDirectory:
 class TestDownload:
     """The cache."""
 
-    def test_downloads_once(self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, nobody: str) -> None:
+    def test_downloads_once(
+        self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, nobody: str
+    ) -> None:
         mirror = make_mirror(files)
         first = data.load(mirrors=[mirror.address], checksums=sums(files))
         assert sorted(mirror.downloaded) == sorted(f"{name}.gz" for name in files)
@@ -303,7 +330,11 @@ class TestDownload:
     def test_next_mirror_when_one_is_down_lacks_the_file_or_lies(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, nobody: str
     ) -> None:
-        empty, liar, good = make_mirror({}), make_mirror(dict.fromkeys(files, b"advertisement")), make_mirror(files)
+        empty, liar, good = (
+            make_mirror({}),
+            make_mirror(dict.fromkeys(files, b"advertisement")),
+            make_mirror(files),
+        )
         addresses = [nobody, empty.address, liar.address, good.address]
         assert len(data.load(mirrors=addresses, checksums=sums(files)).train) == 40
         assert visible(cache) == set(files)
@@ -317,7 +348,9 @@ class TestDownload:
         assert f"{TRAIN_IMAGES}.gz" not in mirror.downloaded
         assert len(mirror.downloaded) == 3
 
-    def test_corrupt_download_is_replaced(self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror) -> None:
+    def test_corrupt_download_is_replaced(
+        self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
+    ) -> None:
         write(cache, files | {TRAIN_LABELS: files[TRAIN_LABELS][:-1]})
         mirror = make_mirror(files)
         mnist = data.load(mirrors=[mirror.address], checksums=sums(files))
@@ -336,7 +369,8 @@ class TestDownload:
     ) -> None:
         mirror = make_mirror(files | {TRAIN_IMAGES: files[TEST_IMAGES]})
         with pytest.raises(
-            DataError, match=f"{mirror.address}/{TRAIN_IMAGES}.gz: SHA256 hash.*does not match.*--data_dir"
+            DataError,
+            match=f"{mirror.address}/{TRAIN_IMAGES}.gz: SHA256 hash.*does not match.*--data_dir",
         ):
             data.load(mirrors=[mirror.address], checksums=sums(files))
         assert visible(cache) == set()
@@ -366,7 +400,11 @@ class TestDownload:
         assert visible(cache) == set(files)
 
     def test_lock_that_is_never_released_is_named(
-        self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, monkeypatch: pytest.MonkeyPatch
+        self,
+        cache: Path,
+        files: dict[str, bytes],
+        make_mirror: MakeMirror,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(mnist_files, "_LOG_SECS", 0.1)
         monkeypatch.setattr(mnist_files, "_LOCK_SECS", 0.3)
@@ -415,15 +453,25 @@ class TestDigits:
             assert counts.min() > 0.09 * len(split) and counts.max() < 0.11 * len(split)
         again = data.load(mirrors=[nobody])
         np.testing.assert_array_equal(mnist.train.pixels, again.train.pixels)
-        # Each class mean shrunk back to 8x8 correlates with itself most: nothing was flipped, shifted or mixed up.
-        means = np.stack([mnist.train.images[mnist.train.labels == digit].mean(0) for digit in range(10)])
-        middle = mnist.test.images @ (means - means.mean(0)).T - 0.5 * (means**2 - means.mean(0) ** 2).sum(1)
+        # Each class mean shrunk back to 8x8 correlates with itself most: nothing was flipped,
+        # shifted or mixed up.
+        means = np.stack(
+            [mnist.train.images[mnist.train.labels == digit].mean(0) for digit in range(10)]
+        )
+        middle = mnist.test.images @ (means - means.mean(0)).T - 0.5 * (
+            means**2 - means.mean(0) ** 2
+        ).sum(1)
         assert (middle.argmax(1) == mnist.test.labels).mean() > 0.8
 
     def test_notice_is_loud(self, nobody: str, caplog: pytest.LogCaptureFixture) -> None:
         data.load(mirrors=[nobody])
-        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert any("no MNIST mirror" in text and "NOT MNIST" in text and "--data_dir" in text for text in warnings)
+        warnings = [
+            record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+        ]
+        assert any(
+            "no MNIST mirror" in text and "NOT MNIST" in text and "--data_dir" in text
+            for text in warnings
+        )
 
 
 def numbered(size: int) -> data.Split:
@@ -455,8 +503,12 @@ class TestBatches:
             while batches.epoch < epochs:
                 drawn.extend(batches.next()[1].tolist())
                 assert batches.epoch == pytest.approx(len(drawn) / shard_size)
-            seen.update((i // shard_size, example) for i, example in enumerate(drawn[: epochs * shard_size]))
-        assert seen == Counter((epoch, example) for epoch in range(epochs) for example in range(size))
+            seen.update(
+                (i // shard_size, example) for i, example in enumerate(drawn[: epochs * shard_size])
+            )
+        assert seen == Counter(
+            (epoch, example) for epoch in range(epochs) for example in range(size)
+        )
 
     @given(
         size=st.integers(1, 200),
@@ -484,17 +536,26 @@ class TestBatches:
         kept = []
         for _ in range(25):
             images, labels = batches.next()
-            assert images.shape == (100, 784) and images.dtype == np.float32 and labels.dtype == np.int32
+            assert (
+                images.shape == (100, 784)
+                and images.dtype == np.float32
+                and labels.dtype == np.int32
+            )
             assert images.flags.c_contiguous and images.ctypes.data % 64 == 0
             kept.append((images, labels))
         for images, labels in kept:  # after all were drawn: no buffer is used twice
-            np.testing.assert_array_equal(np.rint(images[:, 0] * 255) + 256 * np.rint(images[:, 1] * 255), labels)
+            np.testing.assert_array_equal(
+                np.rint(images[:, 0] * 255) + 256 * np.rint(images[:, 1] * 255), labels
+            )
 
     def test_epochs_and_seeds_differ(self) -> None:
         def epoch(batches: data.Batches) -> list[int]:
             return [label for _ in range(10) for label in batches.next()[1].tolist()]
 
-        one, other = data.Batches(numbered(1000), 100, seed=1), data.Batches(numbered(1000), 100, seed=2)
+        one, other = (
+            data.Batches(numbered(1000), 100, seed=1),
+            data.Batches(numbered(1000), 100, seed=2),
+        )
         orders = [epoch(one), epoch(one), epoch(other), list(range(1000))]
         assert all(a != b for i, a in enumerate(orders) for b in orders[i + 1 :])
         assert epoch(data.Batches(numbered(1000), 100, seed=1)) == orders[0]
@@ -504,7 +565,10 @@ class TestBatches:
         [
             ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
             ({"seed": -1}, "seed must be at least 0, not -1"),
-            ({"shard_index": 2, "num_shards": 2}, "shard_index must be from 0 to num_shards - 1 = 1, not 2"),
+            (
+                {"shard_index": 2, "num_shards": 2},
+                "shard_index must be from 0 to num_shards - 1 = 1, not 2",
+            ),
             ({"shard_index": -1}, "shard_index must be"),
             ({"num_shards": 11}, "10 examples cannot be shared by 11 workers"),
         ],
@@ -529,14 +593,29 @@ class TestBatches:
     def test_chunks_cover_the_split_in_order(self) -> None:
         chunks = list(numbered(25).chunks(10))
         assert [len(labels) for _, labels in chunks] == [10, 10, 5]
-        np.testing.assert_array_equal(np.concatenate([labels for _, labels in chunks]), np.arange(25))
-        np.testing.assert_array_equal(np.concatenate([images for images, _ in chunks]), numbered(25).images)
+        np.testing.assert_array_equal(
+            np.concatenate([labels for _, labels in chunks]), np.arange(25)
+        )
+        np.testing.assert_array_equal(
+            np.concatenate([images for images, _ in chunks]), numbered(25).images
+        )
 
 
 @real_mnist.needed
 def test_real_mnist() -> None:
     mnist = data.load(real_mnist.DIRECTORY)
     assert mnist.train.pixels.shape == (60_000, 784) and mnist.test.pixels.shape == (10_000, 784)
-    assert np.bincount(mnist.train.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(mnist.train.labels).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     assert mnist.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert mnist.train.pixels.mean() == pytest.approx(33.318, abs=1e-3)

@@ -50,7 +50,10 @@ def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
     for name, port in ports.items():
         commands = [command.replace(name, f"127.0.0.1:{port}") for command in commands]
     with contextlib.ExitStack() as stack:
-        tasks = [stack.enter_context(Program(*command.split(), "--train_steps=20")) for command in commands]
+        tasks = [
+            stack.enter_context(Program(*command.split(), "--train_steps=20"))
+            for command in commands
+        ]
         for task in tasks:
             assert task.wait() == 0, task.story()
         tasks[1].expect("Test-Accuracy: ")
@@ -61,12 +64,15 @@ def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
 def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
     if source == "mnist" and real_mnist.NONE_HERE:
         pytest.skip(real_mnist.NONE_HERE)
-    nobody = "http://127.0.0.1:9"  # the discard port as a proxy: there is no network, so scikit-learn's digits stand in
+    # the discard port as a proxy: there is no network, so scikit-learn's digits stand in
+    nobody = "http://127.0.0.1:9"
     environment = {
         **os.environ,
         "MNIST_DIR": real_mnist.DIRECTORY if source == "mnist" else "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nobody),
+        **dict.fromkeys(
+            ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nobody
+        ),
         "no_proxy": "localhost,127.0.0.1",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
@@ -74,11 +80,19 @@ def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
     launch = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=2", "--"]
     program = [sys.executable, "-m", "models.mnist.minimal", f"--logdir={tmp_path / 'run'}"]
     run = subprocess.run(
-        [*launch, *program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*launch, *program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     assert "Traceback" not in run.stdout + run.stderr
     (accuracy,) = re.findall(r"Test-Accuracy: (0\.\d+|1\.0+)", run.stdout)
     assert float(accuracy) > 0.93
     assert ("NOT MNIST" in run.stdout) is (source == "digits")
-    assert list((tmp_path / "run").glob("model.ckpt*")) and list((tmp_path / "run").glob("events.*"))
+    assert list((tmp_path / "run").glob("model.ckpt*")) and list(
+        (tmp_path / "run").glob("events.*")
+    )

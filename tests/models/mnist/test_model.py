@@ -43,14 +43,21 @@ def test_weights_are_truncated_normal() -> None:
 
 def test_loss_and_accuracy_by_their_definitions() -> None:
     rng = np.random.default_rng(0)
-    params = arrays({name: rng.normal(scale=0.2, size=value.shape) for name, value in model.init(0, 8).items()})
-    images, labels = jnp.asarray(rng.random((7, 784), np.float32)), jnp.asarray(rng.integers(0, 10, 7), jnp.int32)
+    params = arrays(
+        {name: rng.normal(scale=0.2, size=value.shape) for name, value in model.init(0, 8).items()}
+    )
+    images, labels = (
+        jnp.asarray(rng.random((7, 784), np.float32)),
+        jnp.asarray(rng.integers(0, 10, 7), jnp.int32),
+    )
     logits = np.asarray(jax.jit(model.logits)(params, images), np.float64)
     assert logits.shape == (7, 10)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     loss = jax.jit(model.loss_fn)(params, images, labels)
     assert loss.shape == () and loss.dtype == jnp.float32
-    assert float(loss) == pytest.approx(-np.log(probabilities[np.arange(7), labels]).mean(), rel=1e-4)
+    assert float(loss) == pytest.approx(
+        -np.log(probabilities[np.arange(7), labels]).mean(), rel=1e-4
+    )
     best = jnp.asarray(logits.argmax(axis=1), jnp.int32)
     assert float(model.accuracy(params, images, best)) == 1
     assert float(model.accuracy(params, images, best.at[:3].add(1))) == pytest.approx(4 / 7)
@@ -61,20 +68,30 @@ def test_mlp_against_numpy() -> None:
     images = np.random.default_rng(1).random((4, 784), np.float32)
     hidden = 1 / (1 + np.exp(-(images @ params["w1"] + params["b1"])))
     expected = hidden @ params["w2"] + params["b2"]
-    np.testing.assert_allclose(model.logits(arrays(params), jnp.asarray(images)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        model.logits(arrays(params), jnp.asarray(images)), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.cluster  # seconds of compiling
 def test_gradient_matches_finite_differences() -> None:
     params = arrays(model.init(0, 6))
     rng = np.random.default_rng(0)
-    images, labels = jnp.asarray(rng.random((5, 784), np.float32)), jnp.asarray(rng.integers(0, 10, 5), jnp.int32)
-    loss, gradient = jax.jit(model.loss_fn), jax.jit(jax.grad(model.loss_fn))(params, images, labels)
+    images, labels = (
+        jnp.asarray(rng.random((5, 784), np.float32)),
+        jnp.asarray(rng.integers(0, 10, 5), jnp.int32),
+    )
+    loss, gradient = (
+        jax.jit(model.loss_fn),
+        jax.jit(jax.grad(model.loss_fn))(params, images, labels),
+    )
     length = float(optax.tree.norm(gradient))
     assert length > 0.01
 
     def loss_at(distance: float) -> float:
-        moved = jax.tree.map(lambda value, slope: value + distance / length * slope, params, gradient)
+        moved = jax.tree.map(
+            lambda value, slope: value + distance / length * slope, params, gradient
+        )
         return float(loss(moved, images, labels))
 
     assert (loss_at(0.01) - loss_at(-0.01)) / 0.02 == pytest.approx(length, rel=0.02)
@@ -96,7 +113,9 @@ def train(mnist: data.Mnist, tx: optax.GradientTransformation, steps: int) -> fl
     for _ in range(steps):
         params, slots = step(params, slots, *batches.next())
     accuracy = jax.jit(model.accuracy)
-    right = sum(float(accuracy(params, *chunk)) * len(chunk[1]) for chunk in mnist.test.chunks(1000))
+    right = sum(
+        float(accuracy(params, *chunk)) * len(chunk[1]) for chunk in mnist.test.chunks(1000)
+    )
     return right / len(mnist.test)
 
 

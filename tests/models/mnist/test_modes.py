@@ -49,13 +49,22 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     ("arguments", "names"),
     [
         (["--sync", "--max_staleness=1"], "--max_staleness"),
-        (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=worker"], "there are 1"),
+        (
+            ["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=worker"],
+            "there are 1",
+        ),
         (["--worker_hosts=b:1,c:1", "--job_name=worker"], "--ps_hosts is empty"),
         (["--ps_hosts=b:1"], "--ps_hosts given without --job_name"),
-        (["--ps_hosts=b:1", "--worker_hosts=c:1", "--job_name=worker", "--task_index=1"], "No task with index 1"),
+        (
+            ["--ps_hosts=b:1", "--worker_hosts=c:1", "--job_name=worker", "--task_index=1"],
+            "No task with index 1",
+        ),
         (["--elastic", "--prefetch=1"], "leave --prefetch out"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),
-        (["--profile_steps=7"], "--profile_steps=7: give the first step and the end, as in 100:105"),
+        (
+            ["--profile_steps=7"],
+            "--profile_steps=7: give the first step and the end, as in 100:105",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(arguments: list[str], names: str) -> None:

@@ -31,7 +31,11 @@ HOSTS = ("--ps_hosts=p:1", "--worker_hosts=a:1,b:1", "--chief_hosts=c:1")
 
 
 def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> None:
-    for job, index, leads, number in [("chief", 0, True, 0), ("worker", 0, False, 1), ("worker", 1, False, 2)]:
+    for job, index, leads, number in [
+        ("chief", 0, True, 0),
+        ("worker", 0, False, 1),
+        ("worker", 1, False, 2),
+    ]:
         with flagsaver.flagsaver():
             config = parsed(*HOSTS, f"--job_name={job}", f"--task_index={index}", "--sync")
         assert (config.me.is_chief, config.me.number, config.workers) == (leads, number, 3)
@@ -46,28 +50,52 @@ def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> N
         (["--job_name=evaluator", "--patience=3"], "--patience asks a ps"),
     ],
 )
-def test_what_does_not_fit_is_one_line(parsed: Callable[..., Config], arguments: list[str], said: str) -> None:
+def test_what_does_not_fit_is_one_line(
+    parsed: Callable[..., Config], arguments: list[str], said: str
+) -> None:
     assert said in str(parsed(*arguments).problem())
 
 
 def test_a_tfjob_tells_all(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
-    for job, index, leads in [("chief", 0, True), ("worker", 1, False), ("evaluator", 0, False), ("ps", 0, False)]:
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
+    for job, index, leads in [
+        ("chief", 0, True),
+        ("worker", 1, False),
+        ("evaluator", 0, False),
+        ("ps", 0, False),
+    ]:
+        monkeypatch.setenv(
+            "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
+        )
         with flagsaver.flagsaver():
             config = parsed()
         assert (config.me.job, config.me.index, config.me.is_chief) == (job, index, leads)
-        assert config.me.cluster.job_tasks("ps") == ["p:1"] and config.workers == 3 and config.problem() is None
+        assert (
+            config.me.cluster.job_tasks("ps") == ["p:1"]
+            and config.workers == 3
+            and config.problem() is None
+        )
 
 
-def test_a_dynamic_worker_of_a_tfjob(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dynamic_worker_of_a_tfjob(
+    parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}}))
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}})
+    )
     config = parsed()
-    assert config.me.cluster.task_address("worker", 4) == "e:1" and config.me.number == 4 and config.workers == 5
+    assert (
+        config.me.cluster.task_address("worker", 4) == "e:1"
+        and config.me.number == 4
+        and config.workers == 5
+    )
     assert not config.me.is_chief and config.problem() is None
     monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}})
+        "TF_CONFIG",
+        json.dumps(
+            {"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}}
+        ),
     )
     config = parsed()
     assert config.me.cluster.tasks() == {TaskId("ps", 1): "q:1"} and config.problem() is None
@@ -77,10 +105,15 @@ def test_a_dynamic_worker_of_a_tfjob(parsed: Callable[..., Config], monkeypatch:
     ("environment", "said"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG is not JSON: "),
-        ({"JOBSET_NAME": "mnist", "BELLWETHER_JOBS": None}, "BELLWETHER_JOBS is not set, which a pod"),
+        (
+            {"JOBSET_NAME": "mnist", "BELLWETHER_JOBS": None},
+            "BELLWETHER_JOBS is not set, which a pod",
+        ),
     ],
 )
-def test_an_engine_that_tells_nothing_is_one_line(environment: dict[str, str | None], said: str) -> None:
+def test_an_engine_that_tells_nothing_is_one_line(
+    environment: dict[str, str | None], said: str
+) -> None:
     command = ("python", "-m", "models.mnist.trainer")
     with Program(*command, env=environment) as program:
         assert program.wait() == exit_codes.CONFIGURATION.plain
@@ -93,15 +126,40 @@ def test_chief_worker_ps_and_an_evaluator_that_ends_training(tmp_path: pathlib.P
     """A model that learns nothing, trained for ever: only the evaluator can end it."""
     logdir = tmp_path / "run"
     with Program(
-        *("python", "-m", "harness.launch", "--ps=1", "--chief", "--workers=1", "--evaluators=1", "--"),
-        *("python", "-m", "models.mnist.trainer", f"--logdir={logdir}", "--epochs=1e9", "--save_model_secs=0.5"),
+        *(
+            "python",
+            "-m",
+            "harness.launch",
+            "--ps=1",
+            "--chief",
+            "--workers=1",
+            "--evaluators=1",
+            "--",
+        ),
+        *(
+            "python",
+            "-m",
+            "models.mnist.trainer",
+            f"--logdir={logdir}",
+            "--epochs=1e9",
+            "--save_model_secs=0.5",
+        ),
         *("--optimizer=sgd", "--learning_rate=0", "--patience=2", "--test_epochs=0", "--sync"),
     ) as program:
         assert program.wait() == 0, program.story()
     said = program.output()
-    told = [line for line in said.splitlines() if "training is to end: accuracy was best at step" in line]
-    assert told and all(line.startswith(("chief/0", "worker/0")) for line in told), program.story()  # the first to know
+    told = [
+        line
+        for line in said.splitlines()
+        if "training is to end: accuracy was best at step" in line
+    ]
+    # the first to know
+    assert told and all(line.startswith(("chief/0", "worker/0")) for line in told), program.story()
     assert "did not stop in time" not in said
     evaluated = json.loads((logdir / "eval" / "evaluations.json").read_text())["evaluations"]
     newest = max(int(name) for name in os.listdir(logdir / "model.ckpt") if name.isdigit())
-    assert max(row["step"] for row in evaluated) == newest == json.loads((logdir / "finished.json").read_text())["step"]
+    assert (
+        max(row["step"] for row in evaluated)
+        == newest
+        == json.loads((logdir / "finished.json").read_text())["step"]
+    )

@@ -43,7 +43,9 @@ def parsed() -> Iterator[Any]:
         ("metrics_port", "65536", "metrics_port"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(parsed: Any, name: str, value: str, says: str) -> None:
+def test_values_that_mean_nothing_are_refused(
+    parsed: Any, name: str, value: str, says: str
+) -> None:
     with pytest.raises((flags.IllegalFlagValueError, flags.ValidationError), match=says):
         parsed[name].parse(value)
         parsed.validate_all_flags()
@@ -66,9 +68,12 @@ def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimi
     assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
 
 
-def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: Any, tmp_path: pathlib.Path) -> None:
+def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(
+    parsed: Any, tmp_path: pathlib.Path
+) -> None:
     parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps"])
-    assert Config.from_flags().checkpoint_root is None  # only the chief was given one: the ps takes its word for it
+    # only the chief was given one: the ps takes its word for it
+    assert Config.from_flags().checkpoint_root is None
     for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
         parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
         with trainer.make_server(Config.from_flags()) as server:
@@ -88,7 +93,9 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
         ({"security": "/"}, rt.Security(certificates="/")),
     ],
 )
-def test_whom_a_task_lets_in(parsed: Any, given: dict[str, Any], expected: rt.Security | None) -> None:
+def test_whom_a_task_lets_in(
+    parsed: Any, given: dict[str, Any], expected: rt.Security | None
+) -> None:
     with flagsaver.flagsaver(**given):
         config = Config.from_flags()
     assert config.given_security == expected and config.problem() is None
@@ -131,7 +138,11 @@ def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
     assert limits <= key
     task = {"ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index"}
     own = key - limits - task
-    assert {field.name for field in dataclasses.fields(config)} == own | {"checkpoint_root", "limits", "me"}
+    assert {field.name for field in dataclasses.fields(config)} == own | {
+        "checkpoint_root",
+        "limits",
+        "me",
+    }
     assert {name: parsed[name].value or None for name in own} == {
         name: list(value) if isinstance(value, tuple) and value else value or None
         for name, value in dataclasses.asdict(config).items()
@@ -142,11 +153,15 @@ def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
     hash(config)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("mnist_*.flags")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("mnist_*.flags")), ids=lambda path: path.stem
+)
 def test_a_flag_file_gives_what_it_says(parsed: Any, path: pathlib.Path) -> None:
     parsed(["trainer", f"--flagfile={path}"])
     config = Config.from_flags()
-    said = dict(line[2:].split("=") for line in path.read_text().splitlines() if line.startswith("--"))
+    said = dict(
+        line[2:].split("=") for line in path.read_text().splitlines() if line.startswith("--")
+    )
     assert said and {name: str(getattr(config, name)) for name in said} == {
         name: str(type(getattr(config, name))(value)) for name, value in said.items()
     }
@@ -166,7 +181,9 @@ def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.P
     def trained(*arguments: str) -> str:
         trainer = [sys.executable, "-m", "models.mnist.trainer"]
         told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}", *arguments]
-        run = subprocess.run([*trainer, *told], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(
+            [*trainer, *told], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
         assert run.returncode == 0, run.stderr
         return run.stderr
 

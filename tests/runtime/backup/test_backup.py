@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 import runtime as rt
 from runtime.backup import image
-from runtime.backup.holder import BackupHolder, Entry, Header, chunks, packed, packed_message, read_message, unpacked
+from runtime.backup.holder import (
+    BackupHolder,
+    Entry,
+    Header,
+    chunks,
+    packed,
+    packed_message,
+    read_message,
+    unpacked,
+)
 from runtime.backup.primary import Capture, CapturedEntry, Primary
 from runtime.errors import AbortedError, UnavailableError
 from runtime.wire.listener import Reply
@@ -55,7 +64,9 @@ class Source:
     def capture(self, _: Any) -> Capture:
         state = {} if self.unusable_because else dict(self.state)
         return Capture(
-            self.unusable_because, {n: CapturedEntry(v, lambda v=v: number(v)) for n, v in state.items()}, lambda: None
+            self.unusable_because,
+            {n: CapturedEntry(v, lambda v=v: number(v)) for n, v in state.items()},
+            lambda: None,
         )
 
 
@@ -63,8 +74,20 @@ def number(value: int) -> Entry:
     return Entry({"value": value}, (np.full(8, value),))
 
 
-def made(source: Source, holder: Holder, lag: int = 0, process_id: int = 1, fenced: Any = lambda: None) -> Primary:
-    return Primary(TASK, HOLDER, lag, process_id, {"lag": lag}, source.capture, holder.send, fenced, chunk_bytes=128)
+def made(
+    source: Source, holder: Holder, lag: int = 0, process_id: int = 1, fenced: Any = lambda: None
+) -> Primary:
+    return Primary(
+        TASK,
+        HOLDER,
+        lag,
+        process_id,
+        {"lag": lag},
+        source.capture,
+        holder.send,
+        fenced,
+        chunk_bytes=128,
+    )
 
 
 def kept(holder: Holder) -> dict[str, int] | None:
@@ -123,7 +146,11 @@ def test_pieces_are_all_of_it_and_small(sizes: dict[str, int], limit: int) -> No
     entries = {name: Entry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
     messages = chunks(entries, limit)
     assert list(itertools.chain.from_iterable(messages)) == list(entries)
-    assert all(len(chunk) == 1 or sum(e.nbytes for e in chunk.values()) <= limit for chunk in messages if chunk)
+    assert all(
+        len(chunk) == 1 or sum(e.nbytes for e in chunk.values()) <= limit
+        for chunk in messages
+        if chunk
+    )
     again = [unpacked(*packed(chunk)) for chunk in messages]
     assert {n: e.arrays[0].size for chunk in again for n, e in chunk.items()} == sizes
 
@@ -297,7 +324,10 @@ def test_a_task_is_made_again_from_its_image() -> None:
     cluster = addresses(ps=2, worker=1)
     with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, backed_up(cluster, 0):
         with rt.device("/job:ps/task:1"):
-            made = {name: rt.Variable(value, dtype=value.dtype, name=name) for name, value in VALUES.items()}
+            made = {
+                name: rt.Variable(value, dtype=value.dtype, name=name)
+                for name, value in VALUES.items()
+            }
             made["words"] = rt.Variable(np.array(["one", "two"], object), name="words")
             add = made["float"].assign_add(np.ones((2, 3), np.float32))
         initialise = rt.global_variables_initializer()

@@ -2,8 +2,9 @@
 
 python -m tests.runtime.checkpoint.dying_client CLUSTER_JSON chief|script DIRECTORY ORDER
 
-A chief has a task of its own and leads; a script has its session at the ps. ORDER is the order that the client does not
-send any more: `commit`, `write`, or `bytes` for the first byte range of a restore.
+A chief has a task of its own and leads; a script has its session at the ps. ORDER is the order that
+the client does not send any more: `commit`, `write`, or `bytes` for the first byte range of a
+restore.
 """
 
 import json
@@ -36,7 +37,11 @@ def without(name: str) -> None:
     request = CheckpointCoordinator._request
 
     def wrapped(self: CheckpointCoordinator, task: str, order: Any, *rest: Any) -> Any:
-        return stand_still() if order.WhichOneof("order") == name else request(self, task, order, *rest)
+        return (
+            stand_still()
+            if order.WhichOneof("order") == name
+            else request(self, task, order, *rest)
+        )
 
     CheckpointCoordinator._request = wrapped  # type: ignore[method-assign]
 
@@ -47,7 +52,9 @@ def main() -> None:
     saver = harness.Saver([variable()], transfer="stream" if order == "bytes" else "shared")
     server = rt.Server(cluster, "worker", 0) if kind == "chief" else None
     target = f"grpc://{cluster['ps'][0]}" if server is None else server.target
-    with rt.Session(target, config=rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=60)) as session:
+    with rt.Session(
+        target, config=rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=60)
+    ) as session:
         if server is not None:
             session.authority.lead_with(RunRecords(target, is_chief=True).claim())
         without(order)

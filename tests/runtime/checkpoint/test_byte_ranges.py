@@ -40,7 +40,10 @@ def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
     assert b"".join(p.tobytes() for p in parts) == whole.tobytes()
     seen: set[tuple[int, ...]] = set()
     for block in blocks:
-        touched = [range(o // c, -(-(o + n) // c)) for o, n, c in zip(block.offset, block.shape, chunk, strict=True)]
+        touched = [
+            range(o // c, -(-(o + n) // c))
+            for o, n, c in zip(block.offset, block.shape, chunk, strict=True)
+        ]
         chunks = set(itertools.product(*touched))
         assert not chunks & seen or not aligned
         seen |= chunks
@@ -51,11 +54,17 @@ def test_chunks_of_any_shape_keep_the_limit(shape: list[int], limit: int) -> Non
     one = ArraySlice.whole("x", tuple(shape), np.dtype(np.uint8))
     chunk = names._chunk([one], limit)
     assert math.prod(chunk) <= limit
-    assert all(block.nbytes <= limit for block in dataclasses.replace(one, chunk=chunk).blocks(limit))
+    assert all(
+        block.nbytes <= limit for block in dataclasses.replace(one, chunk=chunk).blocks(limit)
+    )
 
 
-@hypothesis.given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59))))
-def test_pieces_sent_twice_are_neither_lost_nor_doubled(data: bytes, cuts: list[tuple[int, int]]) -> None:
+@hypothesis.given(
+    st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)))
+)
+def test_pieces_sent_twice_are_neither_lost_nor_doubled(
+    data: bytes, cuts: list[tuple[int, int]]
+) -> None:
     array = np.frombuffer(data, np.uint8)
     incoming = Incoming(array.size)
     ends = sorted({min(c, array.size) for c, _ in cuts if c} | {array.size})

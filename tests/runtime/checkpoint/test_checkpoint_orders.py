@@ -76,7 +76,9 @@ def files_below(directory: pathlib.Path) -> list[str]:
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*"))
 
 
-def test_writes_and_reads_stay_below_the_root(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path) -> None:
+def test_writes_and_reads_stay_below_the_root(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
+) -> None:
     write(they, root)
     read(they, root / "ocdbt.process_1joblocaltask0")
     (elsewhere / "secret").write_bytes(b"1234")
@@ -88,7 +90,9 @@ def test_writes_and_reads_stay_below_the_root(they: Stranger, root: pathlib.Path
 
 
 @pytest.mark.parametrize("way", ["{root}/../elsewhere", "{root}/down/../../elsewhere", ".."])
-def test_no_directory_goes_up(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, way: str) -> None:
+def test_no_directory_goes_up(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, way: str
+) -> None:
     (root / "down").mkdir()
     for act in (write, read):
         with refused(INVALID, ".."):
@@ -96,7 +100,9 @@ def test_no_directory_goes_up(they: Stranger, root: pathlib.Path, elsewhere: pat
     assert not files_below(elsewhere)
 
 
-def test_links_that_lead_out_are_not_followed(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path) -> None:
+def test_links_that_lead_out_are_not_followed(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
+) -> None:
     write(they, root)
     (elsewhere / "secret").write_bytes(b"1234")
     (root / "out").symlink_to(elsewhere)
@@ -125,7 +131,11 @@ def test_arrays_are_read_below_the_directory(they: Stranger, root: pathlib.Path,
     wanted = slice_of("w", VALUE)
     wanted.key = name
     with refused(INVALID, repr(name)):
-        they.order(read=ORDER.Read(job=99, directory=str(root / "ocdbt.process_1joblocaltask0"), slices=[wanted]))
+        they.order(
+            read=ORDER.Read(
+                job=99, directory=str(root / "ocdbt.process_1joblocaltask0"), slices=[wanted]
+            )
+        )
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory"])
@@ -157,23 +167,35 @@ def bind_below(sock: socket.socket, path: pathlib.Path) -> None:
         os.chdir(before)
 
 
-def test_a_checkpoint_that_is_finished_is_never_written_again(server: rt.Server, root: pathlib.Path) -> None:
+def test_a_checkpoint_that_is_finished_is_never_written_again(
+    server: rt.Server, root: pathlib.Path
+) -> None:
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(6, np.float32), name="w")
         saver = harness.Saver()
         path = pathlib.Path(saver.save(sess, root / "model.ckpt", 5))
-        before = {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()}
+        before = {
+            name: (path / name).read_bytes()
+            for name in files_below(path)
+            if (path / name).is_file()
+        }
         with stranger(server) as they:
             with refused(EXISTS, str(path)):
                 write(they, path / "default")
-        assert {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()} == before
+        assert {
+            name: (path / name).read_bytes()
+            for name in files_below(path)
+            if (path / name).is_file()
+        } == before
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(6, np.float32), name="w")
         assert harness.Saver().restore_latest(sess, str(root)) == str(path)
         assert sess.run(w).tolist() == VALUE.tolist()
 
 
-def test_a_store_that_was_begun_is_not_written_by_another_job(they: Stranger, root: pathlib.Path) -> None:
+def test_a_store_that_was_begun_is_not_written_by_another_job(
+    they: Stranger, root: pathlib.Path
+) -> None:
     (root / "ocdbt.process_1joblocaltask0").mkdir()
     with refused(EXISTS, "ocdbt.process_1joblocaltask0"):
         write(they, root)
@@ -183,11 +205,20 @@ def test_a_store_that_was_begun_is_not_written_by_another_job(they: Stranger, ro
 @pytest.mark.parametrize("rooted", [True, False])
 def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool) -> None:
     cluster = kit.addresses(local=1)
-    with rt.Server(cluster, "local", 0, checkpoint_root=root if rooted else None) as server, stranger(server) as they:
+    with (
+        rt.Server(cluster, "local", 0, checkpoint_root=root if rooted else None) as server,
+        stranger(server) as they,
+    ):
         with socket.create_server(("127.0.0.1", 0)) as asked:
             asked.setblocking(False)
             host = f"127.0.0.1:{asked.getsockname()[1]}"
-            for url in (f"http://{host}/a/", f"https://{host}/a/", "memory://a/", f"file://{root}/", "gs://b/x|http:"):
+            for url in (
+                f"http://{host}/a/",
+                f"https://{host}/a/",
+                "memory://a/",
+                f"file://{root}/",
+                "gs://b/x|http:",
+            ):
                 with refused(INVALID, url):
                     read(they, url)
             with pytest.raises(BlockingIOError):
@@ -199,10 +230,22 @@ def test_urls_are_below_a_root_that_is_one() -> None:
     roots = Roots(("gs://bucket/run", "/data/run"))
     roots.check("gs://bucket/run")
     roots.check("gs://bucket/run/model.ckpt/12/default")
-    for path in ("gs://bucket/runs", "gs://bucket", "s3://bucket/run", "gs://bucket/run2/x", "/data/runs"):
+    for path in (
+        "gs://bucket/runs",
+        "gs://bucket",
+        "s3://bucket/run",
+        "gs://bucket/run2/x",
+        "/data/runs",
+    ):
         with pytest.raises(rt.PermissionDeniedError):
             roots.check(path)
-    for path in ("gs://bucket/run/../x", "gs://bucket/run/%2e%2e/x", "gs://bucket/run?x", "", "/data/run/\0"):
+    for path in (
+        "gs://bucket/run/../x",
+        "gs://bucket/run/%2e%2e/x",
+        "gs://bucket/run?x",
+        "",
+        "/data/run/\0",
+    ):
         with pytest.raises(rt.InvalidArgumentError):
             roots.check(path)
 
@@ -232,7 +275,10 @@ def test_a_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) -> None:
-    with rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[]) as server, stranger(server) as they:
+    with (
+        rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[]) as server,
+        stranger(server) as they,
+    ):
         with refused(DENIED, "nowhere"):
             read(they, root)
 
@@ -245,17 +291,30 @@ def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) ->
 
 
 @pytest.mark.parametrize("packed", ["nothing", "the index", "a chunk"])
-def test_a_task_reads_nothing_that_is_packed(they: Stranger, root: pathlib.Path, packed: str) -> None:
-    about: dict[str, Any] = {"shape": [VALUE.size], "chunks": [VALUE.size], "compressor": {"id": "zlib", "level": 1}}
+def test_a_task_reads_nothing_that_is_packed(
+    they: Stranger, root: pathlib.Path, packed: str
+) -> None:
+    about: dict[str, Any] = {
+        "shape": [VALUE.size],
+        "chunks": [VALUE.size],
+        "compressor": {"id": "zlib", "level": 1},
+    }
     base = {"driver": "file", "path": f"{root}/"}
     store: dict[str, Any] = {"driver": "ocdbt", "base": base, "config": {"compression": None}}
     if packed == "the index":
         del store["config"]
     if packed != "a chunk":
         about["compressor"] = None
-    spec = {"driver": "zarr", "dtype": VALUE.dtype.name, "kvstore": {**store, "path": "w/"}, "metadata": about}
+    spec = {
+        "driver": "zarr",
+        "dtype": VALUE.dtype.name,
+        "kvstore": {**store, "path": "w/"},
+        "metadata": about,
+    }
     ts.open(spec, create=True).result().write(VALUE).result()
-    as_it_should = contextlib.nullcontext() if packed == "nothing" else refused(UNMET, "is packed", "stream")
+    as_it_should = (
+        contextlib.nullcontext() if packed == "nothing" else refused(UNMET, "is packed", "stream")
+    )
     with as_it_should:
         read(they, root)
 
@@ -270,8 +329,12 @@ for _ in range(2):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)])
-def test_a_server_that_others_reach_says_once_that_it_has_no_root(host: str, root: list[str], warnings: int) -> None:
+@pytest.mark.parametrize(
+    "host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)]
+)
+def test_a_server_that_others_reach_says_once_that_it_has_no_root(
+    host: str, root: list[str], warnings: int
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SERVE, f"{host}:0", *root],
         check=True,
@@ -283,10 +346,15 @@ def test_a_server_that_others_reach_says_once_that_it_has_no_root(host: str, roo
     assert done.stderr.count("has no checkpoint root") == warnings, done.stderr
 
 
-def test_two_tasks_with_a_root_save_and_restore(root: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_tasks_with_a_root_save_and_restore(
+    root: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = kit.addresses(ps=2, worker=1)
     caplog.set_level(logging.ERROR)
-    with rt.Server(cluster, "ps", 0, checkpoint_root=root), rt.Server(cluster, "ps", 1, checkpoint_root=[root.parent]):
+    with (
+        rt.Server(cluster, "ps", 0, checkpoint_root=root),
+        rt.Server(cluster, "ps", 1, checkpoint_root=[root.parent]),
+    ):
         with rt.Server(cluster, "worker", 0, checkpoint_root=root) as worker:
             with rt.Graph().as_default() as graph, rt.Session(worker.target, graph) as sess:
                 with rt.device("/job:ps/task:0"):
@@ -297,15 +365,22 @@ def test_two_tasks_with_a_root_save_and_restore(root: pathlib.Path, caplog: pyte
                 path = harness.Saver().save(sess, root / "model.ckpt", 7)
                 sess.run([a.assign(VALUE * 0).op, b.assign(VALUE * 0).op])
                 harness.Saver().restore(sess, path)
-                assert sess.run(a).tolist() == VALUE.tolist() and sess.run(b).tolist() == (VALUE + 1).tolist()
-                with pytest.raises(rt.PermissionDeniedError, match=r"/job:ps/task:0.*checkpoint_root|checkpoint_root"):
+                assert (
+                    sess.run(a).tolist() == VALUE.tolist()
+                    and sess.run(b).tolist() == (VALUE + 1).tolist()
+                )
+                with pytest.raises(
+                    rt.PermissionDeniedError,
+                    match=r"/job:ps/task:0.*checkpoint_root|checkpoint_root",
+                ):
                     harness.Saver().save(sess, root.parent / "elsewhere" / "model.ckpt", 7)
 
 
 def test_an_order_that_nobody_knows_is_refused(they: Stranger) -> None:
     with refused(INVALID, "does not know"):
         they.order()
-    earlier = ORDER.FromString(bytes([0x08, 9]))  # `kind = 9`, as versions without types of orders had it
+    # `kind = 9`, as versions without types of orders had it
+    earlier = ORDER.FromString(bytes([0x08, 9]))
     with refused(INVALID, "does not know"):
         they.worker.Checkpoint(earlier, timeout=30)
 
@@ -321,8 +396,12 @@ def test_an_order_has_no_fields_of_others() -> None:
     assert order.WhichOneof("order") == "drop" and not order.HasField("take")
 
 
-@pytest.mark.parametrize("name", sorted({f.name for f in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields} - UNFENCED))
-def test_every_order_that_does_something_is_refused_under_another_epoch(they: Stranger, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", sorted({f.name for f in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields} - UNFENCED)
+)
+def test_every_order_that_does_something_is_refused_under_another_epoch(
+    they: Stranger, name: str
+) -> None:
     for epoch in (they.epoch - 1, they.epoch + 1):
         with refused(grpc.StatusCode.ABORTED, f"epoch {epoch}"):
             they.order(epoch=epoch, **{name: {}})

@@ -29,7 +29,9 @@ def test_jobs_end_once_and_leave_nothing(turns: list[tuple[str, int, int]]) -> N
         if leadership.epoch != epoch:
             raise AbortedError("another chief leads")
 
-    table = JobTable("/job:ps/task:0", gate, check, Limits(checkpoint_jobs=4), lambda session: session == 1)
+    table = JobTable(
+        "/job:ps/task:0", gate, check, Limits(checkpoint_jobs=4), lambda session: session == 1
+    )
     under_way: dict[int, tuple[Job, int]] = {}
     ended: set[int] = set()
     at_work: dict[int, tuple[Job, contextlib.AbstractContextManager[None]]] = {}

@@ -24,12 +24,19 @@ CLIENTS = [("chief", "commit"), ("script", "commit"), ("script", "write"), ("scr
 """What dies, and before which order. A chief comes first: the others order under its leadership."""
 
 
-def test_a_killed_client_leaves_no_job(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_client_leaves_no_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task gives up the saves and restores of dead clients: their memory is free, and it can be saved again."""
-    monkeypatch.setattr(timeouts, "LEASE_SECS", 5.0)  # of the sessions that this ps runs for the scripts
+    # of the sessions that this ps runs for the scripts
+    monkeypatch.setattr(timeouts, "LEASE_SECS", 5.0)
     cluster = kit.addresses(ps=1, worker=1)
     limits = rt.Limits(checkpoint_jobs=len(CLIENTS))
-    with rt.Server(cluster, "ps", 0, limits=limits) as ps, rt.Graph().as_default(), programs() as start:
+    with (
+        rt.Server(cluster, "ps", 0, limits=limits) as ps,
+        rt.Graph().as_default(),
+        programs() as start,
+    ):
         w = dying_client.variable()
         participant = ps.worker.checkpoint_participant
         saver = harness.Saver([w])
@@ -39,19 +46,25 @@ def test_a_killed_client_leaves_no_job(tmp_path: pathlib.Path, monkeypatch: pyte
             saver.save(session, tmp_path / "m", 1)
             for kind, order in CLIENTS:
                 module = "tests.runtime.checkpoint.dying_client"
-                client = start("python", "-m", module, json.dumps(cluster), kind, str(tmp_path), order)
+                client = start(
+                    "python", "-m", module, json.dumps(cluster), kind, str(tmp_path), order
+                )
                 client.expect("^in the middle$")
                 client.kill()
             jobs = list(participant.jobs._jobs.values())
             assert len(jobs) == len(CLIENTS)
             with pytest.raises(rt.ResourceExhaustedError, match="checkpoint_jobs"):
                 saver.save(session, tmp_path / "m", 2)
-            session.run(w.assign_add(np.ones(dying_client.SIZE, np.float32)).op)  # what a save has taken is old now
+            # what a save has taken is old now
+            session.run(w.assign_add(np.ones(dying_client.SIZE, np.float32)).op)
             held = [weakref.ref(array) for job in jobs for array in job.arrays if array is not None]
             assert held
             del jobs
             until(lambda: not participant.jobs._jobs, "the end of the jobs")
-            until(lambda: gc.collect() >= 0 and not any(array() is not None for array in held), "their memory")
+            until(
+                lambda: gc.collect() >= 0 and not any(array() is not None for array in held),
+                "their memory",
+            )
             for number in range(2, 2 + 2 * len(CLIENTS)):
                 saver.save(session, tmp_path / "m", number)
 

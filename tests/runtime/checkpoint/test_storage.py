@@ -15,7 +15,13 @@ import pytest
 
 from runtime.checkpoint import durability, pacing, storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
+from runtime.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
 
 
 def _strings(items: list[bytes]) -> np.ndarray:
@@ -26,7 +32,12 @@ def _strings(items: list[bytes]) -> np.ndarray:
 
 @hypothesis.given(st.lists(st.binary(max_size=20), max_size=12))
 def test_strings_come_back(items: list[bytes]) -> None:
-    assert string_arrays.decode_strings(string_arrays.encode_strings(_strings(items)), (len(items),)).tolist() == items
+    assert (
+        string_arrays.decode_strings(
+            string_arrays.encode_strings(_strings(items)), (len(items),)
+        ).tolist()
+        == items
+    )
 
 
 @hypothesis.given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
@@ -36,10 +47,15 @@ def test_cut_off_strings_are_told(items: list[bytes], cut: int) -> None:
         string_arrays.decode_strings(data[: cut % data.size], (len(items),))
 
 
-def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_path: pathlib.Path) -> None:
+def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(
+    tmp_path: pathlib.Path,
+) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(12, 5)
     blocks = [
-        (ArraySlice("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
+        (
+            ArraySlice("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)),
+            whole[first : first + 4],
+        )
         for first in (0, 4, 8)
     ]
     storage.write_store(str(tmp_path / "store"), iter(blocks), group_bytes=80)
@@ -52,12 +68,22 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
     """So that writing it can rest and be cancelled."""
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
-    arrays = [(ArraySlice("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts]
+    arrays = [
+        (ArraySlice("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b])
+        for a, b in parts
+    ]
     groups: list[None] = []
-    storage.write_store(str(tmp_path / "store"), arrays, cancelled=lambda: bool(groups.append(None)), group_bytes=1700)
+    storage.write_store(
+        str(tmp_path / "store"),
+        arrays,
+        cancelled=lambda: bool(groups.append(None)),
+        group_bytes=1700,
+    )
     assert len(groups) == 6
     wanted = ArraySlice("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
-    assert np.array_equal(list(storage.read_each(storage.Source(str(tmp_path / "store")), [wanted]))[0], whole)
+    assert np.array_equal(
+        list(storage.read_each(storage.Source(str(tmp_path / "store")), [wanted]))[0], whole
+    )
 
 
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
@@ -94,7 +120,10 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
 
     def arrays() -> Iterator[tuple[ArraySlice, np.ndarray]]:
         for i in range(4):
-            yield ArraySlice("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
+            yield (
+                ArraySlice("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape),
+                rows,
+            )
         raise UnavailableError("gone", task="/job:ps/task:1")
 
     for attempt in range(4):
@@ -110,9 +139,12 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
     placed = [ArraySlice(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
     store = str(tmp_path / "store")
     rested_after: list[int] = []
-    steps = iter([0, 1, 2, 2, 3])  # when the save begins, and after each group but the last: none came in the third
+    # when the save begins, and after each group but the last: none came in the third
+    steps = iter([0, 1, 2, 2, 3])
     pace = pacing.Pace(
-        lambda: next(steps), lambda secs: rested_after.append(5 - len(storage.lacking(store, placed))), cores=2
+        lambda: next(steps),
+        lambda secs: rested_after.append(5 - len(storage.lacking(store, placed))),
+        cores=2,
     )
     storage.write_store(store, zip(placed, arrays.values(), strict=True), group_bytes=1, pace=pace)
     assert rested_after == [1, 2, 4]
@@ -141,7 +173,9 @@ def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path) -> None:
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
 
 
-def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(tmp_path: pathlib.Path) -> None:
+def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(
+    tmp_path: pathlib.Path,
+) -> None:
     directory = tmp_path / "store"
     arrays = {f"x{i}": np.arange(500, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
@@ -170,7 +204,9 @@ def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    assert pacing.in_background(niceness, "test") == (before if sys.platform != "linux" else pacing.NICENESS)
+    assert pacing.in_background(niceness, "test") == (
+        before if sys.platform != "linux" else pacing.NICENESS
+    )
     assert niceness() == before
     with pytest.raises(ZeroDivisionError):
         pacing.in_background(lambda: 1 / 0, "test")
@@ -185,7 +221,8 @@ def test_work_rests_only_where_cores_are_few_and_never_long() -> None:
     assert rests == [0.375, pacing.REST_SECS]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its file is dropped, not closed
+# its file is dropped, not closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_while_a_file_is_opened_is_no_damage(tmp_path: pathlib.Path) -> None:
     """SIGTERM's SystemExit came out as "Bad file descriptor", a damaged checkpoint: the file was closed twice."""
     path = tmp_path / "file"

@@ -70,13 +70,19 @@ def assign_to(server: rt.Server, value: np.ndarray) -> None:
         (0,),
     )
     with stranger(server) as they:
-        request = pb.RegisterRequest(incarnation=server.incarnation, call=call_to_proto(call), session=5)
+        request = pb.RegisterRequest(
+            incarnation=server.incarnation, call=call_to_proto(call), session=5
+        )
         handle = they.worker.Register(request, timeout=60).handle
     server.worker.call(handle, 5, 1, [value])
 
 
 def test_a_string_variable_takes_strings_only(server: rt.Server, tmp_path: pathlib.Path) -> None:
-    for value in (np.array(2**31), np.array([1.5, 2.5], np.float32), np.array([b"x", 2**31], object)):
+    for value in (
+        np.array(2**31),
+        np.array([1.5, 2.5], np.float32),
+        np.array([b"x", 2**31], object),
+    ):
         with pytest.raises(rt.InvalidArgumentError, match="'s' is a variable of strings"):
             assign_to(server, value)
     assign_to(server, np.array([b"x", "y"], object))
@@ -113,7 +119,8 @@ def test_chunks_that_do_not_fit_their_variable_are_refused(
         with refused(INVALID, "'w'", "chunks"):
             they.order(write=ORDER.Write(job=job, directory=str(tmp_path)))
         assert list(tmp_path.iterdir()) == []
-        job = they.take([slice_of("w", VALUE, full_shape=[12], offset=[6], chunk=[3])])  # one that does
+        # one that does
+        job = they.take([slice_of("w", VALUE, full_shape=[12], offset=[6], chunk=[3])])
         assert they.order(write=ORDER.Write(job=job, directory=str(tmp_path))).write.files
 
 
@@ -141,7 +148,8 @@ def test_a_chunk_that_dwarfs_its_array_is_refused(tmp_path: pathlib.Path) -> Non
     write_zarr(tmp_path / "bomb" / "w", [6], [1 << 28], bomb)
     usual = np.zeros(1 << 10, np.float32)
     usual[:6] = VALUE
-    write_zarr(tmp_path / "usual" / "w", [6], [1 << 10], zlib.compress(usual.tobytes()))  # larger than its array
+    # larger than its array
+    write_zarr(tmp_path / "usual" / "w", [6], [1 << 10], zlib.compress(usual.tobytes()))
     wanted = [ArraySlice.whole("w", VALUE.shape, VALUE.dtype)]
     with pytest.raises(rt.DataLossError, match=f"'w'.*{1 << 30}"):
         list(storage.read_each(storage.Source(str(tmp_path / "bomb"), ocdbt=False), wanted))

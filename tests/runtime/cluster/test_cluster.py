@@ -26,7 +26,9 @@ def test_every_form_makes_the_same_spec(jobs: dict[str, Any]) -> None:
     assert spec.jobs == list(jobs)
     assert bool(spec) == bool(jobs)
     message = cluster_pb2.ClusterDef.FromString(spec.as_cluster_def().SerializeToString())
-    text_keys = {job: {str(i): spec.task_address(job, i) for i in spec.task_indices(job)} for job in jobs}
+    text_keys = {
+        job: {str(i): spec.task_address(job, i) for i in spec.task_indices(job)} for job in jobs
+    }
     for other in (
         ClusterSpec(spec),
         ClusterSpec(spec.as_dict()),
@@ -45,7 +47,11 @@ def test_every_form_makes_the_same_spec(jobs: dict[str, Any]) -> None:
 @given(job_dicts, job_dicts)
 def test_equality_fingerprint_and_difference_agree(a: dict[str, Any], b: dict[str, Any]) -> None:
     left, right = ClusterSpec(a), ClusterSpec(b)
-    assert (left == right) == (left.fingerprint() == right.fingerprint()) == (difference(left, right) == "")
+    assert (
+        (left == right)
+        == (left.fingerprint() == right.fingerprint())
+        == (difference(left, right) == "")
+    )
 
 
 def test_questions_about_a_sparse_job() -> None:
@@ -57,7 +63,10 @@ def test_questions_about_a_sparse_job() -> None:
     assert spec.job_tasks("chief") == []
     assert spec.as_dict() == {"worker": {0: "w0:1", 3: "w3:1"}, "ps": ["p0:1", "p1:1"], "chief": {}}
     assert [job.name for job in spec.as_cluster_def().job] == ["chief", "ps", "worker"]
-    assert repr(spec) == "ClusterSpec({'chief': {}, 'ps': ['p0:1', 'p1:1'], 'worker': {0: 'w0:1', 3: 'w3:1'}})"
+    assert (
+        repr(spec)
+        == "ClusterSpec({'chief': {}, 'ps': ['p0:1', 'p1:1'], 'worker': {0: 'w0:1', 3: 'w3:1'}})"
+    )
     assert list(spec.tasks().values()) == ["p0:1", "p1:1", "w0:1", "w3:1"]
 
 
@@ -117,7 +126,9 @@ def test_unknown_names_tell_what_exists() -> None:
 )
 def test_default_task_does_not_depend_on_order(jobs: dict[str, Any], task: str) -> None:
     assert str(ClusterSpec(jobs).default_task()) == task
-    assert ClusterSpec(dict(reversed(jobs.items()))).default_task() == ClusterSpec(jobs).default_task()
+    assert (
+        ClusterSpec(dict(reversed(jobs.items()))).default_task() == ClusterSpec(jobs).default_task()
+    )
 
 
 def test_no_default_task_in_an_empty_cluster() -> None:
@@ -150,7 +161,9 @@ def test_difference_in_words() -> None:
 
 
 def test_validate_accepts_real_clusters() -> None:
-    ClusterSpec({"ps": ["10.0.0.1:2222", "[::1]:2222"], "worker": ["localhost:0", "localhost:0"]}).validate()
+    ClusterSpec(
+        {"ps": ["10.0.0.1:2222", "[::1]:2222"], "worker": ["localhost:0", "localhost:0"]}
+    ).validate()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +189,10 @@ def test_validate_names_the_task(jobs: dict[str, Any], text: str) -> None:
     assert text in str(caught.value)
 
 
-@given(st.sampled_from(["localhost", "10.0.0.1", "ps-0.ns.svc"]) | st.ip_addresses(v=6).map(str), st.integers(0, 65535))
+@given(
+    st.sampled_from(["localhost", "10.0.0.1", "ps-0.ns.svc"]) | st.ip_addresses(v=6).map(str),
+    st.integers(0, 65535),
+)
 def test_split_address_takes_apart_what_was_put_together(host: str, port: int) -> None:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     assert split_address(address) == (host, port)
@@ -214,7 +230,9 @@ def test_definitions_that_agree(there: dict[str, Any], fits: bool) -> None:
         ({"worker": ["a:1"]}, False),
     ],
 )
-def test_a_ps_that_sees_only_itself_works_with_who_knows_it(alone: dict[str, Any], fits: bool) -> None:
+def test_a_ps_that_sees_only_itself_works_with_who_knows_it(
+    alone: dict[str, Any], fits: bool
+) -> None:
     worker = ClusterSpec({"ps": ["p:1", "q:1"], "worker": {7: "h:1"}})
     assert agree(worker, ClusterSpec(alone)) == agree(ClusterSpec(alone), worker) == fits
 

@@ -20,7 +20,9 @@ rd = importlib.import_module("runtime.graph.placement")
 numbers = st.none() | st.integers(0, 99)
 jobs = st.none() | st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 types = st.sampled_from(["CPU", "gpu", "TPU", "XLA_CPU"])
-specs = st.builds(DeviceSpec, jobs, numbers, numbers) | st.builds(DeviceSpec, jobs, numbers, numbers, types, numbers)
+specs = st.builds(DeviceSpec, jobs, numbers, numbers) | st.builds(
+    DeviceSpec, jobs, numbers, numbers, types, numbers
+)
 
 
 @dataclass
@@ -71,7 +73,9 @@ def test_names_can_be_read_back(spec: DeviceSpec) -> None:
 
 
 @given(specs, specs, specs)
-def test_merge_is_associative_and_the_inner_one_wins(a: DeviceSpec, b: DeviceSpec, c: DeviceSpec) -> None:
+def test_merge_is_associative_and_the_inner_one_wins(
+    a: DeviceSpec, b: DeviceSpec, c: DeviceSpec
+) -> None:
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a.merge(DeviceSpec()) == DeviceSpec().merge(a) == a
     for part in ("job", "replica", "task", "device_type", "device_index"):
@@ -133,7 +137,10 @@ def test_scopes_are_a_merge(scopes: list[DeviceSpec], asked: DeviceSpec) -> None
 
     def check(rest: list[DeviceSpec], merged: DeviceSpec) -> None:
         if not rest:
-            assert placed(device=asked.to_string()) == merged.merge(DeviceSpec.parse(asked.to_string())).to_string()
+            assert (
+                placed(device=asked.to_string())
+                == merged.merge(DeviceSpec.parse(asked.to_string())).to_string()
+            )
             return
         with rd.device(rest[0]):
             check(rest[1:], merged.merge(rest[0]))
@@ -167,7 +174,11 @@ def test_functions_see_the_inner_device_and_replace_it() -> None:
         assert placed("MatMul") == "/job:worker/gpu:0"
         assert placed("Add") == "/job:worker/task:3"
         assert placed("Add", device="/cpu:0") == "/job:worker/task:3/cpu:0"
-    assert seen == [("MatMul", "op", "/task:3"), ("Add", "op", "/task:3"), ("Add", "op", "/task:3/cpu:0")]
+    assert seen == [
+        ("MatMul", "op", "/task:3"),
+        ("Add", "op", "/task:3"),
+        ("Add", "op", "/task:3/cpu:0"),
+    ]
 
 
 def test_the_operation_itself_is_not_touched() -> None:
@@ -198,8 +209,14 @@ def test_wrong_scopes_and_answers() -> None:
     ],
 )
 def test_variables_go_round_and_the_rest_to_the_worker(cluster: Any) -> None:
-    with rd.device(rd.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:7", cluster=cluster)):
-        assert [placed("Variable") for _ in range(3)] == ["/job:ps/task:0", "/job:ps/task:1", "/job:ps/task:0"]
+    with rd.device(
+        rd.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:7", cluster=cluster)
+    ):
+        assert [placed("Variable") for _ in range(3)] == [
+            "/job:ps/task:0",
+            "/job:ps/task:1",
+            "/job:ps/task:0",
+        ]
         assert placed("Call") == "/job:worker/task:7"
         assert placed("ConditionalAccumulator") == "/job:ps/task:1"
 
@@ -235,7 +252,9 @@ def test_merge_devices_false_leaves_any_device_alone(caplog: pytest.LogCaptureFi
 
 
 def test_ps_device_forms() -> None:
-    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_device="/job:ps/cpu:0", worker_device=None)):
+    with rd.device(
+        rd.replica_device_setter(ps_tasks=2, ps_device="/job:ps/cpu:0", worker_device=None)
+    ):
         assert placed("Variable") == "/job:ps/task:0/cpu:0"
         assert placed("Call") == ""
     with rd.device(rd.replica_device_setter(ps_tasks=2, ps_device="/cpu:0", worker_device="")):

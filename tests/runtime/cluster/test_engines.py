@@ -20,19 +20,27 @@ def tf_config(monkeypatch: pytest.MonkeyPatch, **config: Any) -> TFConfigCluster
 
 def of_operator(domain: str = "", **replicas: int) -> dict[str, list[str]]:
     """Addresses as the operator composes them: job, role, index, namespace and, where it is set, the cluster domain."""
-    return {role: [f"mnist-{role}-{i}.ml.svc{domain}:2222" for i in range(count)] for role, count in replicas.items()}
+    return {
+        role: [f"mnist-{role}-{i}.ml.svc{domain}:2222" for i in range(count)]
+        for role, count in replicas.items()
+    }
 
 
 def test_a_tfjob_with_chief_and_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = of_operator(".cluster.example", chief=1, ps=2, worker=2)  # CUSTOM_CLUSTER_DOMAIN=cluster.example
+    # CUSTOM_CLUSTER_DOMAIN=cluster.example
+    jobs = of_operator(".cluster.example", chief=1, ps=2, worker=2)
     for role, index in [("chief", 0), ("ps", 1), ("worker", 1), ("evaluator", 0)]:
-        resolver = tf_config(monkeypatch, cluster=jobs, task={"type": role, "index": index}, environment="cloud")
+        resolver = tf_config(
+            monkeypatch, cluster=jobs, task={"type": role, "index": index}, environment="cloud"
+        )
         cluster, task = resolver.checked()
         assert task == TaskId(role, index) and str(cluster.chief()) == "/job:chief/task:0"
         assert cluster.task_address("ps", 1) == "mnist-ps-1.ml.svc.cluster.example:2222"
         cluster.validate()
     inside = tf_config(
-        monkeypatch, cluster={**jobs, **of_operator(evaluator=1)}, task={"type": "evaluator", "index": 0}
+        monkeypatch,
+        cluster={**jobs, **of_operator(evaluator=1)},
+        task={"type": "evaluator", "index": 0},
     )
     assert inside.checked()[1] == TaskId("evaluator", 0)
 
@@ -53,7 +61,9 @@ def test_a_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.as_dict() == {"worker": {5: "mnist-worker-5.ml.svc:2222"}, "ps": ps}
     assert one.as_dict() == {"ps": {1: ps[1]}} and zero.as_dict() == {"ps": [ps[0]]}
     assert agree(worker, one) and agree(zero, worker)
-    resolver = tf_config(monkeypatch, sparseCluster={"worker": {}, "ps": []}, task={"type": "evaluator", "index": 0})
+    resolver = tf_config(
+        monkeypatch, sparseCluster={"worker": {}, "ps": []}, task={"type": "evaluator", "index": 0}
+    )
     assert resolver.checked()[1] == TaskId("evaluator", 0)
 
 
@@ -79,16 +89,28 @@ def of(role: str, index: Any, cluster: Any = JOBS) -> str:
         (of("boss", 0), "unknown role 'boss'; the jobs of the cluster: ps, worker"),
         (of("ps", 0, {"ps": "p:1"}), "TF_CONFIG: The tasks of job 'ps'"),
         (of("ps", 0, [1]), "TF_CONFIG: cluster must be a dictionary"),
-        (json.dumps({"sparseCluster": [1], "task": {"type": "ps", "index": 0}}), '"sparseCluster" must be an object'),
-        ('{"cluster": {"worker": {"1": "a:1", "1": "b:1"}}, "task": {"type": "worker", "index": 1}}', "'1' twice"),
+        (
+            json.dumps({"sparseCluster": [1], "task": {"type": "ps", "index": 0}}),
+            '"sparseCluster" must be an object',
+        ),
+        (
+            '{"cluster": {"worker": {"1": "a:1", "1": "b:1"}}, "task": {"type": "worker", "index": 1}}',
+            "'1' twice",
+        ),
         (of("worker", 1, {"worker": {"1": "a:1", "01": "b:1"}}), "task index twice"),
     ],
 )
-def test_a_bad_tf_config_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+def test_a_bad_tf_config_is_one_line_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InvalidArgumentError) as caught:
         TFConfigClusterResolver().checked()
-    assert said in caught.value.message and "TF_CONFIG" in caught.value.message and "\n" not in caught.value.message
+    assert (
+        said in caught.value.message
+        and "TF_CONFIG" in caught.value.message
+        and "\n" not in caught.value.message
+    )
 
 
 POD = {
@@ -120,7 +142,11 @@ def test_a_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_jobset_with_several_pods_in_a_child_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = {"BELLWETHER_JOBS": "ps=1, worker=2x4", "JOB_COMPLETION_INDEX": "3", "JOBSET_SUBDOMAIN": "net"}
+    several = {
+        "BELLWETHER_JOBS": "ps=1, worker=2x4",
+        "JOB_COMPLETION_INDEX": "3",
+        "JOBSET_SUBDOMAIN": "net",
+    }
     cluster, task = pod(monkeypatch, BELLWETHER_PORT="9", **several).checked()
     assert task == TaskId("worker", 7)
     assert cluster.task_address("worker", 7) == "mnist-worker-1-3.net:9"
@@ -133,10 +159,14 @@ def test_a_pod_that_was_added_to_a_jobset(monkeypatch: pytest.MonkeyPatch) -> No
     assert before.task_indices("worker") == [0, 1, 2, 3]
     cluster, task = pod(monkeypatch, **grows, JOB_COMPLETION_INDEX="6").checked()
     assert task == TaskId("worker", 6) and cluster.task_indices("worker") == [0, 1, 2, 3, 6]
-    assert cluster.task_address("worker", 6) == "mnist-worker-0-6.mnist:2222" and agree(cluster, before)
+    assert cluster.task_address("worker", 6) == "mnist-worker-0-6.mnist:2222" and agree(
+        cluster, before
+    )
 
 
-def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster, task = pod(monkeypatch, REPLICATED_JOB_NAME="evaluator", JOB_INDEX="0").checked()
     assert task == TaskId("evaluator", 0) and cluster.jobs == ["ps", "worker"]
 
@@ -152,10 +182,16 @@ def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(monkeypatch: pytest.
         ({"BELLWETHER_PORT": "-1"}, "BELLWETHER_PORT must be a number"),
         ({"BELLWETHER_JOBS": "ps:2"}, "BELLWETHER_JOBS: cannot read 'ps:2'"),
         ({"BELLWETHER_JOBS": "ps=2,worker=8,ps=1"}, "BELLWETHER_JOBS has job 'ps' twice"),
-        ({"BELLWETHER_JOBS": "ps=2,worker=4+"}, "'worker=4+' can grow only with one child job: write worker=1x4+"),
+        (
+            {"BELLWETHER_JOBS": "ps=2,worker=4+"},
+            "'worker=4+' can grow only with one child job: write worker=1x4+",
+        ),
         ({"JOB_INDEX": "8"}, "JOB_INDEX=8, JOB_COMPLETION_INDEX=0: out of range"),
         ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1: out of range"),
-        ({"REPLICATED_JOB_NAME": "boss"}, "unknown role 'boss'; the jobs of the cluster: ps, worker"),
+        (
+            {"REPLICATED_JOB_NAME": "boss"},
+            "unknown role 'boss'; the jobs of the cluster: ps, worker",
+        ),
     ],
 )
 def test_a_bad_environment_is_one_line_that_names_it(

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cluster.resolvers import TFConfigClusterResolver
-from runtime.cluster.slurm import SlurmClusterResolver, expand_hostlist, expand_tasks_per_node, visible_gpus
+from runtime.cluster.slurm import (
+    SlurmClusterResolver,
+    expand_hostlist,
+    expand_tasks_per_node,
+    visible_gpus,
+)
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
 
@@ -19,12 +24,15 @@ CLUSTER = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
 def test_tf_config(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
     resolver = TFConfigClusterResolver()
     task = {"type": "worker", "index": index}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc"}))
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc"})
+    )
     assert resolver.cluster_spec() == ClusterSpec(CLUSTER)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
     assert resolver.master() == "grpc://w1:1"
     assert resolver.master("ps", 0) == "grpc://p0:1"
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "session_master": "x:9"}))  # read on every question
+    # read on every question
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "session_master": "x:9"}))
     assert resolver.master() == "x:9"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
 
@@ -43,13 +51,31 @@ def test_tf_config_small_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("{", json.JSONDecodeError, "TF_CONFIG is not JSON"),
         ("[1]", InvalidArgumentError, "must be a JSON object"),
-        (json.dumps({"cluster": CLUSTER}), InvalidArgumentError, "No such job in cluster: None; add"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps"}}), InvalidArgumentError, "No task index for job 'ps'"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": "x"}}), InvalidArgumentError, "got 'x'"),
-        (json.dumps({"cluster": CLUSTER, "task": 3}), InvalidArgumentError, '"task" must be an object'),
+        (
+            json.dumps({"cluster": CLUSTER}),
+            InvalidArgumentError,
+            "No such job in cluster: None; add",
+        ),
+        (
+            json.dumps({"cluster": CLUSTER, "task": {"type": "ps"}}),
+            InvalidArgumentError,
+            "No task index for job 'ps'",
+        ),
+        (
+            json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": "x"}}),
+            InvalidArgumentError,
+            "got 'x'",
+        ),
+        (
+            json.dumps({"cluster": CLUSTER, "task": 3}),
+            InvalidArgumentError,
+            '"task" must be an object',
+        ),
     ],
 )
-def test_tf_config_errors(monkeypatch: pytest.MonkeyPatch, config: str, error: type[Exception], text: str) -> None:
+def test_tf_config_errors(
+    monkeypatch: pytest.MonkeyPatch, config: str, error: type[Exception], text: str
+) -> None:
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(error, match=text):
         TFConfigClusterResolver().master()
@@ -58,7 +84,9 @@ def test_tf_config_errors(monkeypatch: pytest.MonkeyPatch, config: str, error: t
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A step of 5 tasks on 3 nodes, seen from rank 3; returns the monkeypatch to change it."""
-    for name in [name for name in os.environ if name.startswith("SLURM")] + ["CUDA_VISIBLE_DEVICES"]:
+    for name in [name for name in os.environ if name.startswith("SLURM")] + [
+        "CUDA_VISIBLE_DEVICES"
+    ]:
         monkeypatch.delenv(name, raising=False)
     for name, value in {
         "SLURM_PROCID": "3",
@@ -73,7 +101,9 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_slurm(slurm: pytest.MonkeyPatch) -> None:
     resolver = SlurmClusterResolver()
-    assert resolver.cluster_spec() == ClusterSpec({"worker": ["n9:8888", "n9:8889", "n10:8888", "n10:8889", "m3:8888"]})
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"worker": ["n9:8888", "n9:8889", "n10:8888", "n10:8889", "m3:8888"]}
+    )
     assert (resolver.task_type, resolver.task_id) == ("worker", 3)
     assert resolver.master("worker", 4) == "grpc://m3:8888"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -81,7 +111,9 @@ def test_slurm(slurm: pytest.MonkeyPatch) -> None:
 
 def test_slurm_jobs_take_ranks_in_the_order_of_their_names(slurm: pytest.MonkeyPatch) -> None:
     resolver = SlurmClusterResolver({"worker": 3, "ps": 1}, port_base=100)
-    assert resolver.cluster_spec() == ClusterSpec({"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]})
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]}
+    )
     assert (resolver.task_type, resolver.task_id) == ("worker", 2)
     slurm.setenv("SLURM_PROCID", "4")
     slurm.setenv("SLURMD_NODENAME", "m3")
@@ -130,7 +162,8 @@ def test_slurm_groups_may_share_a_node(het: pytest.MonkeyPatch) -> None:
     het.setenv("SLURM_GPUS_ON_NODE", "4")
     cluster = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100).cluster_spec()
     assert cluster.job_tasks("worker") == ["n2:101", "n2:102"]  # the ps there has 100
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"  # the second half of what its own group has there
+    # the second half of what its own group has there
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_slurm_gpus_are_shared_out_within_the_own_group(het: pytest.MonkeyPatch) -> None:
@@ -189,7 +222,12 @@ def test_expand_tasks_per_node_error() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "first", "want"),
-    [(None, 2, "2,3"), ("4,5,6,7", 2, "6,7"), ("6,7", 2, "6,7"), ("GPU-a,GPU-b,GPU-c,GPU-d", 0, "GPU-a,GPU-b")],
+    [
+        (None, 2, "2,3"),
+        ("4,5,6,7", 2, "6,7"),
+        ("6,7", 2, "6,7"),
+        ("GPU-a,GPU-b,GPU-c,GPU-d", 0, "GPU-a,GPU-b"),
+    ],
 )
 def test_visible_gpus(visible: str | None, first: int, want: str) -> None:
     assert visible_gpus(visible, first, count=2, on_node=4) == want

@@ -2,10 +2,11 @@
 
     python -m tests.runtime.expressions.fuzz [PROGRAMS] [SEED]
 
-A program of the samples is taken, changed in one place to three (operands, operations, attributes, shapes, constants,
-computations in computations, or bytes), and treated as one that has come over the wire; if it is let in, it runs. The
-child tells which program it is at. If it ends, the program is printed, to be found again by its number; if one program
-takes too long, the child is replaced, as a loop may be endless. Memory must stay flat.
+A program of the samples is taken, changed in one place to three (operands, operations, attributes,
+shapes, constants, computations in computations, or bytes), and treated as one that has come over
+the wire; if it is let in, it runs. The child tells which program it is at. If it ends, the program
+is printed, to be found again by its number; if one program takes too long, the child is replaced,
+as a loop may be endless. Memory must stay flat.
 """
 
 from __future__ import annotations
@@ -68,7 +69,27 @@ WORDS = sorted(
         "",
     }
 )
-NUMBERS = (-(1 << 62), -(1 << 31), -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 63, 64, 1 << 20, 1 << 31, 1 << 40, 1 << 62)
+NUMBERS = (
+    -(1 << 62),
+    -(1 << 31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    16,
+    63,
+    64,
+    1 << 20,
+    1 << 31,
+    1 << 40,
+    1 << 62,
+)
 
 
 def computations(message: pb.ComputationDef) -> list[pb.ComputationDef]:
@@ -90,15 +111,23 @@ def mutate(message: pb.ExpressionsDef, chance: random.Random, others: list[bytes
     equation = body.equations[index]
     match chance.randrange(9 if chance.random() < 0.2 else 7):
         case 0:
-            like = [name for name, row in TABLE.items() if set(row.attributes) == {a.name for a in equation.attributes}]
+            like = [
+                name
+                for name, row in TABLE.items()
+                if set(row.attributes) == {a.name for a in equation.attributes}
+            ]
             equation.operation = chance.choice(like or list(TABLE))
         case 1 if equation.operands:
             at = chance.randrange(len(equation.operands))
-            equation.operands[at] = chance.randrange(-len(message.constants), body.arguments + index + 1)
+            equation.operands[at] = chance.randrange(
+                -len(message.constants), body.arguments + index + 1
+            )
         case 2 if equation.operands and chance.random() < 0.2:
             equation.operands.pop(chance.randrange(len(equation.operands)))
         case 3 if chance.random() < 0.2:
-            equation.operands.append(chance.randrange(-len(message.constants), max(1, body.arguments)))
+            equation.operands.append(
+                chance.randrange(-len(message.constants), max(1, body.arguments))
+            )
         case 2 | 3 | 4 | 5 | 6 if equation.attributes:
             _mutate_attribute(chance.choice(equation.attributes), chance)
         case 7:
@@ -112,7 +141,9 @@ def mutate(message: pb.ExpressionsDef, chance: random.Random, others: list[bytes
             equation.results = max(0, equation.results + chance.choice((-1, 1)))
 
 
-def _mutate_frame(message: pb.ExpressionsDef, body: pb.ComputationDef, chance: random.Random) -> None:
+def _mutate_frame(
+    message: pb.ExpressionsDef, body: pb.ComputationDef, chance: random.Random
+) -> None:
     match chance.randrange(6):
         case 0 if message.arguments:
             message.arguments[0].dtype = chance.choice(WORDS)
@@ -144,7 +175,9 @@ def _mutate_attribute(attribute: pb.AttributeDef, chance: random.Random) -> None
             case _:
                 values[at] += chance.choice((-1, 1))
     elif kind == "integer":
-        attribute.integer = chance.choice((attribute.integer + 1, attribute.integer - 1, chance.choice(NUMBERS)))
+        attribute.integer = chance.choice(
+            (attribute.integer + 1, attribute.integer - 1, chance.choice(NUMBERS))
+        )
     elif kind == "flag":
         attribute.flag = not attribute.flag
     elif kind == "word":
@@ -185,7 +218,9 @@ def attempt(data: bytes, compiled_too: bool = True) -> str:
     with jax.enable_x64(True), jax_settings(expressions):
         try:
             results = jax.tree.leaves(jax.eval_shape(expressions.compute, *avals))
-            program = Program(data, expressions.arguments, tuple(TensorSpec.of(result) for result in results))
+            program = Program(
+                data, expressions.arguments, tuple(TensorSpec.of(result) for result in results)
+            )
             compiled = Compiler().executable(program, (), jax.devices()[0])
         except Exception:  # what the compiler of a task makes an InvalidArgumentError of
             return "not compiled"
@@ -205,8 +240,12 @@ def child(first: int, last: int, seed: int, kind: str) -> None:
     for number in range(first, last):
         print(f"at {number}", flush=True)
         data = mutated(number, seed, corpus) if kind == "mutated" else shaped(number, seed)
-        # Only XLA can end the process, and it takes seconds for most shapes: the others are read and cut into parts.
-        compiled_too = kind == "mutated" or random.Random(f"compiled {seed}:{number}").random() < COMPILED_SHARE
+        # Only XLA can end the process, and it takes seconds for most shapes: the others are read
+        # and cut into parts.
+        compiled_too = (
+            kind == "mutated"
+            or random.Random(f"compiled {seed}:{number}").random() < COMPILED_SHARE
+        )
         print(attempt(data, compiled_too), flush=True)
         if number % 500 == 499:
             jax.clear_caches()
@@ -235,7 +274,11 @@ def _nothing(number: int) -> None:
 
 
 def fuzz(
-    programs: int, seed: int = 0, first: int = 0, tried: Callable[[int], None] = _nothing, kind: str = "mutated"
+    programs: int,
+    seed: int = 0,
+    first: int = 0,
+    tried: Callable[[int], None] = _nothing,
+    kind: str = "mutated",
 ) -> Outcome:
     """Runs programs in children, one after the other; tells the number of each that has neither ended one nor taken too
     long."""
@@ -246,11 +289,28 @@ def fuzz(
     return outcome
 
 
-def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callable[[int], None], kind: str) -> int:
+def _one_child(
+    first: int, last: int, seed: int, outcome: Outcome, tried: Callable[[int], None], kind: str
+) -> int:
     """Runs one child until its end; gives the number of the program to go on with."""
-    command = [sys.executable, "-m", "tests.runtime.expressions.fuzz", "child", str(first), str(last), str(seed), kind]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.runtime.expressions.fuzz",
+        "child",
+        str(first),
+        str(last),
+        str(seed),
+        kind,
+    ]
+    environ = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    }
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
+    )
     outcome.memory.append([])
     number, began, limit, pending = first - 1, time.monotonic(), START_SECS, b""
     assert process.stdout is not None
@@ -261,7 +321,9 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callab
             if not ready:
                 process.kill()
                 if number < first:
-                    raise RuntimeError(f"the child did not come to its first program in {START_SECS} s")
+                    raise RuntimeError(
+                        f"the child did not come to its first program in {START_SECS} s"
+                    )
                 outcome.slow.append(number)
                 print(f"program {number} took more than {TOO_LONG_SECS} s", flush=True)
                 return number + 1

@@ -10,7 +10,9 @@ from runtime.expressions.table import TABLE
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 
-PLAIN = {name: 2 for name in "add atan2 div igamma igammac max mul nextafter pow rem sub zeta".split()} | {
+PLAIN = {
+    name: 2 for name in "add atan2 div igamma igammac max mul nextafter pow rem sub zeta".split()
+} | {
     name: 1
     for name in """
         abs acosh asin asinh atanh bessel_i0e cbrt cos cosh digamma erf erf_inv exp expm1 lgamma log log1p logistic neg
@@ -22,7 +24,9 @@ MOST = 4 * PART
 """The most equations of a list, and of a computation in it."""
 
 
-def equation(name: str, operands: Sequence[int], results: int = 1, **attributes: object) -> pb.EquationDef:
+def equation(
+    name: str, operands: Sequence[int], results: int = 1, **attributes: object
+) -> pb.EquationDef:
     """Returns an equation; an attribute is an integer, a flag, a list of integers or of computations."""
     made = pb.EquationDef(operation=name, operands=operands, results=results)
     for key, value in attributes.items():
@@ -60,7 +64,9 @@ def wide(names: Sequence[str], length: int, size: int) -> pb.ComputationDef:
     made = pb.ComputationDef(arguments=1)
     for index in range(max(1, length // 2)):
         at = index % (size // 2)
-        made.equations.append(equation("slice", [0], start_indices=[at], limit_indices=[at + size // 2]))
+        made.equations.append(
+            equation("slice", [0], start_indices=[at], limit_indices=[at + size // 2])
+        )
         made.equations.append(plain(names[index % len(names)], 2 * index + 1, 2 * index + 1))
         made.results.append(2 * index + 2)
     return made
@@ -80,7 +86,10 @@ def tree(names: Sequence[str], length: int, size: int) -> pb.ComputationDef:
 def deep(names: Sequence[str], length: int, depth: int, operation: str) -> pb.ComputationDef:
     """Returns loops or branches within each other; a loop lies in the condition of the next, too."""
     inner = chain(names, length)
-    made, flag = inner, pb.ComputationDef(arguments=1, equations=[equation("lt", [0, 0])], results=[1])
+    made, flag = (
+        inner,
+        pb.ComputationDef(arguments=1, equations=[equation("lt", [0, 0])], results=[1]),
+    )
     for _ in range(depth):
         made = pb.ComputationDef(arguments=1)
         match operation:
@@ -89,8 +98,12 @@ def deep(names: Sequence[str], length: int, depth: int, operation: str) -> pb.Co
                 made.equations.append(equation("scan", [0], jaxpr=[inner], **loop))
             case "while":
                 consts = {"cond_nconsts": 0, "body_nconsts": 0}
-                made.equations.append(equation("while", [0], cond_jaxpr=[flag], body_jaxpr=[inner], **consts))
-                flag = pb.ComputationDef(arguments=1, equations=[*made.equations, equation("lt", [1, 1])], results=[2])
+                made.equations.append(
+                    equation("while", [0], cond_jaxpr=[flag], body_jaxpr=[inner], **consts)
+                )
+                flag = pb.ComputationDef(
+                    arguments=1, equations=[*made.equations, equation("lt", [1, 1])], results=[2]
+                )
             case _:
                 empty = pb.ComputationDef(arguments=1, results=[0])
                 made.equations.append(equation("convert_element_type", [0], new_dtype="int32"))
@@ -124,7 +137,12 @@ def shaped(number: int, seed: int) -> bytes:
             size, main = 600, tree(names, length, 600)
         case 3:
             depth = chance.randrange(1, 20)
-            size, main = None, deep(names, max(1, length // depth), depth, chance.choice(("scan", "while", "cond")))
+            size, main = (
+                None,
+                deep(
+                    names, max(1, length // depth), depth, chance.choice(("scan", "while", "cond"))
+                ),
+            )
         case 4:
             size, main = None, branches(names, length)
         case _:

@@ -48,7 +48,9 @@ def of_one(main: pb.ComputationDef, *shape: int) -> bytes:
 def test_a_long_chain_ends_no_process() -> None:
     """XLA's compiler overflowed its stack at 30,000 multiplications, which ended the task."""
     data = of_one(chain(["mul"], 40_000))
-    done = subprocess.run([sys.executable, "-c", A_CHAIN], input=data, capture_output=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", A_CHAIN], input=data, capture_output=True, timeout=600
+    )
     assert (done.returncode, done.stdout) == (0, b"1.0\n"), done.stderr[-2000:]
 
 
@@ -72,7 +74,9 @@ def test_parts_compute_what_the_whole_does(name: str) -> None:
             values.update(zip(part.gives, made, strict=True))
     assert len(parts) > 1 or len(expressions.main.equations) < 2
     for number, value in zip(results, wanted, strict=True):
-        assert _numbers(values[number]) == pytest.approx(_numbers(value), rel=1e-5, abs=1e-6, nan_ok=True)
+        assert _numbers(values[number]) == pytest.approx(
+            _numbers(value), rel=1e-5, abs=1e-6, nan_ok=True
+        )
 
 
 def _numbers(value: Any) -> Any:
@@ -81,14 +85,24 @@ def _numbers(value: Any) -> Any:
 
 
 def test_what_is_an_argument_a_constant_or_twice_a_result() -> None:
-    expressions = read_expressions(written(lambda a: (a, a, jnp.float32(7), a + 1, (a + 1) * 2, a + 1), A))
+    expressions = read_expressions(
+        written(lambda a: (a, a, jnp.float32(7), a + 1, (a + 1) * 2, a + 1), A)
+    )
     parts, results = split(expressions, 1)
     values = {0: jnp.asarray(A)}
     for part in parts:
-        values.update(zip(part.gives, jax.jit(part.expressions.compute)(*[values[n] for n in part.takes]), strict=True))
+        values.update(
+            zip(
+                part.gives,
+                jax.jit(part.expressions.compute)(*[values[n] for n in part.takes]),
+                strict=True,
+            )
+        )
     found = [np.asarray(values[n]) for n in results]
     wanted = [A, A, np.float32(7), A + 1, (A + 1) * 2, A + 1]
-    assert len(set(results)) == 6 and all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert len(set(results)) == 6 and all(
+        np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)
+    )
 
 
 def many(arguments: Any) -> Any:
@@ -103,7 +117,10 @@ def many(arguments: Any) -> Any:
 def program(count: int) -> Program:
     """Returns a program that updates so many pairs."""
     arrays = [(np.ones(3, np.float32), np.zeros(3, np.float32))] * count
-    data = written(lambda *flat: jax.tree.leaves(many(list(zip(flat[::2], flat[1::2], strict=True)))), *sum(arrays, ()))
+    data = written(
+        lambda *flat: jax.tree.leaves(many(list(zip(flat[::2], flat[1::2], strict=True)))),
+        *sum(arrays, ()),
+    )
     spec = TensorSpec((3,), np.dtype(np.float32))
     return Program(data, (spec,) * 2 * count, (spec,) * 2 * count)
 
@@ -112,7 +129,9 @@ def test_no_part_is_smaller_than_half_without_need() -> None:
     """A list of 16 parts had 237: the rest of a part was cut again at its head."""
     expressions = read_expressions(of_one(tree(["igamma", "sinh"], 60, 600), 600))
     parts, _ = split(expressions, 100)
-    assert len(parts) <= 2 * sum(equation.cost for equation in expressions.main.equations) // 100 + 1
+    assert (
+        len(parts) <= 2 * sum(equation.cost for equation in expressions.main.equations) // 100 + 1
+    )
 
 
 def test_a_list_of_any_length_has_parts() -> None:
@@ -145,7 +164,9 @@ def test_list_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(compiler, "COMPILE_SECS", 0.0)
     arrays = [np.ones(n + 1, np.float32) for n in range(30)]
     specs = tuple(TensorSpec(array.shape, array.dtype) for array in arrays)
-    made = Program(written(lambda *leaves: [jnp.cos(leaf) for leaf in leaves], *arrays), specs, specs)
+    made = Program(
+        written(lambda *leaves: [jnp.cos(leaf) for leaf in leaves], *arrays), specs, specs
+    )
     Compiler().executable(made, (), jax.devices()[0])
     monkeypatch.setattr(compiler, "PART", 10)
     with pytest.raises(ResourceExhaustedError, match="parts took .* to compile, more than 0 s"):
@@ -167,7 +188,9 @@ def test_results_that_later_parts_read_are_kept(monkeypatch: pytest.MonkeyPatch)
     specs = tuple(TensorSpec(a.shape, a.dtype) for a in arguments)
     monkeypatch.setattr(compiler, "PART", 100)
     made = Program(written(update, *arguments), specs, specs)
-    results = Compiler().executable(made, range(len(specs)), jax.devices()[0])(*map(jnp.asarray, arguments))
+    results = Compiler().executable(made, range(len(specs)), jax.devices()[0])(
+        *map(jnp.asarray, arguments)
+    )
     wanted = jax.jit(update)(*arguments)
     assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(results, wanted, strict=True))
 

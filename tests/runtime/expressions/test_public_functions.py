@@ -43,7 +43,17 @@ TRIED: tuple[tuple[Any, ...], ...] = (
     *((WHOLE,) * n for n in (1, 2, 3)),
     *((A.astype(np.complex64),) * n for n in (1, 2)),
     *((A > 0.5,) * n for n in (1, 2)),
-    *((A > 0.5, A, A), (A, 0), (A, (0,)), (A, 1, 0), (S, A, S), (V, V, V, A), (A, V), (WHOLE, 3), (4,)),
+    *(
+        (A > 0.5, A, A),
+        (A, 0),
+        (A, (0,)),
+        (A, 1, 0),
+        (S, A, S),
+        (V, V, V, A),
+        (A, V),
+        (WHOLE, 3),
+        (4,),
+    ),
 )
 """Arguments with which a function is tried that has no sample of its own."""
 
@@ -66,14 +76,20 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "conv_general_dilated_local": lambda: lax.conv_general_dilated_local(
         IMAGE, np.ones((2, 36, 6, 6), np.float32), (1, 1), "VALID", (3, 3)
     ),
-    "conv_general_dilated_patches": lambda: lax.conv_general_dilated_patches(IMAGE, (3, 3), (1, 1), "SAME"),
+    "conv_general_dilated_patches": lambda: lax.conv_general_dilated_patches(
+        IMAGE, (3, 3), (1, 1), "SAME"
+    ),
     "conv_transpose": lambda: lax.conv_transpose(
         IMAGE, KERNEL, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
     ),
-    "conv_with_general_padding": lambda: lax.conv_with_general_padding(IMAGE, KERNEL, (1, 1), "SAME", None, None),
+    "conv_with_general_padding": lambda: lax.conv_with_general_padding(
+        IMAGE, KERNEL, (1, 1), "SAME", None, None
+    ),
     "convert_element_type": lambda: lax.convert_element_type(A, np.int32),
     "cross": lambda: jnp.linalg.cross(V[:3], V[1:]),
-    "custom_linear_solve": lambda: lax.custom_linear_solve(lambda x: 2 * x, V, lambda _, b: b / 2, symmetric=True),
+    "custom_linear_solve": lambda: lax.custom_linear_solve(
+        lambda x: 2 * x, V, lambda _, b: b / 2, symmetric=True
+    ),
     "custom_root": lambda: lax.custom_root(
         lambda x: x * x - 2, S, lambda f, x: x - f(x), lambda g, y: y / g(jnp.ones_like(y))
     ),
@@ -132,7 +148,12 @@ SAMPLES: dict[str, Callable[[], Any]] = {
 def functions() -> Iterator[tuple[ModuleType, str]]:
     for module in MODULES:
         for name, value in vars(module).items():
-            if not name.startswith("_") and callable(value) and not inspect.isclass(value) and name not in REASONS:
+            if (
+                not name.startswith("_")
+                and callable(value)
+                and not inspect.isclass(value)
+                and name not in REASONS
+            ):
                 yield module, name
 
 
@@ -143,7 +164,9 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     def call(*given: Any) -> Any:
         rest = iter(given)
         return jax.tree.leaves(
-            function(*(next(rest) if isinstance(a, np.ndarray | np.generic) else a for a in arguments))
+            function(
+                *(next(rest) if isinstance(a, np.ndarray | np.generic) else a for a in arguments)
+            )
         )
 
     with jax.enable_x64(True):

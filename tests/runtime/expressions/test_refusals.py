@@ -49,7 +49,9 @@ def nested(levels: int) -> pb.ExpressionsDef:
         body = attribute(loop, "jaxpr").computations.values[0]
         del body.equations[:]
         body.equations.append(inner)
-        inner.operands[:] = range(len(inner.operands)) if body.arguments >= len(inner.operands) else [0, 1]
+        inner.operands[:] = (
+            range(len(inner.operands)) if body.arguments >= len(inner.operands) else [0, 1]
+        )
     return found
 
 
@@ -160,39 +162,96 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         lambda: changed(equation(0, operation="system")),
         "'system' is not in the table",
     ),
-    "an operation with effects": (lambda: changed(equation(0, operation="debug_callback")), "not in the table"),
-    "an operation for several devices": (lambda: changed(equation(0, operation="psum")), "not in the table"),
+    "an operation with effects": (
+        lambda: changed(equation(0, operation="debug_callback")),
+        "not in the table",
+    ),
+    "an operation for several devices": (
+        lambda: changed(equation(0, operation="psum")),
+        "not in the table",
+    ),
     "a foreign function": (lambda: changed(equation(0, operation="ffi_call")), "not in the table"),
-    "a kernel of Pallas": (lambda: changed(equation(0, operation="pallas_call")), "not in the table"),
-    "an operation without a name": (lambda: changed(equation(0, operation="")), "'' is not in the table"),
+    "a kernel of Pallas": (
+        lambda: changed(equation(0, operation="pallas_call")),
+        "not in the table",
+    ),
+    "an operation without a name": (
+        lambda: changed(equation(0, operation="")),
+        "'' is not in the table",
+    ),
     "a value that comes later": (lambda: changed(operands(0, 2)), "value 2 of 1 values"),
-    "an operation that takes what it gives": (lambda: changed(operands(1, 0, 2)), "value 2 of 2 values"),
-    "two operations that take what the other gives": (lambda: changed(operands(0, 2)), "come before"),
-    "a constant that there is not": (lambda: changed(operands(0, -1)), "value -1 of 1 values and 0 constants"),
-    "a result that there is not": (lambda: changed(lambda m: m.main.results.append(3)), "a result is value 3"),
-    "less than no results": (lambda: changed(equation(0, results=-1)), "more than 2,097,152 values"),
+    "an operation that takes what it gives": (
+        lambda: changed(operands(1, 0, 2)),
+        "value 2 of 2 values",
+    ),
+    "two operations that take what the other gives": (
+        lambda: changed(operands(0, 2)),
+        "come before",
+    ),
+    "a constant that there is not": (
+        lambda: changed(operands(0, -1)),
+        "value -1 of 1 values and 0 constants",
+    ),
+    "a result that there is not": (
+        lambda: changed(lambda m: m.main.results.append(3)),
+        "a result is value 3",
+    ),
+    "less than no results": (
+        lambda: changed(equation(0, results=-1)),
+        "more than 2,097,152 values",
+    ),
     "a thousand million results": (lambda: changed(equation(0, results=10**9)), "costs as much as"),
     "too many results of the whole": (lambda: changed(outputs), "more than 2,097,152 values"),
-    "ten million arguments": (lambda: changed(lambda m: set_(m.main, arguments=10**7)), "more than 2,097,152 values"),
-    "less than no arguments": (lambda: changed(lambda m: set_(m.main, arguments=-1)), "more than 2,097,152 values"),
+    "ten million arguments": (
+        lambda: changed(lambda m: set_(m.main, arguments=10**7)),
+        "more than 2,097,152 values",
+    ),
+    "less than no arguments": (
+        lambda: changed(lambda m: set_(m.main, arguments=-1)),
+        "more than 2,097,152 values",
+    ),
     "other arguments than it describes": (
         lambda: changed(lambda m: set_(m.main, arguments=2)),
         "takes 2 arguments and describes 1",
     ),
-    "an argument that is too large": (lambda: changed(argument("float32", 1 << 20, 1 << 20)), "bytes that are allowed"),
-    "an argument whose size overflows": (lambda: changed(argument("float32", 1 << 62, 1 << 62, 0)), "are allowed"),
-    "an argument of many dimensions": (lambda: changed(argument("int8", *[1] * 65)), "65 dimensions, 64 are allowed"),
+    "an argument that is too large": (
+        lambda: changed(argument("float32", 1 << 20, 1 << 20)),
+        "bytes that are allowed",
+    ),
+    "an argument whose size overflows": (
+        lambda: changed(argument("float32", 1 << 62, 1 << 62, 0)),
+        "are allowed",
+    ),
+    "an argument of many dimensions": (
+        lambda: changed(argument("int8", *[1] * 65)),
+        "65 dimensions, 64 are allowed",
+    ),
     "an argument of strings": (lambda: changed(argument("string")), "is of strings"),
-    "an argument of a dtype that there is not": (lambda: changed(argument("quaternion")), "is not a dtype"),
-    "an argument of less than no elements": (lambda: changed(argument("int8", -1)), "negative dimension"),
+    "an argument of a dtype that there is not": (
+        lambda: changed(argument("quaternion")),
+        "is not a dtype",
+    ),
+    "an argument of less than no elements": (
+        lambda: changed(argument("int8", -1)),
+        "negative dimension",
+    ),
     "a constant that is shorter than it says": (
         lambda: changed(constant("float32", [1 << 20], b"1234")),
         "4 bytes is not",
     ),
-    "a constant that says that it is huge": (lambda: changed(constant("int8", [1 << 40], b"")), "are allowed"),
+    "a constant that says that it is huge": (
+        lambda: changed(constant("int8", [1 << 40], b"")),
+        "are allowed",
+    ),
     "a constant of strings": (lambda: changed(constant("string", [1], b"a")), "is of strings"),
-    "a truth value that is neither": (lambda: changed(constant("bool", [1], b"\x02")), "are not of bool"),
-    "four bits that are eight": (lambda: changed(constant("int4", [1], b"\x7f")), "less than a byte"),
+    "a truth value that is neither": (
+        lambda: changed(constant("bool", [1], b"\x02")),
+        "are not of bool",
+    ),
+    "four bits that are eight": (
+        lambda: changed(constant("int4", [1], b"\x7f")),
+        "less than a byte",
+    ),
     "elements that XLA does not know, in a constant": (
         lambda: changed(constant("float6_e2m3fn", [1], b"\0")),
         "a constant is of float6_e2m3fn, which cannot be computed with",
@@ -203,7 +262,8 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     ),
     "an argument of elements that XLA does not know": (
         lambda: changed(argument("int1", 5)),
-        "an argument is of int1, which cannot be computed with|'int1' is not a dtype",  # ml_dtypes has it since 0.6
+        # ml_dtypes has it since 0.6
+        "an argument is of int1, which cannot be computed with|'int1' is not a dtype",
     ),
     "an attribute that is missing": (
         lambda: changed(lambda m: m.main.equations[-1].attributes.pop(), broadcast(3)),
@@ -215,7 +275,8 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     ),
     "an attribute that is there twice": (
         lambda: changed(
-            lambda m: m.main.equations[-1].attributes.append(m.main.equations[-1].attributes[0]), broadcast(3)
+            lambda m: m.main.equations[-1].attributes.append(m.main.equations[-1].attributes[0]),
+            broadcast(3),
         ),
         "or twice",
     ),
@@ -245,20 +306,28 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     "a shape of less than nothing": (broadcast(-1), "-1 is not between 0"),
     "axes that are none": (
         lambda: changed(
-            lambda m: integers(m.main.equations[0], "dimension_numbers").append(9), lambda: of(lambda a: a @ a)
+            lambda m: integers(m.main.equations[0], "dimension_numbers").append(9),
+            lambda: of(lambda a: a @ a),
         ),
         "do not make 4 rows",
     ),
     "a window of 2^40 elements": (
-        lambda: changed(lambda m: integers(m.main.equations[-1], "window_dimensions").__setitem__(0, 1 << 30), window),
+        lambda: changed(
+            lambda m: integers(m.main.equations[-1], "window_dimensions").__setitem__(0, 1 << 30),
+            window,
+        ),
         "window of .* has more than",
     ),
     "a window that never moves": (
-        lambda: changed(lambda m: integers(m.main.equations[-1], "window_strides").__setitem__(0, 0), window),
+        lambda: changed(
+            lambda m: integers(m.main.equations[-1], "window_strides").__setitem__(0, 0), window
+        ),
         "0 is not between 1",
     ),
     "a loop that runs for years": (
-        lambda: changed(lambda m: set_(attribute(m.main.equations[-1], "length"), integer=1 << 41), scan),
+        lambda: changed(
+            lambda m: set_(attribute(m.main.equations[-1], "length"), integer=1 << 41), scan
+        ),
         "a loop runs more than",
     ),
     "loops that run for years together": (
@@ -277,7 +346,9 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         "a loop runs more than",
     ),
     "a loop that is unrolled a million times": (
-        lambda: changed(lambda m: set_(attribute(m.main.equations[-1], "unroll"), integer=10**6), scan),
+        lambda: changed(
+            lambda m: set_(attribute(m.main.equations[-1], "unroll"), integer=10**6), scan
+        ),
         "costs as much as .* equations",
     ),
     "elements that are combined by a loop": (
@@ -291,12 +362,18 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     "loops that lie deep in each other": (lambda: nested(DEPTH + 2), f"more than {DEPTH} deep"),
     "a loop with too many equations": (lambda: changed(long, scan), "more than 1,024 equations"),
     "a thousand empty branches": (lambda: branches(PART // 2), "costs as much as 1,025 equations"),
-    "functions that each keep XLA busy, in many parts": (lambda: special(17), "such as 'igamma' cost more than"),
+    "functions that each keep XLA busy, in many parts": (
+        lambda: special(17),
+        "such as 'igamma' cost more than",
+    ),
     "inverse functions, of complex numbers the dearest": (
         lambda: special(65, "acosh"),
         "such as 'acosh' cost more than",
     ),
-    "256 logarithms that took XLA 22 seconds": (lambda: special(65, "log1p"), "such as 'log1p' cost more than"),
+    "256 logarithms that took XLA 22 seconds": (
+        lambda: special(65, "log1p"),
+        "such as 'log1p' cost more than",
+    ),
     "functions that each keep XLA busy, in loops that are unrolled": (
         lambda: unrolled(2, 9),
         "such as 'igamma' cost more than",
@@ -362,13 +439,22 @@ def two_results(m: pb.ExpressionsDef) -> None:
 
 
 UNTRACED: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
-    "a value of 2^60 bytes on the way": (broadcast(1 << 60), "a result of 'broadcast_in_dim' is larger"),
+    "a value of 2^60 bytes on the way": (
+        broadcast(1 << 60),
+        "a result of 'broadcast_in_dim' is larger",
+    ),
     "a value of more elements than there are 64-bit numbers": (
         broadcast(1 << 62, 1 << 62),
         "larger|overflow|too large",
     ),
-    "no elements whose other dimensions overflow": (broadcast(0, 1 << 62, 1 << 62), "larger|overflow|too large"),
-    "more results than the operation has": (lambda: changed(two_results), "gives 1 results, the program says 2"),
+    "no elements whose other dimensions overflow": (
+        broadcast(0, 1 << 62, 1 << 62),
+        "larger|overflow|too large",
+    ),
+    "more results than the operation has": (
+        lambda: changed(two_results),
+        "gives 1 results, the program says 2",
+    ),
     "an operand too few": (lambda: changed(operands(1, 0)), "'add'"),
     "an operand too many": (lambda: changed(operands(0, 0, 0)), "'sin'"),
     "shapes that do not fit": (
@@ -376,13 +462,17 @@ UNTRACED: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         "'dot_general'.*contracting",
     ),
     "random numbers of a dtype of which none are drawn": (
-        lambda: changed(argument("int8", 4, 4), lambda: of(lambda a: jax.lax.rng_uniform(a[0, 0], a[0, 0], (3,)))),
+        lambda: changed(
+            argument("int8", 4, 4),
+            lambda: of(lambda a: jax.lax.rng_uniform(a[0, 0], a[0, 0], (3,))),
+        ),
         "'rng_uniform': numbers are drawn of float16, .* not of int8",
     ),
     "dtypes that do not fit": (lambda: changed(argument("int32", 4, 4)), "'sin'"),
     "axes that the array does not have": (
         lambda: changed(
-            lambda m: integers(m.main.equations[0], "axes").__setitem__(0, 7), lambda: of(lambda a: a.sum())
+            lambda m: integers(m.main.equations[0], "axes").__setitem__(0, 7),
+            lambda: of(lambda a: a.sum()),
         ),
         "'reduce_sum'",
     ),
@@ -433,7 +523,10 @@ def test_a_stage_that_declares_something_else(arguments: Any, results: Any, said
 
 
 def test_a_list_of_many_bytes_is_refused_unread() -> None:
-    with pytest.raises(rt.InvalidArgumentError, match="50,331,649 bytes, 50,331,648 are allowed: feed large constants"):
+    with pytest.raises(
+        rt.InvalidArgumentError,
+        match="50,331,649 bytes, 50,331,648 are allowed: feed large constants",
+    ):
         read_expressions(bytes(LIST_BYTES + 1))
 
 
@@ -458,7 +551,8 @@ def test_the_limit_of_a_value_can_be_given(monkeypatch: pytest.MonkeyPatch) -> N
     read_expressions(data)
     monkeypatch.setattr(reader, "VALUE_BYTES", 63)
     with pytest.raises(
-        rt.InvalidArgumentError, match="larger than the 63 bytes that are allowed; partition a variable"
+        rt.InvalidArgumentError,
+        match="larger than the 63 bytes that are allowed; partition a variable",
     ):
         read_expressions(data)
 

@@ -22,7 +22,9 @@ A = np.random.default_rng(0).uniform(0.1, 0.9, (4, 4)).astype(np.float32)
 
 def written(fn: Fn, *arguments: Any) -> bytes:
     with jax.enable_x64(True):
-        return write_expressions(jax.make_jaxpr(lambda *a: tuple(jax.tree.leaves(fn(*a))))(*arguments))
+        return write_expressions(
+            jax.make_jaxpr(lambda *a: tuple(jax.tree.leaves(fn(*a))))(*arguments)
+        )
 
 
 def computed(data: bytes, *arguments: Any) -> list[Any]:
@@ -32,15 +34,17 @@ def computed(data: bytes, *arguments: Any) -> list[Any]:
 
 
 def same_bits(found: Any, wanted: Any) -> bool:
-    return (found.shape, found.dtype) == (wanted.shape, wanted.dtype) and np.asarray(found).tobytes() == np.asarray(
-        wanted
-    ).tobytes()
+    return (found.shape, found.dtype) == (wanted.shape, wanted.dtype) and np.asarray(
+        found
+    ).tobytes() == np.asarray(wanted).tobytes()
 
 
 def module(lowered: jax.stages.Lowered) -> str:
     """A module's text in which functions, and the module itself, are called by numbers."""
     names: dict[str, str] = {}
-    return re.sub(r"@\w+", lambda found: names.setdefault(found[0], f"@{len(names)}"), lowered.as_text())
+    return re.sub(
+        r"@\w+", lambda found: names.setdefault(found[0], f"@{len(names)}"), lowered.as_text()
+    )
 
 
 def check(fn: Fn, *arguments: Any) -> None:
@@ -50,7 +54,8 @@ def check(fn: Fn, *arguments: Any) -> None:
     expressions = read_expressions(written(fn, *arguments))
     with jax.enable_x64(True), jax_settings(expressions):
         found = jax.jit(expressions.compute).lower(*arguments)
-        if module(found) == module(wanted):  # compiling both, and running them, is most of the time of this file
+        # compiling both, and running them, is most of the time of this file
+        if module(found) == module(wanted):
             return
         results = zip(found.compile()(*arguments), wanted.compile()(*arguments), strict=True)
     assert all(same_bits(f, w) for f, w in results)
@@ -105,7 +110,8 @@ def test_an_array_of_equal_elements_is_one_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bool", "int4", "uint4", "bfloat16", "float8_e4m3fn", "complex128", "uint64", "float16"]
+    "name",
+    ["bool", "int4", "uint4", "bfloat16", "float8_e4m3fn", "complex128", "uint64", "float16"],
 )
 def test_constants_of_every_kind_of_dtype(name: str) -> None:
     """Among them some at which XLA ends the process when JAX makes constants of them."""
@@ -117,7 +123,9 @@ def test_constants_of_every_kind_of_dtype(name: str) -> None:
 def test_a_constant_divided_by_zero_does_not_end_the_process() -> None:
     """As it does when JAX compiles the same function: MLIR's folder divides."""
     ones, zeros = np.array([1, 2, 3], np.int32), np.zeros(3, np.int32)
-    data = written(lambda a: (jax.lax.rem(ones, zeros), jax.lax.div(ones, zeros), jax.lax.div(ones, ones)), A)
+    data = written(
+        lambda a: (jax.lax.rem(ones, zeros), jax.lax.div(ones, zeros), jax.lax.div(ones, ones)), A
+    )
     np.testing.assert_array_equal(computed(data, A), [ones, [-1, -1, -1], [1, 1, 1]])
 
 
@@ -143,7 +151,10 @@ def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
             lambda a: jax.lax.reduce(a, np.float32(1), jax.lax.igamma, (0,)),
             "jaxpr of 'reduce': 'igamma' is no operation by which elements are combined",
         ),
-        (lambda a: jax.lax.exp(a, accuracy=jax.lax.AccuracyMode.HIGHEST), "accuracy=.* of 'exp' is not in the table"),
+        (
+            lambda a: jax.lax.exp(a, accuracy=jax.lax.AccuracyMode.HIGHEST),
+            "accuracy=.* of 'exp' is not in the table",
+        ),
         (lambda a: jax.lax.scan(lambda s, x: (jax.lax.psum(s, ()), x), a[0], a), None),
     ],
 )
@@ -166,7 +177,10 @@ def test_what_is_outside_the_table_is_named(fn: Fn, said: str | None) -> None:
     )
 )
 def test_any_fill_value_comes_back(value: Any) -> None:
-    data = written(lambda a: a.at[np.array([0, 9])].get(mode="fill", fill_value=value), np.zeros(3, value.dtype))
+    data = written(
+        lambda a: a.at[np.array([0, 9])].get(mode="fill", fill_value=value),
+        np.zeros(3, value.dtype),
+    )
     (found,) = computed(data, np.zeros(3, value.dtype))
     np.testing.assert_array_equal(found, np.array([0, value], value.dtype))
 
@@ -190,7 +204,9 @@ STEPS = [
 
 
 @pytest.mark.cluster  # many compilations
-@hypothesis.given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+@hypothesis.given(
+    st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1)
+)
 def test_random_functions_over_the_table(names: list[str], seed: int) -> None:
     """Each sample is applied to what those before it gave, brought back into the range of a 4 x 4 array."""
 

@@ -82,7 +82,12 @@ def test_a_gradient_is_there_when_the_open_control_dependencies_have_run() -> No
     after = rt.gradients(loss, w)
     assert none is None
     with _started() as session:
-        for fetch, value, count in [(pair, 6.0, 1), (direct, 6.0, 2), (of_itself, 1.0, 3), (after, 6.0, 3)]:
+        for fetch, value, count in [
+            (pair, 6.0, 1),
+            (direct, 6.0, 2),
+            (of_itself, 1.0, 3),
+            (after, 6.0, 3),
+        ]:
             assert session.run(fetch) == value
             assert session.run(counter) == count
 

@@ -41,7 +41,9 @@ def run(fetches: Any, feeds: Any = None, target: str = "") -> Any:
         return session.run(fetches, feeds)
 
 
-def check(fn: Callable[..., Any], values: Sequence[np.ndarray], argnums: Sequence[int] | None = None) -> None:
+def check(
+    fn: Callable[..., Any], values: Sequence[np.ndarray], argnums: Sequence[int] | None = None
+) -> None:
     """The graph of ``fn`` has the derivatives of ``fn``."""
     places = tuple(range(len(values))) if argnums is None else tuple(argnums)
     tensors = [rt.constant(v) for v in values]
@@ -53,7 +55,10 @@ def check(fn: Callable[..., Any], values: Sequence[np.ndarray], argnums: Sequenc
 
 
 def test_operators_and_functions() -> None:
-    check(lambda np_, x, y: np_.sum(np_.tanh(x @ y) ** 2 / (1.5 + np_.exp(-x[:, :1]))), arrays((3, 4), (4, 2)))
+    check(
+        lambda np_, x, y: np_.sum(np_.tanh(x @ y) ** 2 / (1.5 + np_.exp(-x[:, :1]))),
+        arrays((3, 4), (4, 2)),
+    )
 
 
 def test_a_value_that_is_used_many_times() -> None:
@@ -115,7 +120,9 @@ def test_pytrees_of_variables() -> None:
         return jnp.mean(jax.nn.softplus(x @ p["w"] + p["b"][0]))
 
     found = run(rt.gradients(rt.call(loss, params, x), params))
-    want = jax.grad(loss)({"w": arrays((4, 3))[0], "b": (np.zeros(3, np.float32),)}, arrays((2, 4))[0])
+    want = jax.grad(loss)(
+        {"w": arrays((4, 3))[0], "b": (np.zeros(3, np.float32),)}, arrays((2, 4))[0]
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, want)
 
 
@@ -138,7 +145,9 @@ def test_through_loops_and_conditionals_inside_a_call() -> None:
         return jnp.where(x > 0, jnp.sum(out), 0.0)
 
     x = rt.constant(1.5)
-    np.testing.assert_allclose(run(rt.gradients(rt.call(powers, x), x)), jax.grad(powers)(1.5), rtol=1e-6)
+    np.testing.assert_allclose(
+        run(rt.gradients(rt.call(powers, x), x)), jax.grad(powers)(1.5), rtol=1e-6
+    )
 
 
 def test_through_print() -> None:
@@ -171,7 +180,11 @@ def test_a_model_spread_over_two_tasks(two_workers: str) -> None:
 
 @pytest.mark.parametrize(
     ("y", "said"),
-    [(lambda: rt.constant(3), "int32"), (lambda: rt.constant("text"), "string"), (lambda: rt.constant(True), "bool")],
+    [
+        (lambda: rt.constant(3), "int32"),
+        (lambda: rt.constant("text"), "string"),
+        (lambda: rt.constant(True), "bool"),
+    ],
 )
 def test_only_floating_point_has_derivatives(y: Callable[[], Any], said: str) -> None:
     with pytest.raises(rt.InvalidArgumentError, match=f"Const:0.*{said}.*floating point"):
@@ -197,7 +210,9 @@ def test_the_worker_stage_costs_what_value_and_grad_costs(op_by_op: bool) -> Non
             return jnp.mean(jax.nn.log_softmax(jnp.tanh(x @ p[0]) @ p[1])[:, 0])
 
         if op_by_op:
-            loss = rt.numpy.mean(rt.nn.log_softmax(rt.numpy.tanh(inputs @ params[0]) @ params[1])[:, 0])
+            loss = rt.numpy.mean(
+                rt.nn.log_softmax(rt.numpy.tanh(inputs @ params[0]) @ params[1])[:, 0]
+            )
         else:
             loss = rt.call(loss_fn, params, inputs)
         fetches = [loss, *rt.gradients(loss, params)]
@@ -208,7 +223,9 @@ def test_the_worker_stage_costs_what_value_and_grad_costs(op_by_op: bool) -> Non
     assert stage.program is not None
     ours = stage.program.jaxpr
     assert ours is not None
-    found = jax.jit(jax.extend.core.jaxpr_as_fun(ours)).lower(*ours.in_avals).compile().cost_analysis()
+    found = (
+        jax.jit(jax.extend.core.jaxpr_as_fun(ours)).lower(*ours.in_avals).compile().cost_analysis()
+    )
     wanted = jax.jit(jax.value_and_grad(loss_fn)).lower([w1, w2], x).compile().cost_analysis()
     assert found is not None
     assert wanted is not None

@@ -40,7 +40,9 @@ MAKE: dict[str, Callable[[Model], Any]] = {
     "operator": lambda m: m.w + 2.0,
     "operator with a large array": lambda m: 3.0 * m.x[0] + np.ones(1000, np.float32),
     "index": lambda m: m.w[None],
-    "call": lambda m: rt.call(lambda tree, y: tree["a"] + y, {"a": m.w}, np.ones(1000, np.float32)[:3]),
+    "call": lambda m: rt.call(
+        lambda tree, y: tree["a"] + y, {"a": m.w}, np.ones(1000, np.float32)[:3]
+    ),
     "numpy": lambda m: rt.numpy.sum(m.w),
     "random": lambda m: rt.random.poisson(m.v),
     "gradients": lambda m: rt.gradients(m.w * m.w, [m.w])[0],
@@ -120,7 +122,10 @@ def test_scopes_are_those_of_the_graph() -> None:
             assert rt.constant(1.0).device == ""
             with rt.device("/job:ps"):
                 assert rt.constant(1.0).device == "/job:ps"
-                assert ((model.w + 1.0).device, (model.w + 1.0).name) == ("/job:worker", "theirs/add_3:0")
+                assert ((model.w + 1.0).device, (model.w + 1.0).name) == (
+                    "/job:worker",
+                    "theirs/add_3:0",
+                )
                 with model.graph.as_default():  # as in TensorFlow, what was opened in it holds
                     assert rt.constant(1.0).device == "/job:worker"
         assert (model.w + 1.0).device == "/job:worker"

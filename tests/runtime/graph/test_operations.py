@@ -39,7 +39,9 @@ def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
 # -- Print and check -------------------------------------------------------------------------------------------------
 
 
-def test_print_shows_its_data_and_gives_its_input(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
+def test_print_shows_its_data_and_gives_its_input(
+    session: rt.Session, capfd: pytest.CaptureFixture[str]
+) -> None:
     x = rt.constant([1.0, 2.0, 3.0, 4.0])
     shown = rt.Print(x, [x, rt.constant("text"), rt.constant([1, 2])], "values: ")
     assert session.run(shown * 2.0).tolist() == [2.0, 4.0, 6.0, 8.0]
@@ -57,8 +59,14 @@ def test_print_summarizes_and_stops(session: rt.Session, capfd: pytest.CaptureFi
 
 def test_print_moves_no_cursor(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
     """The text may come from another process: no line passes for one of the task's log."""
-    session.run(rt.Print(rt.constant(1), [rt.constant("\x1b[2J\nWARNING:absl:/job:ps/task:0 stops")], "\x1b[31m"))
-    shown = [line for line in capfd.readouterr().err.splitlines() if "31m" in line or "WARNING" in line]
+    session.run(
+        rt.Print(
+            rt.constant(1), [rt.constant("\x1b[2J\nWARNING:absl:/job:ps/task:0 stops")], "\x1b[31m"
+        )
+    )
+    shown = [
+        line for line in capfd.readouterr().err.splitlines() if "31m" in line or "WARNING" in line
+    ]
     assert shown == ["Print: \\x1b[31m[\\x1b[2J", "Print: WARNING:absl:/job:ps/task:0 stops]"]
 
 
@@ -80,7 +88,10 @@ def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
     with rt.control_dependencies([check]):
         add = v.assign_add(1)
     assert session.run(add, {x: [1.0]}) == 1
-    with pytest.raises(rt.InvalidArgumentError, match=r"check failed at 'positive': x must be positive: \[1.0 -2.0\]"):
+    with pytest.raises(
+        rt.InvalidArgumentError,
+        match=r"check failed at 'positive': x must be positive: \[1.0 -2.0\]",
+    ):
         session.run(add, {x: [1.0, -2.0]})
     assert session.run(v) == 1
     with pytest.raises(rt.InvalidArgumentError, match="must be bool"):
@@ -93,14 +104,28 @@ def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
 def test_operators_of_the_class_take_both_operands(session: rt.Session) -> None:
     three = rt.constant(3.0)
     total = functools.reduce(rt.Tensor.__add__, [three, three, three])
-    assert session.run([total, rt.Tensor.__rsub__(three, 1.0), rt.Variable.__lt__(three, 4.0)]) == [9.0, -2.0, True]
+    assert session.run([total, rt.Tensor.__rsub__(three, 1.0), rt.Variable.__lt__(three, 4.0)]) == [
+        9.0,
+        -2.0,
+        True,
+    ]
 
 
 def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
     with rt.device("/job:ps/task:1"):
         v = rt.Variable([1.0, 2.0], name="w")
-    assert [op.name for op in graph.get_operations()] == ["w", "w/initial_value", "w/Assign", "w/read"]
-    assert (v.name, v.op.name, v.initializer.name, v.value().name) == ("w:0", "w", "w/Assign", "w/read:0")
+    assert [op.name for op in graph.get_operations()] == [
+        "w",
+        "w/initial_value",
+        "w/Assign",
+        "w/read",
+    ]
+    assert (v.name, v.op.name, v.initializer.name, v.value().name) == (
+        "w:0",
+        "w",
+        "w/Assign",
+        "w/read:0",
+    )
     assert (v.device, v.shape, v.dtype) == ("/job:ps/task:1", (2,), np.dtype(np.float32))
     assert v.initializer.device == v.value().device == v.initial_value.device == "/job:ps/task:1"
     assert rt.Variable(1, name="w").name == "w_1:0"
@@ -166,7 +191,9 @@ def test_local_variables_stay_on_the_sessions_own_task() -> None:
 
 def test_an_update_must_keep_shape_dtype_and_number() -> None:
     v, w = rt.Variable([1.0, 2.0], name="v"), rt.Variable(1, name="w")
-    with pytest.raises(rt.InvalidArgumentError, match=r"'v' has shape \(2,\), but .* has shape \(3,\)"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"'v' has shape \(2,\), but .* has shape \(3,\)"
+    ):
         v.assign([1.0, 2.0, 3.0])
     with pytest.raises(rt.InvalidArgumentError, match="'w' holds int32, but .* is float32"):
         w.assign(v.value()[0])
@@ -175,10 +202,13 @@ def test_an_update_must_keep_shape_dtype_and_number() -> None:
     with rt.Session() as session:
         session.run(rt.global_variables_initializer())
         with pytest.raises(
-            rt.InvalidArgumentError, match=r"would change variable 'v' from float32\[2\] to float32\[\]"
+            rt.InvalidArgumentError,
+            match=r"would change variable 'v' from float32\[2\] to float32\[\]",
         ):
             session.run(v.update(jnp.sum))
-        with pytest.raises(rt.InvalidArgumentError, match="must give 2 new values and 0 outputs, .* gave 1 arrays"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="must give 2 new values and 0 outputs, .* gave 1 arrays"
+        ):
             session.run(rt.update([v, w], lambda a, b: ([a], ()), []))
         assert session.run(v).tolist() == [1.0, 2.0]
     with rt.device("/job:ps/task:1"):
@@ -188,7 +218,9 @@ def test_an_update_must_keep_shape_dtype_and_number() -> None:
 
 
 def test_an_initial_value_of_unknown_shape_is_refused() -> None:
-    with pytest.raises(rt.InvalidArgumentError, match="'v': the shape .* of its initial value is not fully known"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="'v': the shape .* of its initial value is not fully known"
+    ):
         rt.Variable(rt.placeholder(np.float32, [None]), name="v")
 
 
@@ -287,6 +319,11 @@ def test_towers_on_the_local_devices_of_one_task() -> None:
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
     done = subprocess.run(
-        [sys.executable, "-c", TOWERS], env=environment, cwd=ROOT, timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", TOWERS],
+        env=environment,
+        cwd=ROOT,
+        timeout=100,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr

@@ -30,5 +30,6 @@ def test_samplers_and_keys(implementation: str) -> None:
     assert 0.4 < first[1].mean() < 0.6
     for one, other in zip(first, second, strict=True):
         assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(first[1], again[1])  # of a seed: the n-th step of any session draws the same
+    # of a seed: the n-th step of any session draws the same
+    np.testing.assert_array_equal(first[1], again[1])
     assert not np.array_equal(first[2], again[2])

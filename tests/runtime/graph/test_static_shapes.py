@@ -78,7 +78,9 @@ def test_a_size_that_must_agree_with_a_known_one() -> None:
         (lambda x: x * 2, [None], None),
     ],
 )
-def test_every_unknown_dimension_is_its_own(fn: Callable[..., Any], shapes: list[Any], inferred: Any) -> None:
+def test_every_unknown_dimension_is_its_own(
+    fn: Callable[..., Any], shapes: list[Any], inferred: Any
+) -> None:
     """A size is static only if no sizes of the inputs change it."""
     assert rt.call(fn, *(rt.placeholder(np.float32, shape) for shape in shapes)).shape == inferred
 
@@ -107,7 +109,9 @@ def test_shapes_take_few_traces(
     """The price of an operation when a graph is built: how often it is traced for its shapes."""
     counted: list[int] = []
     original = tracing.jax.eval_shape
-    monkeypatch.setattr(tracing.jax, "eval_shape", lambda *args: counted.append(1) or original(*args))
+    monkeypatch.setattr(
+        tracing.jax, "eval_shape", lambda *args: counted.append(1) or original(*args)
+    )
     inputs = [(shape, np.dtype(np.float32)) for shape in shapes]
     tracing.infer(fn, inputs, "operation")
     assert len(counted) == traces

@@ -36,7 +36,8 @@ def test_between_32_bit_arrays(fn: Any, value: Any) -> None:
         expected = np.asarray(jax.jit(fn)(value))
         result = rt.call(fn, rt.constant(value, value.dtype))
     assert result.dtype == expected.dtype
-    with rt.Session() as session:  # the mode is off again: what counts is how the operation was made
+    # the mode is off again: what counts is how the operation was made
+    with rt.Session() as session:
         np.testing.assert_array_equal(session.run(result), expected)
 
 

@@ -59,7 +59,9 @@ SET = st.tuples(st.just("set"), st.integers(0, 5))
 
 
 @given(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), max_size=40), st.sampled_from(["mean", "sum"]))
-def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], reduction: str) -> None:
+def test_any_sequence_is_what_the_model_says(
+    actions: list[tuple[Any, ...]], reduction: str
+) -> None:
     real, model = AccumulatorResource(F32, (2,), reduction), Model(reduction)
     for action in actions:
         if action[0] == "apply":
@@ -69,7 +71,9 @@ def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], red
             real.set_global_step(action[1])
             model.step = action[1]
         elif len(model.waiting) >= action[1]:
-            np.testing.assert_allclose(real.take_grad(action[1], Cancellation()), _array(model.take()), rtol=1e-6)
+            np.testing.assert_allclose(
+                real.take_grad(action[1], Cancellation()), _array(model.take()), rtol=1e-6
+            )
         else:
             with pytest.raises(DeadlineExceededError):
                 real.take_grad(action[1], Cancellation(deadline=0.0))
@@ -78,11 +82,17 @@ def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], red
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 4)), max_size=12), min_size=2, max_size=5),
+    st.lists(
+        st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 4)), max_size=12),
+        min_size=2,
+        max_size=5,
+    ),
     st.integers(1, 3),
     st.lists(st.integers(0, 4), max_size=3),
 )
-def test_threads_lose_and_invent_nothing(pushes: list[list[tuple[int, int]]], count: int, resets: list[int]) -> None:
+def test_threads_lose_and_invent_nothing(
+    pushes: list[list[tuple[int, int]]], count: int, resets: list[int]
+) -> None:
     accumulator = AccumulatorResource(F32, (2,), "sum")
     accepted: list[float] = []
     taken: list[float] = []
@@ -160,10 +170,14 @@ def _explained(model: Model, left: tuple[Done, ...]) -> bool:
 
 
 @given(
-    st.lists(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), min_size=1, max_size=4), min_size=2, max_size=4),
+    st.lists(
+        st.lists(st.one_of(APPLY, APPLY, TAKE, SET), min_size=1, max_size=4), min_size=2, max_size=4
+    ),
     st.sampled_from(["mean", "sum"]),
 )
-def test_whatever_threads_do_the_model_explains(programs: list[list[tuple[Any, ...]]], reduction: str) -> None:
+def test_whatever_threads_do_the_model_explains(
+    programs: list[list[tuple[Any, ...]]], reduction: str
+) -> None:
     """Linearizability (Herlihy and Wing, 1990): there is one order of all calls in which the model answers the same."""
     real, clock = AccumulatorResource(F32, (2,), reduction), itertools.count()
     together = threading.Barrier(len(programs))

@@ -45,7 +45,9 @@ def _session(target: str) -> rt.Session:
 
 @pytest.mark.parametrize("enqueue_first", [False, True])
 @pytest.mark.parametrize("full", [False, True])
-def test_double_buffering(target: str, place: str, graph: rt.Graph, enqueue_first: bool, full: bool) -> None:
+def test_double_buffering(
+    target: str, place: str, graph: rt.Graph, enqueue_first: bool, full: bool
+) -> None:
     queue = _queue(place, f"double_{enqueue_first}_{full}")
     x = rt.placeholder(np.float32, [])
     with rt.device(place):
@@ -57,7 +59,10 @@ def test_double_buffering(target: str, place: str, graph: rt.Graph, enqueue_firs
     with _session(target) as session:
         if full:
             session.run(put, {x: 0}, timeout_secs=LIMIT)
-        seen = [float(session.run([taken, train, put], {x: k}, timeout_secs=LIMIT)[0]) for k in range(1, 11)]
+        seen = [
+            float(session.run([taken, train, put], {x: k}, timeout_secs=LIMIT)[0])
+            for k in range(1, 11)
+        ]
         assert seen == list(range(0 if full else 1, 10 if full else 11))
         assert float(session.run(total)) == 2 * sum(seen)
         assert int(session.run(queue.size())) == full
@@ -80,13 +85,19 @@ def test_an_element_that_is_computed_is_added_while_the_same_step_waits_for_one(
         first, second, _, _ = session.run([taken, seen, train.op, put], timeout_secs=LIMIT)
         assert float(first) == 6 and float(second) in (9, 15)
         assert float(session.run(w)) == 9
-        session.run([put, taken, after], timeout_secs=LIMIT)  # one in, out, in again: room for one is enough
+        # one in, out, in again: room for one is enough
+        session.run([put, taken, after], timeout_secs=LIMIT)
         assert int(session.run(queue.size())) == 1
 
 
 @pytest.mark.parametrize("answer_first", [False, True])
-def test_request_and_answer_in_one_step(target: str, place: str, graph: rt.Graph, answer_first: bool) -> None:
-    requests, answers = _queue(place, f"requests_{answer_first}"), _queue(place, f"answers_{answer_first}")
+def test_request_and_answer_in_one_step(
+    target: str, place: str, graph: rt.Graph, answer_first: bool
+) -> None:
+    requests, answers = (
+        _queue(place, f"requests_{answer_first}"),
+        _queue(place, f"answers_{answer_first}"),
+    )
     x = rt.placeholder(np.float32, [])
     answered = answers.dequeue() if answer_first else None
     ask = requests.enqueue(x)
@@ -97,8 +108,12 @@ def test_request_and_answer_in_one_step(target: str, place: str, graph: rt.Graph
     with _session(target) as session:
         # all four in one step, and as two steps of two threads
         assert float(session.run([answered, ask, answer], {x: 1}, timeout_secs=LIMIT)[0]) == 2
-        serving, served = in_thread(lambda: [session.run(answer, timeout_secs=LIMIT) for _ in range(10)])
-        found = [float(session.run([ask, answered], {x: k}, timeout_secs=LIMIT)[1]) for k in range(10)]
+        serving, served = in_thread(
+            lambda: [session.run(answer, timeout_secs=LIMIT) for _ in range(10)]
+        )
+        found = [
+            float(session.run([ask, answered], {x: k}, timeout_secs=LIMIT)[1]) for k in range(10)
+        ]
         serving.join(LIMIT)
         assert served == [[None] * 10]
         assert found == list(range(1, 11))
@@ -114,7 +129,9 @@ def test_many_waits_of_one_step(target: str, place: str, graph: rt.Graph) -> Non
         session.run(fill, timeout_secs=LIMIT)
         for _ in range(5):
             session.run(turn, timeout_secs=LIMIT)
-        assert sorted(float(v) for v in session.run(drain, timeout_secs=LIMIT)) == [float(i + 5) for i in range(6)]
+        assert sorted(float(v) for v in session.run(drain, timeout_secs=LIMIT)) == [
+            float(i + 5) for i in range(6)
+        ]
 
 
 def test_a_step_that_fails_ends_its_waits(target: str, place: str, graph: rt.Graph) -> None:
@@ -131,10 +148,15 @@ def test_a_step_that_fails_ends_its_waits(target: str, place: str, graph: rt.Gra
         assert float(session.run(taken, timeout_secs=LIMIT)) == 5
 
 
-def test_a_closed_session_ends_all_waits_of_a_step(target: str, place: str, graph: rt.Graph) -> None:
+def test_a_closed_session_ends_all_waits_of_a_step(
+    target: str, place: str, graph: rt.Graph
+) -> None:
     first, second = _queue(place, "first"), _queue(place, "second")
     x = rt.placeholder(np.float32, [])
-    both, begun = [first.dequeue(), second.dequeue(), first.enqueue(x), first.dequeue()], second.size()
+    both, begun = (
+        [first.dequeue(), second.dequeue(), first.enqueue(x), first.dequeue()],
+        second.size(),
+    )
     session = _session(target)
     thread, results = in_thread(lambda: session.run(both, {x: 1}))
     thread.join(0.5)
@@ -146,13 +168,20 @@ def test_a_closed_session_ends_all_waits_of_a_step(target: str, place: str, grap
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph: rt.Graph, first: int) -> None:
+def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(
+    graph: rt.Graph, first: int
+) -> None:
     """One is over and lets another operation begin while the other, whose call was sent again, goes on waiting."""
     place = "/job:ps/task:0"
-    sources, results = ([_queue(place, f"{what}_{i}") for i in range(2)] for what in ("source", "result"))
+    sources, results = (
+        [_queue(place, f"{what}_{i}") for i in range(2)] for what in ("source", "result")
+    )
     x = rt.placeholder(np.float32, [])
     fill = [queue.enqueue(x) for queue in sources]
-    move = [result.enqueue(source.dequeue() + 1.0) for source, result in zip(sources, results, strict=True)]
+    move = [
+        result.enqueue(source.dequeue() + 1.0)
+        for source, result in zip(sources, results, strict=True)
+    ]
     taken = [queue.dequeue() for queue in results]
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         ps = made[place].worker

@@ -35,12 +35,16 @@ class Members:
 
 
 class _Push(Push):
-    def __init__(self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float) -> None:
+    def __init__(
+        self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float
+    ) -> None:
         threading.Thread.__init__(self, daemon=True)
         self.cancellation = Cancellation()
         self.outcome: Any = None
         arrays = [np.array([value], np.float32)]
-        self._call = lambda: quorum.push(worker, stamp, arrays, variables, self.cancellation, worker + 1)
+        self._call = lambda: quorum.push(
+            worker, stamp, arrays, variables, self.cancellation, worker + 1
+        )
         self.start()
 
 
@@ -118,9 +122,14 @@ def test_marks_of_several_workers_are_joined() -> None:
 
     def push(worker: int, marks: list[int]) -> None:
         arrays = [np.zeros(1, np.float32), np.array(marks, np.int32)]
-        assert members.quorum.push(worker, 0, arrays, target, Cancellation(), worker + 1) == (1, True)
+        assert members.quorum.push(worker, 0, arrays, target, Cancellation(), worker + 1) == (
+            1,
+            True,
+        )
 
-    threads = [threading.Thread(target=push, args=given) for given in ((0, [1, 0, 4]), (1, [2, 0, 0]))]
+    threads = [
+        threading.Thread(target=push, args=given) for given in ((0, [1, 0, 4]), (1, [2, 0, 0]))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -86,7 +86,9 @@ STEPS = ("alone", "with its size", "of two queues", "with a string", "printed")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Server], client: Client, step: str) -> None:
+def test_a_step_that_was_given_up_takes_nothing_later(
+    cluster: dict[str, rt.Server], client: Client, step: str
+) -> None:
     ps = cluster["/job:ps/task:0"]
     client.put(0)
     assert client.take() == 0
@@ -96,7 +98,8 @@ def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Serv
         with pytest.raises(rt.DeadlineExceededError):
             client.session.run(client.steps[step], timeout_secs=0.2)
     until(lambda: _waiting(ps) == 0)
-    until(lambda: ps.tensors.counters.connections <= before)  # no thread, no connection stays behind
+    # no thread, no connection stays behind
+    until(lambda: ps.tensors.counters.connections <= before)
     for value in (1, 2, 3):
         client.put(value)
     assert [client.take() for _ in range(3)] == [1, 2, 3]
@@ -107,7 +110,9 @@ def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
         client.put(value)
     with pytest.raises(rt.DeadlineExceededError):
         client.session.run(client.put_many, {client.values: [10, 11]}, timeout_secs=0.2)
-    thread, results = in_thread(lambda: client.session.run(client.put_many, {client.values: [10, 11]}))
+    thread, results = in_thread(
+        lambda: client.session.run(client.put_many, {client.values: [10, 11]})
+    )
     assert [client.take() for _ in range(12)] == list(range(12))
     thread.join(LONG)
     assert results == [None]
@@ -126,7 +131,9 @@ def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
 def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client: Client) -> None:
     ps = cluster["/job:ps/task:0"]
     values = list(range(20))
-    thread, results = in_thread(lambda: client.session.run(client.put_many, {client.values: values}))
+    thread, results = in_thread(
+        lambda: client.session.run(client.put_many, {client.values: values})
+    )
     other = Client(cluster["/job:worker/task:1"].target)
     taken = []
     with other.session:
@@ -140,7 +147,9 @@ def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client:
         assert int(other.session.run(other.size)) == 0
 
 
-def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[str, rt.Server]) -> None:
+def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(
+    cluster: dict[str, rt.Server],
+) -> None:
     ps, graph = cluster["/job:ps/task:0"], rt.Graph()
     with graph.as_default():
         x = rt.placeholder(np.float32, [3])
@@ -151,7 +160,9 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         put, take = queue.enqueue(made), queue.dequeue()
     with rt.Session(cluster[TARGET].target, graph) as session:
         session.run(put, {x: np.ones(3)})
-        thread, results = in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
+        thread, results = in_thread(
+            lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG)
+        )
         for _ in range(3):
             until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.tensors.counters.accepted
@@ -257,10 +268,16 @@ while True:
 def test_killed_callers_take_nothing_along() -> None:
     """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
     workers = 3
-    with serving(1, workers + 1) as (spec, _), rt.Server(spec, "worker", 0) as server, programs() as start:
+    with (
+        serving(1, workers + 1) as (spec, _),
+        rt.Server(spec, "worker", 0) as server,
+        programs() as start,
+    ):
         giver = Client(server.target)
         giver.session.run(giver.init)
-        pollers = [start("python", "-c", POLLING, json.dumps([spec, i + 1])) for i in range(workers)]
+        pollers = [
+            start("python", "-c", POLLING, json.dumps([spec, i + 1])) for i in range(workers)
+        ]
         for poller in pollers:
             poller.expect("^ready$")
 
@@ -278,7 +295,9 @@ def test_killed_callers_take_nothing_along() -> None:
         giver.session.close()
 
 
-def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_in_a_step_of_several_waits_is_kept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time limit itself wakes the step, not its next look at who has answered."""
     monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
     with pytest.raises(rt.DeadlineExceededError):
@@ -292,7 +311,9 @@ def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
     """It goes between the beginning of its call and the queue's turn for it: nothing has to be waited for then."""
     ps = cluster["/job:ps/task:0"]
     client.put(1)
-    (queue,) = (found for found in ps.worker.store.resources() if found.described["name"] == "numbers")
+    (queue,) = (
+        found for found in ps.worker.store.resources() if found.described["name"] == "numbers"
+    )
     other = Client(cluster[TARGET].target)
     with other.session:
         with queue._changed:

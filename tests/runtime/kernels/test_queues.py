@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, OutOfRangeError
+from runtime.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OutOfRangeError,
+)
 from runtime.kernels.queues import QueueResource
 from runtime.state.cancellation import Cancellation
 from tests.runtime.kit import in_thread
@@ -18,7 +23,9 @@ F32 = np.dtype(np.float32)
 GIVE_UP = 0.0  # a deadline that has passed: what would wait raises instead
 
 
-def _queue(kind: str = "fifo", capacity: int = 4, shapes: Any = ((),), **options: Any) -> QueueResource:
+def _queue(
+    kind: str = "fifo", capacity: int = 4, shapes: Any = ((),), **options: Any
+) -> QueueResource:
     return QueueResource(kind, "q", capacity, [F32] * len(shapes), shapes, **options)
 
 
@@ -96,7 +103,9 @@ def test_threads_lose_and_invent_nothing(given_: list[list[int]], capacity: int,
 
     takers = [threading.Thread(target=take) for _ in range(2)]
     putters = [
-        threading.Thread(target=lambda mine=mine: queue.enqueue_many([_element(v) for v in mine], Cancellation()))
+        threading.Thread(
+            target=lambda mine=mine: queue.enqueue_many([_element(v) for v in mine], Cancellation())
+        )
         for mine in given_
     ]
     for thread in [*takers, *putters]:

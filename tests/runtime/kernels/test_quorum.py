@@ -16,7 +16,15 @@ from runtime.errors import (
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.kernels.quorum import UNKNOWN, LeadingQuorum, LedQuorum, LoneQuorum, QuorumResource, Rules, Selection
+from runtime.kernels.quorum import (
+    UNKNOWN,
+    LeadingQuorum,
+    LedQuorum,
+    LoneQuorum,
+    QuorumResource,
+    Rules,
+    Selection,
+)
 from runtime.state.cancellation import Cancellation
 
 NOTHING = (-2, 0)
@@ -33,7 +41,9 @@ class Variables:
     def step(self) -> int:
         return self.at
 
-    def apply(self, inputs: Sequence[Any], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
+    def apply(
+        self, inputs: Sequence[Any], key: tuple[int, int], expected: Mapping[str, int] | None
+    ) -> None:
         self.applied.append(float(inputs[0][0]))
         self.at += 1
 
@@ -41,11 +51,15 @@ class Variables:
 class Push(threading.Thread):
     """A worker's push, on its own thread."""
 
-    def __init__(self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float) -> None:
+    def __init__(
+        self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float
+    ) -> None:
         super().__init__(daemon=True)
         self.cancellation = Cancellation()
         self.outcome: Any = None
-        self._call = lambda: quorum.push(worker, stamp, [np.array([value], np.float32)], variables, self.cancellation)
+        self._call = lambda: quorum.push(
+            worker, stamp, [np.array([value], np.float32)], variables, self.cancellation
+        )
         self.start()
 
     def run(self) -> None:
@@ -76,7 +90,8 @@ def test_the_mean_of_distinct_workers_is_applied_once() -> None:
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
-    again = Push(quorum, variables, 0, 0, 3.0)  # the same worker, started again: it takes the place of the first
+    # the same worker, started again: it takes the place of the first
+    again = Push(quorum, variables, 0, 0, 3.0)
     assert first.result() == (0, False)
     _here(quorum, 1)
     other = Push(quorum, variables, 1, 0, 5.0)
@@ -90,7 +105,8 @@ def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
     quorum, variables = LoneQuorum("q", Rules(1, 3)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
     assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
-    assert Push(quorum, variables, 2, 7, 9.0).result() == (1, False)  # of variables that were restored meanwhile
+    # of variables that were restored meanwhile
+    assert Push(quorum, variables, 2, 7, 9.0).result() == (1, False)
     assert variables.applied == [1.0]
     assert quorum.counts.dropped == 2
 
@@ -132,7 +148,8 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
     slow._step = variables.at = 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
     assert [p.result() for p in pair] == [(2, True)] * 2
-    assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)  # late, but back: waited for from now on
+    # late, but back: waited for from now on
+    assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)
     pair = [Push(slow, variables, w, 2, float(w)) for w in (0, 1)]
     _here(slow, 2)
     assert variables.at == 2
@@ -171,7 +188,8 @@ def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
     found = quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
     assert sorted(found.workers) == [0, 1, 2]
     assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1
-    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1  # told twice, applied once
+    # told twice, applied once
+    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
@@ -266,7 +284,8 @@ def test_a_task_without_the_counter_follows_the_stamps() -> None:
     assert step == UNKNOWN
     early = Push(quorum, variables, 0, 40, 1.0)
     _here(quorum, 1)
-    late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
+    # the leader is at 41: nothing of 40 can be applied any more
+    late = Push(quorum, variables, 1, 41, 3.0)
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
     quorum.commit(session, leads, 0, Selection(41, (1,)), 2)
@@ -291,7 +310,9 @@ def test_it_says_on_whom_it_waits() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
-def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, rounds: int, chance: Any) -> None:
+def test_every_gradient_is_applied_once_or_dropped(
+    needed: int, total: int, rounds: int, chance: Any
+) -> None:
     """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""
     quorum, variables = LoneQuorum("q", Rules(needed, total)), Variables()
     over = Cancellation()
@@ -303,7 +324,9 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
         step = 0
         while step < rounds:
             try:
-                after, counted = quorum.push(worker, step, [np.array([1.0], np.float32)], variables, over)
+                after, counted = quorum.push(
+                    worker, step, [np.array([1.0], np.float32)], variables, over
+                )
                 quorum.validate()
             except CancelledError:
                 return
@@ -330,7 +353,9 @@ LED_TURNS = st.one_of(
     st.tuples(st.just("push"), st.integers(0, 2), st.integers(0, 1)),
     st.tuples(st.just("hang up"), st.integers(0, 2)),
     st.tuples(st.just("retire"), st.integers(0, 2)),
-    st.tuples(st.sampled_from(["claim", "gather", "commit", "commit again", "restore", "finish", "begin"])),
+    st.tuples(
+        st.sampled_from(["claim", "gather", "commit", "commit again", "restore", "finish", "begin"])
+    ),
 )
 
 
@@ -342,7 +367,9 @@ def _has_come(quorum: QuorumResource, push: Push, value: float, repeated: int) -
 @pytest.mark.parametrize("kind", [LeadingQuorum, LedQuorum])
 @pytest.mark.parametrize("elastic", [False, True])
 @given(turns=st.lists(LED_TURNS, max_size=20))
-def test_led_quorum_keeps_its_promises(kind: type[LedQuorum], elastic: bool, turns: list[Any]) -> None:
+def test_led_quorum_keeps_its_promises(
+    kind: type[LedQuorum], elastic: bool, turns: list[Any]
+) -> None:
     """The chief finds each gradient that it was promised, and each decision is applied once."""
     quorum, variables = kind("q", Rules(2, 3, elastic=elastic)), Variables()
     session, told, decision = 0, None, None
@@ -368,14 +395,19 @@ def test_led_quorum_keeps_its_promises(kind: type[LedQuorum], elastic: bool, tur
             told = None
         elif what == "gather":
             try:
-                told = quorum.gather(session, leads, variables.generation, NOTHING, Cancellation(), 0.0)
+                told = quorum.gather(
+                    session, leads, variables.generation, NOTHING, Cancellation(), 0.0
+                )
             except FailedPreconditionError:
                 told = None
         elif what == "commit" and told is not None and told.workers:
             decision = Selection(told.step, told.workers[:2])
             applied = len(variables.applied)
             try:
-                assert quorum.commit(session, leads, variables.generation, decision, 2) == told.step + 1
+                assert (
+                    quorum.commit(session, leads, variables.generation, decision, 2)
+                    == told.step + 1
+                )
                 assert len(variables.applied) == applied + 1
             except FailedPreconditionError:
                 assert len(variables.applied) == applied

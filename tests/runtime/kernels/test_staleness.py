@@ -27,7 +27,8 @@ def _now() -> Cancellation:
 def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> None:
     staleness = StalenessBound("c", bound)
     for worker in range(3):
-        staleness._workers[worker] = type("Clock", (), {"steps": 0, "client": worker})()  # all have joined
+        # all have joined
+        staleness._workers[worker] = type("Clock", (), {"steps": 0, "client": worker})()
     steps = [0, 0, 0]
     for worker in order:
         steps[worker] += 1
@@ -62,7 +63,9 @@ def test_who_is_gone_is_not_waited_for() -> None:
     staleness = StalenessBound("c", 0)
     staleness.tick(1, 11, _now())
     waiting: list[Any] = []
-    thread = threading.Thread(target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)]))
+    thread = threading.Thread(
+        target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)])
+    )
     thread.start()
     thread.join(0.05)
     staleness.end_client(11)
@@ -75,7 +78,8 @@ def test_a_newcomer_starts_with_the_slowest() -> None:
     for _ in range(5):
         staleness.tick(0, 10, _now())
     assert staleness.tick(1, 11, _now()) == 1
-    assert staleness.tick(0, 12, _now()) == 1  # started again: one step ahead of where the slowest was
+    # started again: one step ahead of where the slowest was
+    assert staleness.tick(0, 12, _now()) == 1
 
 
 def test_waits_end() -> None:
@@ -84,7 +88,9 @@ def test_waits_end() -> None:
         staleness.tick(1, 11, _now())
 
         def tick(
-            staleness: StalenessBound = staleness, cancellation: Cancellation = cancellation, done: list[Any] = done
+            staleness: StalenessBound = staleness,
+            cancellation: Cancellation = cancellation,
+            done: list[Any] = done,
         ) -> None:
             try:
                 done.append(staleness.tick(0, 10, cancellation))
@@ -93,9 +99,11 @@ def test_waits_end() -> None:
 
         thread = threading.Thread(target=tick)
         thread.start()
-        {"cancel": cancellation.set, "clear": staleness.clear, "finish": lambda c=staleness: c.set_finished(True)}[
-            end
-        ]()
+        {
+            "cancel": cancellation.set,
+            "clear": staleness.clear,
+            "finish": lambda c=staleness: c.set_finished(True),
+        }[end]()
         thread.join(60)
         assert len(done) == 1
         assert isinstance(done[0], int if end == "finish" else CancelledError)
@@ -110,7 +118,9 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
         def wrap(optimizer: harness.Optimizer) -> harness.StaleSynchronous:
             return harness.StaleSynchronous(optimizer, 3)
 
-        fast, slow = in_threads([lambda i=i: Replica(servers[i], "sgd", wrap, i == 0) for i in range(2)])  # type: ignore[misc]
+        fast, slow = in_threads(
+            [lambda i=i: Replica(servers[i], "sgd", wrap, i == 0) for i in range(2)]
+        )  # type: ignore[misc]
         slow.run(x[0, 1], y[0, 1])
         done: list[int] = []
 
@@ -123,7 +133,8 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
 
         thread = threading.Thread(target=run_ahead)
         thread.start()
-        # It joined where the slow one was, 1: three steps ahead are answered, the next is in and waits.
+        # It joined where the slow one was, 1: three steps ahead are answered, the next is in and
+        # waits.
         for bound in (3, 4):
             until(lambda bound=bound: len(done) >= bound)  # type: ignore[misc]
             thread.join(0.3)
@@ -150,14 +161,18 @@ def test_what_must_be_given_is_asked_for() -> None:
     with rt.Graph().as_default():
         w = rt.Variable(np.ones(2, np.float32), name="w")
         with pytest.raises(ValueError, match="a global step is needed"):
-            harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), 1).minimize(rt.call(lambda v: v.sum(), w))
+            harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), 1).minimize(
+                rt.call(lambda v: v.sum(), w)
+            )
 
 
 def test_who_is_through_is_not_waited_for_though_its_session_lives() -> None:
     staleness = StalenessBound("c", 0)
     staleness.tick(1, 11, _now())
     waiting: list[Any] = []
-    thread = threading.Thread(target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)]))
+    thread = threading.Thread(
+        target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)])
+    )
     thread.start()
     thread.join(0.05)
     assert not waiting

@@ -139,7 +139,9 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
             process.kill()
             until(lambda: len(ps.worker.waits) == 0)
             if puts:
-                assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
+                assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(
+                    range(CAPACITY)
+                )
                 assert int(client.session.run(client.size)) == 0
             client.put(1)
             assert client.take(timeout_secs=20) == 1
@@ -160,7 +162,9 @@ def test_a_closed_queue_runs_dry(client: Client) -> None:
         client.put(6)
 
 
-def test_sessions_share_a_resource_by_name_and_must_describe_it_alike(server: rt.Server, client: Client) -> None:
+def test_sessions_share_a_resource_by_name_and_must_describe_it_alike(
+    server: rt.Server, client: Client
+) -> None:
     client.put(3)
     other = Client(server)
     assert other.take() == 3
@@ -178,7 +182,11 @@ def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
         accumulator = rt.ConditionalAccumulator(np.float32, [2], name="a")
         gradient = rt.placeholder(np.float32, [2])
         applied = [accumulator.apply_grad(gradient, 3, worker=w) for w in range(2)]
-        taken, waiting, dropped = accumulator.take_grad(2), accumulator.num_accumulated(), accumulator.num_dropped()
+        taken, waiting, dropped = (
+            accumulator.take_grad(2),
+            accumulator.num_accumulated(),
+            accumulator.num_dropped(),
+        )
         to_five = accumulator.set_global_step(5)
         config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=20)
         with rt.Session(server.target, graph, config) as session:
@@ -192,18 +200,28 @@ def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
             assert session.run([waiting, dropped]) == [0, 1]
 
 
-def test_a_container_is_cleared_with_its_resources_and_no_other(here: tuple[rt.Server, rt.Server]) -> None:
+def test_a_container_is_cleared_with_its_resources_and_no_other(
+    here: tuple[rt.Server, rt.Server],
+) -> None:
     ps, server = here
     with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
-        kept, gone = (rt.FIFOQueue(5, np.int32, [[]], name="q", container=c) for c in ("", "experiment"))
+        kept, gone = (
+            rt.FIFOQueue(5, np.int32, [[]], name="q", container=c) for c in ("", "experiment")
+        )
         accumulator = rt.ConditionalAccumulator(np.float32, [], name="a", container="experiment")
         put = rt.group(kept.enqueue(1), gone.enqueue(1))
-        sizes, taken, given = [kept.size(), gone.size()], gone.dequeue_many(2), accumulator.take_grad(1)
+        sizes, taken, given = (
+            [kept.size(), gone.size()],
+            gone.dequeue_many(2),
+            accumulator.take_grad(1),
+        )
         config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=20)
         with rt.Session(server.target, graph, config) as session:
             session.run(put)
             assert [int(n) for n in session.run(sizes)] == [1, 1]
-            waiting = [in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
+            waiting = [
+                in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)
+            ]  # type: ignore[misc]
             until(lambda: len(ps.worker.waits) == 2)
             for thread, results in waiting:
                 while thread.is_alive():  # again, should it have been on its way only
@@ -225,4 +243,9 @@ def test_resources_have_the_types_that_device_functions_see() -> None:
         rt.PaddingFIFOQueue(1, np.float32, [[None]])
         rt.RandomShuffleQueue(2, 1, [np.float32, "string"])
         rt.ConditionalAccumulator(np.float32)
-    assert types == ["FIFOQueueV2", "PaddingFIFOQueueV2", "RandomShuffleQueueV2", "ConditionalAccumulator"]
+    assert types == [
+        "FIFOQueueV2",
+        "PaddingFIFOQueueV2",
+        "RandomShuffleQueueV2",
+        "ConditionalAccumulator",
+    ]

@@ -42,7 +42,9 @@ def training() -> tuple[rt.Operation, rt.Tensor, rt.Tensor]:
     return step, loss, x
 
 
-def test_a_second_run_plans_and_compiles_nothing(cluster: tuple[str, Compiler], graph: rt.Graph) -> None:
+def test_a_second_run_plans_and_compiles_nothing(
+    cluster: tuple[str, Compiler], graph: rt.Graph
+) -> None:
     target, compiler = cluster
     step, loss, x = training()
     traced: list[int] = []
@@ -65,7 +67,9 @@ def test_a_second_run_plans_and_compiles_nothing(cluster: tuple[str, Compiler], 
         assert compiler.compilations > compiled  # a new shape is new work
 
 
-def test_many_sessions_and_equal_graphs_compile_each_stage_once(cluster: tuple[str, Compiler]) -> None:
+def test_many_sessions_and_equal_graphs_compile_each_stage_once(
+    cluster: tuple[str, Compiler],
+) -> None:
     target, compiler = cluster
     compilations = []
     for _ in range(3):
@@ -128,7 +132,9 @@ def test_plans_are_bounded_and_the_least_recently_used_goes(
         assert caplog.records
 
 
-def test_a_placeholder_whose_shape_keeps_changing_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_placeholder_whose_shape_keeps_changing_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     x = rt.placeholder(np.float32, [None], name="restless")
     still = rt.placeholder(np.float32, [None], name="still")
     with rt.Session() as session, caplog.at_level(logging.WARNING):

@@ -54,7 +54,8 @@ class Peer:
 
 
 EXCHANGE_TURNS = st.tuples(
-    st.sampled_from(["open", "open", "send", "receive", "receive", "lose", "close", "give back"]), st.integers(0, 3)
+    st.sampled_from(["open", "open", "send", "receive", "receive", "lose", "close", "give back"]),
+    st.integers(0, 3),
 )
 
 
@@ -64,7 +65,9 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
     peers = [Peer() for _ in range(2)]
     layout = Layout([TensorSpec((), np.dtype(np.float32))])
     calls: list[Any] = [
-        RemoteCall(peers[n % 2], f"task {n % 2}", 0, n, (), layout, (n,), False, [], True, False, False)  # type: ignore[arg-type]
+        RemoteCall(
+            peers[n % 2], f"task {n % 2}", 0, n, (), layout, (n,), False, [], True, False, False
+        )  # type: ignore[arg-type]
         for n in range(4)
     ]
     ending = StepEnding() if foreign else None
@@ -87,7 +90,9 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
                 exchange.close()
         exchange.validate()
         assert sum(len(peer.out) for peer in peers) == len(exchange)
-        assert not any(ending.covers(lane) for peer in peers for lane in peer.idle) if ending else True  # type: ignore[arg-type]
+        assert (
+            not any(ending.covers(lane) for peer in peers for lane in peer.idle) if ending else True
+        )  # type: ignore[arg-type]
     exchange.close()
     run.give_back()
     assert not any(peer.out for peer in peers)

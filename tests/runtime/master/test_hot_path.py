@@ -50,7 +50,9 @@ class Training:
         self.x = x
         self.data = aligned_buffer(WIDTH * 4).view(np.float32)
         self.data[...] = 0.5
-        self.session = rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=prefetch))
+        self.session = rt.Session(
+            cluster[TARGET].target, config=rt.SessionConfig(prefetch=prefetch)
+        )
         self.session.run(rt.global_variables_initializer())
         self.steps(5)
 
@@ -110,7 +112,8 @@ def test_no_protobuf_message_is_used_in_a_warm_step(monkeypatch: pytest.MonkeyPa
                 watching.set()
                 t.steps(10)
                 during = list(used)
-                t.session.run(t.params[0])  # a new plan is registered by gRPC: the profiler sees messages
+                # a new plan is registered by gRPC: the profiler sees messages
+                t.session.run(t.params[0])
             finally:
                 watching.clear()
                 sys.setprofile(None)
@@ -125,7 +128,9 @@ def _in_place(array: Any) -> bool:
     return jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
 
 
-def test_both_sides_read_received_tensors_where_they_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_read_received_tensors_where_they_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     at_ps: list[list[Any]] = []
     at_worker: list[list[Any]] = []
     call, execute = Worker.call, Worker.execute
@@ -153,7 +158,15 @@ def test_both_sides_read_received_tensors_where_they_arrived(monkeypatch: pytest
             assert all(_in_place(value) for value in large)
         # And the memory is the same in every step: nothing was copied to get there.
         for inputs in (at_ps, at_worker):
-            assert len({tuple(v.ctypes.data for v in values if v.nbytes == WIDTH * 4) for values in inputs}) == 1
+            assert (
+                len(
+                    {
+                        tuple(v.ctypes.data for v in values if v.nbytes == WIDTH * 4)
+                        for values in inputs
+                    }
+                )
+                == 1
+            )
 
 
 def test_both_sides_send_from_the_memory_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +182,11 @@ def test_both_sides_send_from_the_memory_of_xla(monkeypatch: pytest.MonkeyPatch)
     def watched_call(self: Worker, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
         reply = call(self, handle, client, step, inputs)
         with self.store.lock:
-            held = [slot.value.unsafe_buffer_pointer() for slot in self.store._slots.values() if slot.value is not None]
+            held = [
+                slot.value.unsafe_buffer_pointer()
+                for slot in self.store._slots.values()
+                if slot.value is not None
+            ]
         replied.extend(b.ctypes.data in held for b in reply.buffers if b.nbytes == WIDTH * 4)
         return reply
 
@@ -211,7 +228,8 @@ def test_a_step_makes_two_round_trips_to_each_ps(prefetch: int) -> None:
     with training(ps=3, prefetch=prefetch) as t:
         before = [t.cluster[f"/job:ps/task:{i}"].tensors.counters for i in range(3)]
         t.steps(10)
-        t.session.run(t.fetches[2])  # ends what is under way: at most a pull and a push, and this one on one ps
+        # ends what is under way: at most a pull and a push, and this one on one ps
+        t.session.run(t.fetches[2])
         after = [t.cluster[f"/job:ps/task:{i}"].tensors.counters for i in range(3)]
     calls = [b.calls - a.calls for a, b in zip(before, after, strict=True)]
     assert all(20 <= count <= 21 + prefetch for count in calls), calls
@@ -219,7 +237,9 @@ def test_a_step_makes_two_round_trips_to_each_ps(prefetch: int) -> None:
     assert all(nbytes < 10.2 * WIDTH * 4 + prefetch * WIDTH * 4 for nbytes in sent), sent
 
 
-def test_one_thread_sends_to_every_ps_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_sends_to_every_ps_before_it_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[tuple[str, str, int]] = []
     send, receive = Lane.send, Lane.receive
 

@@ -15,7 +15,9 @@ from tests.runtime.kit import TARGET, addresses, processes, servers
 RATE = 0.1
 
 
-def _graph(cluster: dict[str, rt.Server]) -> tuple[rt.Operation, rt.Tensor, rt.Variable, rt.Variable, rt.Tensor]:
+def _graph(
+    cluster: dict[str, rt.Server],
+) -> tuple[rt.Operation, rt.Tensor, rt.Variable, rt.Variable, rt.Tensor]:
     setter = rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
     with rt.device(setter):
         step = rt.Variable(0, dtype=np.int64, name="step", trainable=False)
@@ -46,14 +48,19 @@ def test_a_pipelined_run_equals_the_loop_with_gradients_one_step_older() -> None
         pulled.append(value.copy())  # step k+1 pulls while k computes: it holds the pushes before k
         value = value - RATE * 2 * (pulled[k] - batch)
     np.testing.assert_allclose([f[1] for f in found], losses, rtol=1e-5)
-    np.testing.assert_allclose(final, value, rtol=1e-5)  # nothing is lost at the end, and no push is applied twice
+    # nothing is lost at the end, and no push is applied twice
+    np.testing.assert_allclose(final, value, rtol=1e-5)
     steps = [int(f[2]) for f in found]
     assert steps == [1, *range(1, len(data))]  # each step gives the count of the push before it
 
 
-def test_batches_of_another_size_do_not_compute_with_what_was_pulled_for_the_last_one_of_that_size() -> None:
+def test_batches_of_another_size_do_not_compute_with_what_was_pulled_for_the_last_one_of_that_size() -> (
+    None
+):
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
-        with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+        with rt.device(
+            rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
+        ):
             w = rt.Variable(np.float32(0), name="w")
             x = rt.placeholder(np.float32, [None], name="x")
             seen = w + 0 * rt.numpy.sum(x)
@@ -87,11 +94,15 @@ def _line(cluster: dict[str, rt.Server]) -> tuple[rt.Operation, rt.Variable, rt.
         mask = rt.placeholder(np.float32, [300], name="mask")
         gradient = rt.nn.relu(w) * 0.0 + 1.0
     scalar = ((), np.float32)
-    push = rt.update([w], lambda old, g, m: ([old + g * m], [old[0]]), [gradient, mask], outputs=[scalar])
+    push = rt.update(
+        [w], lambda old, g, m: ([old + g * m], [old[0]]), [gradient, mask], outputs=[scalar]
+    )
     return push, w, mask
 
 
-def _lose_frames(monkeypatch: pytest.MonkeyPatch, which: Callable[[Sequence[Any]], bool]) -> list[int]:
+def _lose_frames(
+    monkeypatch: pytest.MonkeyPatch, which: Callable[[Sequence[Any]], bool]
+) -> list[int]:
     """The connection breaks as such a call is sent: it is sent again when its reply is asked for."""
     lost: list[int] = []
     send = Lane.send
@@ -126,7 +137,9 @@ def test_a_push_that_is_sent_again_is_what_it_was_when_the_caller_has_changed_it
     assert len(lost) == 3
 
 
-def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is pulled lies in memory that the next pull uses again."""
     with servers(sockets=True, ps=2, worker=1) as cluster, rt.Graph().as_default():
         with rt.device("/job:ps/task:0"):
@@ -140,7 +153,10 @@ def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(monkeypatch: pytest
             one = rt.nn.relu(value) * 0.0 + 1.0
         counted = count.assign_add(one)
         added = rt.update(
-            [total], lambda old, v, g: ([old + v * g], [old[0]]), [value, one], outputs=[((), np.float32)]
+            [total],
+            lambda old, v, g: ([old + v * g], [old[0]]),
+            [value, one],
+            outputs=[((), np.float32)],
         )
         step = [counted.op, added.outputs[0]]
         with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
@@ -170,7 +186,9 @@ def test_a_step_without_fetches_does_not_wait_for_its_push(monkeypatch: pytest.M
                 session.run(push, {mask: np.ones(300)})
             session.run(w)
             monkeypatch.setattr(Worker, "call", slow)
-            thread = threading.Thread(target=lambda: session.run(push, {mask: np.ones(300)}), daemon=True)
+            thread = threading.Thread(
+                target=lambda: session.run(push, {mask: np.ones(300)}), daemon=True
+            )
             thread.start()
             assert held_up.acquire(timeout=60)
             thread.join(60)
@@ -179,9 +197,15 @@ def test_a_step_without_fetches_does_not_wait_for_its_push(monkeypatch: pytest.M
             np.testing.assert_array_equal(session.run(w), np.full(300, 4, np.float32))
 
 
-def _close_while_frozen(cluster: Mapping[str, Sequence[str]], act: Callable[[rt.Session, Any], None]) -> None:
+def _close_while_frozen(
+    cluster: Mapping[str, Sequence[str]], act: Callable[[rt.Session, Any], None]
+) -> None:
     """Closes a session after ``act``, with a ps that is frozen then and would be waited for for two hours."""
-    with processes(cluster, ("ps", 0)) as (ps,), rt.Server(cluster, "worker", 0) as server, rt.Graph().as_default():
+    with (
+        processes(cluster, ("ps", 0)) as (ps,),
+        rt.Server(cluster, "worker", 0) as server,
+        rt.Graph().as_default(),
+    ):
         with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=TARGET)):
             w = rt.Variable(np.float32(0), name="w")
             push = w.assign_add(rt.nn.relu(w) * 0.0 + 1.0)

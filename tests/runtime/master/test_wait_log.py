@@ -18,7 +18,9 @@ from tests.runtime.kit import TARGET, addresses, in_thread, servers
 
 
 @contextlib.contextmanager
-def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], object]) -> Iterator[None]:
+def _said(
+    caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], object]
+) -> Iterator[None]:
     """Waits until an action that waits has said so three times; the block lets it end."""
     enough = threading.Event()
     lines: list[str] = []
@@ -59,11 +61,17 @@ def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Ten
         until(lambda: not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew"])
 
 
-def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
     with _empty_queue() as (server, session, put, taken):
-        with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
+        with _said(
+            caplog,
+            f"Waiting for the master at {server.target} to run a step",
+            lambda: session.run(taken),
+        ):
             session.run(put)
 
 
@@ -74,7 +82,9 @@ def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
     monkeypatch.setattr(timeouts, "RENEW_SECS", 0.5)
     renewals, over = threading.Semaphore(0), threading.Event()
 
-    def renew(self: MasterServicer, request: object, context: object) -> services_pb2.RenewSessionResponse:
+    def renew(
+        self: MasterServicer, request: object, context: object
+    ) -> services_pb2.RenewSessionResponse:
         renewals.release()
         over.wait(60)
         return services_pb2.RenewSessionResponse()
@@ -94,7 +104,9 @@ def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
     assert "to run a step, for" in said
 
 
-def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_that_waits_for_tasks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:

@@ -1,8 +1,9 @@
 """Whole programs against a sequential model: steps that wait, write and read values of all types, on any tasks.
 
-The model below knows nothing of stages: it runs the needed operations of a step one after the other, each as soon as
-what it waits for is done. Enqueues of one queue are in order, and so are its dequeues, and so are the reads and writes
-of one variable. So whatever runs at the same time, a step has one result; or it can never end, and is left out.
+The model below knows nothing of stages: it runs the needed operations of a step one after the
+other, each as soon as what it waits for is done. Enqueues of one queue are in order, and so are its
+dequeues, and so are the reads and writes of one variable. So whatever runs at the same time, a step
+has one result; or it can never end, and is left out.
 """
 
 import itertools
@@ -41,13 +42,25 @@ class Kind:
         """Some value of this kind."""
         size = int(np.prod(self.shape))
         if self.dtype.hasobject:
-            made = np.array([f"{number}:{i}".encode() * (number % 3) for i in range(size)] or [None], object)[:size]
+            made = np.array(
+                [f"{number}:{i}".encode() * (number % 3) for i in range(size)] or [None], object
+            )[:size]
         else:
             made = (np.arange(size) * 3 + number).astype(self.dtype)
         return made.reshape(self.shape)
 
 
-NUMBERS = (np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.complex64, np.bool_)
+NUMBERS = (
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.float16,
+    np.float32,
+    np.float64,
+    ml_dtypes.bfloat16,
+    np.complex64,
+    np.bool_,
+)
 KINDS = tuple(Kind(np.dtype(d), shape) for d in (*NUMBERS, object) for shape in ((), (2,), (2, 0)))
 
 
@@ -71,7 +84,9 @@ class Program:
     steps: list[tuple[list[Any], dict[rt.Tensor, np.ndarray]]] = field(default_factory=list)
 
 
-def outcome(program: Program, fetches: Sequence[Any], feeds: Mapping[rt.Tensor, Any], state: State) -> Values | None:
+def outcome(
+    program: Program, fetches: Sequence[Any], feeds: Mapping[rt.Tensor, Any], state: State
+) -> Values | None:
     """Runs a step in the model, which changes ``state``; None, and nothing changed, when the step could not end."""
     needed: dict[rt.Operation, None] = {}
     stack = [f.op if isinstance(f, rt.Tensor) else f for f in fetches]
@@ -80,7 +95,9 @@ def outcome(program: Program, fetches: Sequence[Any], feeds: Mapping[rt.Tensor, 
         if op not in needed and op in program.nodes:
             needed[op] = None
             stack += program.nodes[op].before
-    after = {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
+    after = {
+        name: list(value) if isinstance(value, list) else value for name, value in state.items()
+    }
     values: Values = dict(feeds)
     left = [op for op in program.nodes if op in needed]
     while left:
@@ -139,7 +156,9 @@ class Builder:
         """Some of them."""
         if not items:
             return []
-        return list(dict.fromkeys(self.pick(items) for _ in range(self.draw(st.integers(least, most)))))
+        return list(
+            dict.fromkeys(self.pick(items) for _ in range(self.draw(st.integers(least, most))))
+        )
 
     def variable(self, kind: Kind) -> None:
         """A variable on any task."""
@@ -159,7 +178,10 @@ class Builder:
         self.program.start[name] = []
 
     def node(
-        self, op: rt.Operation, run: Callable[[State, Values], None], can_run: Callable[[State], bool] = lambda _: True
+        self,
+        op: rt.Operation,
+        run: Callable[[State, Values], None],
+        can_run: Callable[[State], bool] = lambda _: True,
     ) -> None:
         """Notes what an operation means."""
         before = (*(t.op for t in op.inputs), *op.control_inputs)
@@ -176,9 +198,13 @@ class Builder:
         """Doubles numbers, turns truth over; hands strings on."""
         kind = self.pick(list(self.tensors))
         x = self.pick(self.tensors[kind])
-        fn: Callable[[Any], Any] = {"O": lambda a: a, "b": lambda a: ~a}.get(kind.dtype.kind, lambda a: a + a)
+        fn: Callable[[Any], Any] = {"O": lambda a: a, "b": lambda a: ~a}.get(
+            kind.dtype.kind, lambda a: a + a
+        )
         y = rt.identity(x) if kind.dtype.hasobject else rt.call(fn, x)
-        self.node(y.op, lambda _, values: values.update({y: np.asarray(fn(values[x])).astype(kind.dtype)}))
+        self.node(
+            y.op, lambda _, values: values.update({y: np.asarray(fn(values[x])).astype(kind.dtype)})
+        )
         self.tensors[kind].append(y)
 
     def read(self) -> None:
@@ -198,10 +224,14 @@ class Builder:
         x = self.pick(self.tensors[kind])
         adds = kind.dtype.kind not in "Ob" and self.draw(st.booleans())
         with rt.control_dependencies(self.last.pop(f"read {name}", [])):
-            y = self.after(f"write {name}", lambda: (v.assign_add if adds else v.assign)(x).op).outputs[0]
+            y = self.after(
+                f"write {name}", lambda: (v.assign_add if adds else v.assign)(x).op
+            ).outputs[0]
 
         def run(state: State, values: Values) -> None:
-            state[name] = np.asarray(state[name] + values[x]).astype(kind.dtype) if adds else values[x]
+            state[name] = (
+                np.asarray(state[name] + values[x]).astype(kind.dtype) if adds else values[x]
+            )
             values[y] = state[name]
 
         self.node(y.op, run)
@@ -233,7 +263,9 @@ class Builder:
         """A step of this program that ends, if one is drawn."""
         everything = [*self.program.nodes, *(t for op in self.program.nodes for t in op.outputs)]
         fetches = self.some(everything, least=1, most=4)
-        feeds = {t: kind.make(self.draw(st.integers(0, 9))) for t, kind in self.placeholders.items()}
+        feeds = {
+            t: kind.make(self.draw(st.integers(0, 9))) for t, kind in self.placeholders.items()
+        }
         if outcome(self.program, fetches, feeds, state) is not None:
             self.program.steps.append((fetches, feeds))
 

@@ -33,7 +33,11 @@ def test_a_training_step_pulls_computes_and_pushes() -> None:
     made = plans()
     assert made["train"].parts() == [PULL, COMPUTE, PUSH]
     assert made["evaluate"].parts() == [PULL, COMPUTE]
-    assert {name: plan.is_training for name, plan in made.items()} == {"train": True, "init": False, "evaluate": False}
+    assert {name: plan.is_training for name, plan in made.items()} == {
+        "train": True,
+        "init": False,
+        "evaluate": False,
+    }
 
 
 def test_only_the_push_waits_for_the_computation() -> None:
@@ -44,7 +48,8 @@ def test_only_the_push_waits_for_the_computation() -> None:
 
 def test_bytes_of_a_step_are_what_goes_both_ways() -> None:
     assert plans()["train"].wire_bytes("/job:worker/task:0") >= 64
-    assert plans()["train"].wire_bytes("/job:worker/task:0") <= 96  # the new value is not sent back unasked
+    # the new value is not sent back unasked
+    assert plans()["train"].wire_bytes("/job:worker/task:0") <= 96
 
 
 def test_staleness_counts_the_updates_of_others_since_the_read() -> None:

@@ -47,13 +47,24 @@ def test_every_operation_is_on_its_device_with_times_and_bytes(master: str) -> N
         after = time.time_ns()
     assert np.array_equal(values[0], np.full((3, 4), 10.0))
     worker, ps = by_name(metadata, WORKER), by_name(metadata, PS.format(0))
-    assert {"y", "stage:1"} <= worker.keys() and {"update", "stage:0", "stage:2", "recv:2"} <= ps.keys()
+    assert {"y", "stage:1"} <= worker.keys() and {
+        "update",
+        "stage:0",
+        "stage:2",
+        "recv:2",
+    } <= ps.keys()
     assert not {"y"} & ps.keys()
     for node in (*worker.values(), *ps.values()):
-        assert before <= node.all_start_nanos <= node.all_start_nanos + node.all_end_rel_nanos <= after
+        assert (
+            before <= node.all_start_nanos <= node.all_start_nanos + node.all_end_rel_nanos <= after
+        )
         assert node.all_start_micros == node.all_start_nanos // 1000
     # the graph's order is the order in time
-    assert ps["stage:0"].all_start_nanos < worker["stage:1"].all_start_nanos < ps["stage:2"].all_start_nanos
+    assert (
+        ps["stage:0"].all_start_nanos
+        < worker["stage:1"].all_start_nanos
+        < ps["stage:2"].all_start_nanos
+    )
 
     def moved(node: object) -> int:
         return node.output[0].tensor_description.allocation_description.requested_bytes  # type: ignore[attr-defined]
@@ -61,7 +72,10 @@ def test_every_operation_is_on_its_device_with_times_and_bytes(master: str) -> N
     assert moved(ps["recv:2"]) == moved(worker["send:2"]) == 160
     assert moved(worker["recv:0"]) == moved(ps["stage:0"]) == 160
     y = worker["y"].output[0].tensor_description
-    assert [d.size for d in y.shape.dim] == [3, 4] and y.allocation_description.requested_bytes == 48
+    assert [d.size for d in y.shape.dim] == [
+        3,
+        4,
+    ] and y.allocation_description.requested_bytes == 48
 
 
 def test_a_step_that_is_not_traced_empties_the_metadata() -> None:
@@ -81,7 +95,10 @@ def test_tracing_changes_no_value_and_runs_updates_once() -> None:
         session.run(w.initializer)
         for i in range(6):
             metadata = rt.RunMetadata()
-            assert session.run(add, None, FULL if i % 2 else None, metadata if i % 2 else None) == i + 1
+            assert (
+                session.run(add, None, FULL if i % 2 else None, metadata if i % 2 else None)
+                == i + 1
+            )
 
 
 def test_a_traced_step_that_fails_leaves_the_next_trace_clean() -> None:
@@ -96,7 +113,9 @@ def test_a_traced_step_that_fails_leaves_the_next_trace_clean() -> None:
                 session.run([good.assign_add(1.0), bad], None, FULL, metadata)
             assert not metadata.step_stats.dev_stats
             session.run(good, None, FULL, metadata)
-    names = [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    names = [
+        node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats
+    ]
     assert len([n for n in names if n.startswith("stage:")]) == 1
 
 
@@ -123,7 +142,10 @@ def test_the_message_is_read_by_tensorflows_field_numbers() -> None:
     stats = step_stats([Span("/cpu:0", "stage:1", 1, 5_000, 9_500, 12, "x", ("a", "b"))])
     (device,) = stats.dev_stats
     assert [n.node_name for n in device.node_stats] == ["stage:1", "a", "b"]
-    assert (device.node_stats[1].all_start_micros, device.node_stats[1].all_end_rel_micros) == (5, 4)
+    assert (device.node_stats[1].all_start_micros, device.node_stats[1].all_end_rel_micros) == (
+        5,
+        4,
+    )
     raw = stats.dev_stats[0].node_stats[1].SerializeToString()
     assert raw.startswith(b"\x0a\x01a\x10\x05")  # field 1: name, field 2: all_start_micros
 
@@ -137,7 +159,10 @@ def test_merge_joins_what_is_of_one_device() -> None:
     a = step_stats([Span("/cpu:0", "stage:0", 0, 1, 2)])
     b = step_stats([Span("/cpu:0", "stage:1", 1, 3, 4), Span("/cpu:1", "stage:0", 0, 1, 2)])
     merged = merge([a, b])
-    assert [(d.device, len(d.node_stats)) for d in merged.dev_stats] == [("/cpu:0", 2), ("/cpu:1", 1)]
+    assert [(d.device, len(d.node_stats)) for d in merged.dev_stats] == [
+        ("/cpu:0", 2),
+        ("/cpu:1", 1),
+    ]
 
 
 def test_tracer_keeps_sessions_apart() -> None:

@@ -66,7 +66,9 @@ def test_a_key_is_what_jax_makes_of_its_seeds_and_the_step() -> None:
     for word in (0, 0):  # the number of the step, in 2 words
         expected = jax.random.fold_in(expected, word)
     for count in (1, MANY):
-        keys = drawn(1, lambda count=count: [rt.random_key(seed=-1, name=f"k{i}") for i in range(count)])  # type: ignore[misc]
+        keys = drawn(
+            1, lambda count=count: [rt.random_key(seed=-1, name=f"k{i}") for i in range(count)]
+        )  # type: ignore[misc]
         for key in keys:
             np.testing.assert_array_equal(key, jax.random.key_data(expected))
 
@@ -95,7 +97,9 @@ def test_a_fed_key_is_used_for_its_own_draw_alone() -> None:
             plain = session.run(tensors)
         with rt.Session(graph=graph) as session:
             fed = session.run(tensors, {keys[1]: np.array([1, 2], np.uint32)})
-    np.testing.assert_array_equal(fed[1], jax.random.uniform(jax.random.wrap_key_data(jnp.uint32([1, 2])), (3,)))
+    np.testing.assert_array_equal(
+        fed[1], jax.random.uniform(jax.random.wrap_key_data(jnp.uint32([1, 2])), (3,))
+    )
     for place in (0, 2, MANY - 1):
         np.testing.assert_array_equal(fed[place], plain[place])
 
@@ -107,14 +111,20 @@ def plan_of(make: Callable[[], list[Any]]) -> Plan:
 
 def draws_in(plan: Plan) -> int:
     """How many equations draw bits or mix keys, those inside of loops counted once."""
-    return sum(_count(read_expressions(call.stage.program.blob)) for call in plan.stages if call.stage.program)
+    return sum(
+        _count(read_expressions(call.stage.program.blob))
+        for call in plan.stages
+        if call.stage.program
+    )
 
 
 def _count(expressions: Expressions) -> int:
     def within(computation: Computation) -> int:
         found = 0
         for equation in computation.equations:
-            found += equation.name.startswith(("random_bits", "random_fold_in", "random_split", "threefry"))
+            found += equation.name.startswith(
+                ("random_bits", "random_fold_in", "random_split", "threefry")
+            )
             for attribute in equation.attributes.values():
                 inner = attribute if isinstance(attribute, tuple) else (attribute,)
                 found += sum(within(one) for one in inner if isinstance(one, Computation))

@@ -60,7 +60,9 @@ def steps(draw: Any) -> list[Any]:
                     made = rt.call(lambda x, y: x + y, pick(tensors), pick(tensors))
             operations.append(made.op if isinstance(made, Tensor) else made)
             tensors += [made] if isinstance(made, Tensor) else []
-        fetches: list[Any] = [pick([*tensors[1:], *operations]) for _ in range(draw(st.integers(1, 8)))]
+        fetches: list[Any] = [
+            pick([*tensors[1:], *operations]) for _ in range(draw(st.integers(1, 8)))
+        ]
         return list(dict.fromkeys(fetches))
 
 
@@ -133,7 +135,11 @@ def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
     found = group_waves(plan)
     assert all(len(waves) == 1 for waves in found)
     stages = [[c.stage.device.job for c in plan.stages if c.wave in waves] for waves in found]
-    assert stages == [["ps", "worker"], ["worker"], ["ps"]] or stages == [["worker", "ps"], ["worker"], ["ps"]]
+    assert stages == [["ps", "worker"], ["worker"], ["ps"]] or stages == [
+        ["worker", "ps"],
+        ["worker"],
+        ["ps"],
+    ]
 
 
 def test_every_kernel_that_may_wait_is_there() -> None:

@@ -27,7 +27,12 @@ from tests.runtime.kit import servers
 
 WIDTH = 3
 TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0", "/job:worker/task:1")
-ALL = tuple(Device(job, task, "CPU", index) for job in ("ps", "worker") for task in (0, 1) for index in (0, 1))
+ALL = tuple(
+    Device(job, task, "CPU", index)
+    for job in ("ps", "worker")
+    for task in (0, 1)
+    for index in (0, 1)
+)
 DEVICES = Devices(ALL, ("worker", 0), ("ps", 0))
 START = {"a": 3, "b": -5, "c": 7}
 
@@ -69,7 +74,9 @@ class Builder:
                 before = self.some(self.operations, 2)
                 with rt.device(self.pick(self.devices)), rt.control_dependencies(before):
                     getattr(self, self.pick(KINDS))()
-                self.operations = [o for o in graph.get_operations() if not o.name.startswith(tuple(START))]
+                self.operations = [
+                    o for o in graph.get_operations() if not o.name.startswith(tuple(START))
+                ]
         fetches: list[Any] = self.some([*self.tensors, *self.operations], 4, least=1)
         for tensor in self.some(self.feedable, 2):
             self.feeds[tensor] = self.value()
@@ -81,7 +88,9 @@ class Builder:
     def some(self, items: Sequence[Any], most: int, least: int = 0) -> list[Any]:
         if not items:
             return []
-        return list(dict.fromkeys(self.pick(items) for _ in range(self.draw(st.integers(least, most)))))
+        return list(
+            dict.fromkeys(self.pick(items) for _ in range(self.draw(st.integers(least, most))))
+        )
 
     def value(self) -> np.ndarray:
         slope, start = self.draw(st.integers(-9, 9)), self.draw(st.integers(-9, 9))
@@ -114,11 +123,17 @@ class Builder:
         self.compute(rt.identity(self.pick(self.tensors)))
 
     def on_host(self) -> None:
-        self.compute(rt.lowlevel.host_call("identity", [self.pick(self.tensors)], [((WIDTH,), np.int32)]).outputs[0])
+        self.compute(
+            rt.lowlevel.host_call(
+                "identity", [self.pick(self.tensors)], [((WIDTH,), np.int32)]
+            ).outputs[0]
+        )
 
     def read(self) -> None:
         v = self.pick(self.variables)
-        with rt.control_dependencies([o for o in self.since_write[v] if not isinstance(o.body, Read)]):
+        with rt.control_dependencies(
+            [o for o in self.since_write[v] if not isinstance(o.body, Read)]
+        ):
             tensor = v.read_value()
         self.since_write[v].append(tensor.op)
         self.tensors.append(tensor)
@@ -149,7 +164,8 @@ class Builder:
 
 
 KINDS = (
-    "placeholder constant large_constant binary binary binary two_results identity on_host read read write write "
+    "placeholder constant large_constant binary binary binary two_results identity on_host read "
+    "read write write "
     "write_several nothing"
 ).split()
 
@@ -188,13 +204,19 @@ def evaluate(op: Operation, values: dict[Tensor, Any], state: State) -> None:
 def in_one_place(program: Program) -> tuple[list[Any], State]:
     """What the step means: the needed operations, one after the other, in the order they were made."""
     needed: set[Operation] = set()
-    stack = [f.op if isinstance(f, Tensor) else f for f in program.fetches if f not in program.feeds]
+    stack = [
+        f.op if isinstance(f, Tensor) else f for f in program.fetches if f not in program.feeds
+    ]
     while stack:
         op = stack.pop()
         if op not in needed:
             needed.add(op)
             stack += [t.op for t in op.inputs if t not in program.feeds]
-            stack += [c for c in op.control_inputs if not (c.outputs and set(c.outputs) <= set(program.feeds))]
+            stack += [
+                c
+                for c in op.control_inputs
+                if not (c.outputs and set(c.outputs) <= set(program.feeds))
+            ]
     values: dict[Tensor, Any] = dict(program.feeds)
     state = {name: np.full(WIDTH, value, np.int32) for name, value in START.items()}
     for op in program.graph.get_operations():
@@ -203,17 +225,23 @@ def in_one_place(program: Program) -> tuple[list[Any], State]:
     return [values[f] if isinstance(f, Tensor) else None for f in program.fetches], state
 
 
-def cuts_of(program: Program, devices: Devices) -> tuple[list[Partition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
+def cuts_of(
+    program: Program, devices: Devices
+) -> tuple[list[Partition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
     needed = prune_graph(program.fetches, program.feeds)
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
-    cuts = partition_operations(needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host)))
+    cuts = partition_operations(
+        needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host))
+    )
     check_order(needed.operations, needed.waits_for, cuts)
     return cuts, needed.alias, needed.given
 
 
 def check_order(
-    operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]], cuts: Sequence[Partition]
+    operations: Sequence[Operation],
+    waits_for: Mapping[Operation, Sequence[Operation]],
+    cuts: Sequence[Partition],
 ) -> None:
     """Every operation is in one stage, after all that it waits for, and stages of one wave do not wait for another."""
     place_of = {op: (c.wave, c.place, i) for c in cuts for i, op in enumerate(c.operations)}
@@ -231,7 +259,9 @@ SPREAD = [f"{task}/cpu:{i}" for task in TASKS for i in (0, 1)]
 
 
 @hypothesis.given(programs(SPREAD), st.randoms(use_true_random=False))
-def test_the_cut_respects_every_dependency_and_changes_no_value(program: Program, random: Any) -> None:
+def test_the_cut_respects_every_dependency_and_changes_no_value(
+    program: Program, random: Any
+) -> None:
     cuts, alias, given = cuts_of(program, DEVICES)
     values: dict[Tensor, Any] = dict(program.feeds)
     values |= {t: t.op.body.value for t in given if isinstance(t.op.body, Constant)}
@@ -267,7 +297,8 @@ def interpret(plan: Plan, feeds: Sequence[np.ndarray]) -> tuple[list[Any], State
     """Runs a plan by the letter: every stage has only what its call says that it gets, and only from where it says."""
     state = {name: np.full(WIDTH, value, np.int32) for name, value in START.items()}
     master: dict[int, Any] = dict(enumerate([*feeds, *plan.constants]))  # what the master has
-    held: dict[tuple[str, int], tuple[Any, int]] = {}  # what tasks hold for others, and how often it will be fetched
+    # what tasks hold for others, and how often it will be fetched
+    held: dict[tuple[str, int], tuple[Any, int]] = {}
     arrived: dict[int, Any] = {}
     wave = -1
     for call in plan.stages:
@@ -292,10 +323,15 @@ def interpret(plan: Plan, feeds: Sequence[np.ndarray]) -> tuple[list[Any], State
         elif stage.program is not None:
             run = COMPILER.executable(stage.program, (), jax.local_devices()[0])
             everything = run(*(state[stage.variables[i].name] for i in stage.reads), *inputs)
-            state |= {stage.variables[i].name: np.asarray(v) for i, v in zip(stage.writes, everything, strict=False)}
+            state |= {
+                stage.variables[i].name: np.asarray(v)
+                for i, v in zip(stage.writes, everything, strict=False)
+            }
             results = [np.asarray(v) for v in everything[len(stage.writes) :]]
         outputs = [
-            state[stage.variables[o.index].name] if isinstance(o, VariableOutput) else results[o.index]
+            state[stage.variables[o.index].name]
+            if isinstance(o, VariableOutput)
+            else results[o.index]
             for o in stage.outputs
         ]
         for i, slot in enumerate(call.outputs):
@@ -346,8 +382,12 @@ def test_servers_give_what_one_place_gives(cluster: dict[str, rt.Server], progra
         assert len(server.worker.rendezvous) == 0
 
 
-def waves_of(fetches: Sequence[Any], feeds: Mapping[Tensor, TensorSpec] | None = None) -> list[list[str]]:
-    plan = make_plan([rt.get_default_graph().as_graph_element(f) for f in fetches], feeds or {}, ONE_CPU)
+def waves_of(
+    fetches: Sequence[Any], feeds: Mapping[Tensor, TensorSpec] | None = None
+) -> list[list[str]]:
+    plan = make_plan(
+        [rt.get_default_graph().as_graph_element(f) for f in fetches], feeds or {}, ONE_CPU
+    )
     waves: dict[int, list[str]] = {}
     for call in plan.stages:
         waves.setdefault(call.wave, []).append(call.stage.device.task_name)
@@ -366,8 +406,12 @@ def sgd_step(tasks: int) -> list[Any]:
         step = rt.Variable(0, dtype=np.int64, name="global_step", trainable=False)
         weights = [rt.Variable(np.ones((4, 4), np.float32), name=f"w{i}") for i in range(4)]
         x = rt.constant(np.ones((2, 4), np.float32))
-        loss = rt.call(lambda ws, x: jnp.sum(x @ ws[0] @ ws[1] @ ws[2] @ ws[3]), weights, x, name="loss")
-        updates = [w.assign_sub(0.1 * g) for w, g in zip(weights, rt.gradients(loss, weights), strict=True)]
+        loss = rt.call(
+            lambda ws, x: jnp.sum(x @ ws[0] @ ws[1] @ ws[2] @ ws[3]), weights, x, name="loss"
+        )
+        updates = [
+            w.assign_sub(0.1 * g) for w, g in zip(weights, rt.gradients(loss, weights), strict=True)
+        ]
         with rt.control_dependencies(updates[3:]):
             count = step.assign_add(1)
     return [*updates, count, loss, step]
@@ -407,7 +451,9 @@ def test_tensors_between_two_remote_tasks_do_not_pass_the_master(graph: rt.Graph
     assert sum(len(call.holds) for call in plan.stages) == 2
 
 
-def test_updates_that_nothing_orders_are_all_applied(cluster: dict[str, rt.Server], graph: rt.Graph) -> None:
+def test_updates_that_nothing_orders_are_all_applied(
+    cluster: dict[str, rt.Server], graph: rt.Graph
+) -> None:
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(0, name="unordered")
     adds = []
@@ -432,7 +478,9 @@ def test_of_two_writes_that_nothing_orders_the_later_one_stays(graph: rt.Graph) 
         assert session.run(v) == 100.0
 
 
-def test_one_session_used_by_many_threads_loses_no_update(cluster: dict[str, rt.Server], graph: rt.Graph) -> None:
+def test_one_session_used_by_many_threads_loses_no_update(
+    cluster: dict[str, rt.Server], graph: rt.Graph
+) -> None:
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(np.zeros(4, np.int64), dtype=np.int64, name="many")
     x = rt.placeholder(np.int64, [4])

@@ -70,21 +70,26 @@ def cut_off(listener: socket.socket) -> None:
     with client:
         stream = client.makefile("rb")
         stream.read(24)  # the preface of HTTP/2
-        client.sendall(struct.pack(">IBI", settings, 0, 0))  # length, which is 0, and kind; flags; stream
+        # length, which is 0, and kind; flags; stream
+        client.sendall(struct.pack(">IBI", settings, 0, 0))
         while head := stream.read(9):
             size, kind, flags, number = head[:3], head[3], head[4], head[5:]
             stream.read(int.from_bytes(size, "big"))
             if kind == settings and not flags & acknowledged:
                 client.sendall(struct.pack(">IBI", settings, acknowledged, 0))
             if kind == headers:
-                client.sendall(struct.pack(">IB", 4 << 8 | reset, 0) + number + struct.pack(">I", cancel))
+                client.sendall(
+                    struct.pack(">IB", 4 << 8 | reset, 0) + number + struct.pack(">I", cancel)
+                )
 
 
 def test_a_call_that_a_stopping_server_cuts_off_has_lost_contact() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=cut_off, args=(listener,), daemon=True).start()
         with rpc.open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
-            with pytest.raises(UnavailableError, match="^/job:ps/task:0: its server has cut the call off$"):
+            with pytest.raises(
+                UnavailableError, match="^/job:ps/task:0: its server has cut the call off$"
+            ):
                 rpc.call(channel.unary_unary("/any/method"), b"", timeout=60, task="/job:ps/task:0")
 
 
@@ -106,7 +111,9 @@ def test_whoever_calls_a_server_that_stops_has_lost_contact() -> None:
     for _ in range(20):
         with serving(lambda request, context: request) as (address, stop):
             begun = threading.Semaphore(0)
-            callers = [threading.Thread(target=keep_calling, args=(address, begun)) for _ in range(4)]
+            callers = [
+                threading.Thread(target=keep_calling, args=(address, begun)) for _ in range(4)
+            ]
             for caller in callers:
                 caller.start()
             for _ in callers:
@@ -123,7 +130,8 @@ def test_attempts_to_connect_again_come_fast_and_do_not_slow_down() -> None:
         with rpc.open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
             call = channel.unary_unary("/any/method").future(b"", timeout=600, wait_for_ready=True)
             for _ in range(ATTEMPTS):
-                connection, _ = listener.accept()  # within 30 s: gRPC's own pauses grow to two minutes
+                # within 30 s: gRPC's own pauses grow to two minutes
+                connection, _ = listener.accept()
                 connection.close()  # a task that is about to be gone, or not there yet
             call.cancel()
             with pytest.raises(grpc.FutureCancelledError):
@@ -248,10 +256,13 @@ def test_a_call_that_says_nothing_for_minutes_is_not_ended_by_its_own_pings() ->
     server = grpc.server(threads.CallThreads("test"), options=rpc.server_options(Limits()))
     handlers = {"wait": grpc.unary_unary_rpc_method_handler(wait)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
-    counter = PingCounter(server.add_insecure_port("127.0.0.1:0"), wanted=6)  # the fourth would be one too many
+    # the fourth would be one too many
+    counter = PingCounter(server.add_insecure_port("127.0.0.1:0"), wanted=6)
     server.start()
     faster = dict(rpc.CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1_100}
-    with grpc.insecure_channel(f"127.0.0.1:{counter.port}", options=list(faster.items())) as channel:
+    with grpc.insecure_channel(
+        f"127.0.0.1:{counter.port}", options=list(faster.items())
+    ) as channel:
         answer = channel.unary_unary("/test/wait").future(b"said", timeout=120)
         answer.add_done_callback(lambda _: counter.enough.set())  # also one that has failed
         assert counter.enough.wait(120)

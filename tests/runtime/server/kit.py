@@ -33,9 +33,12 @@ class Training:
         cluster = kit.addresses(ps=1, worker=1)
         self.stack = contextlib.ExitStack()
         self.ps = self.stack.enter_context(rt.Server(cluster, "ps", 0, security=self.security))
-        self.worker = self.stack.enter_context(rt.Server(cluster, "worker", 0, security=self.security))
+        self.worker = self.stack.enter_context(
+            rt.Server(cluster, "worker", 0, security=self.security)
+        )
         for server in (self.ps, self.worker):
-            tasks.withdraw(server.address, server)  # others in this process reach it as any process would,
+            # others in this process reach it as any process would,
+            tasks.withdraw(server.address, server)
             server._unshare()  # and have nothing from it
         self.metrics = self.stack.enter_context(MetricsServer(self.ps, 0, "0.0.0.0"))
         self.steps = 0
@@ -46,7 +49,9 @@ class Training:
             self._w = rt.Variable(np.zeros(3, np.float32), name="w")
             self._step = self._w.assign_add(np.ones(3, np.float32))
             initialize = rt.global_variables_initializer()
-        self._session = self.stack.enter_context(rt.Session(self.worker.target, graph, security=self.security))
+        self._session = self.stack.enter_context(
+            rt.Session(self.worker.target, graph, security=self.security)
+        )
         self._session.run(initialize)
         self._thread = threading.Thread(target=self._train, name="trains")
         self._thread.start()
@@ -81,14 +86,20 @@ class Training:
 
     def endpoint(self, way: str) -> Endpoint:
         there = self.ps.tensors.endpoint("127.0.0.1")
-        return there if way == "unix" else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
+        return (
+            there
+            if way == "unix"
+            else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
+        )
 
 
 def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[str]:
     return [r.getMessage() for r in caplog.records if re.search(pattern, r.getMessage())]
 
 
-def context_of(authority: CA | None, pair: tuple[bytes, bytes] | None, tmp_path: Path) -> ssl.SSLContext:
+def context_of(
+    authority: CA | None, pair: tuple[bytes, bytes] | None, tmp_path: Path
+) -> ssl.SSLContext:
     """A client of Python's own, which looks at nothing itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -120,7 +131,9 @@ def port_of(training: Training, way: str) -> int:
 def answer(training: Training, way: str, context: ssl.SSLContext | None) -> bytes:
     """What a stranger hears at a port who begins as is usual there; nothing when it is hung up on."""
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(training, way)), timeout=60))
+        sock = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port_of(training, way)), timeout=60)
+        )
         try:
             if context is not None:
                 sock = stack.enter_context(context.wrap_socket(sock))

@@ -40,7 +40,9 @@ def actions(log: pathlib.Path, task: str = PS) -> list[str]:
     return [line["action"] for line in read(log) if line["task"] == task]
 
 
-def test_programs_checkpoints_and_resets_are_written_down(log: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_programs_checkpoints_and_resets_are_written_down(
+    log: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
         with rt.device(PS):
             v = rt.Variable(np.zeros(3, np.float32), name="v")
@@ -55,17 +57,25 @@ def test_programs_checkpoints_and_resets_are_written_down(log: pathlib.Path, tmp
         rt.Session.reset(made[TARGET].target)
         lines = read(log)
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    begun, done = ([line for line in lines if (line["outcome"] == "begun") is now] for now in (True, False))
+    begun, done = (
+        [line for line in lines if (line["outcome"] == "begun") is now] for now in (True, False)
+    )
     assert {line["outcome"] for line in done} == {"ok"} and len(begun) == len(done)
     lines = done
     told = actions(log)
-    order = [told.index(action) for action in ("program", "checkpoint.take", "checkpoint.write", "clear")]
+    order = [
+        told.index(action) for action in ("program", "checkpoint.take", "checkpoint.write", "clear")
+    ]
     assert order == sorted(order)
     (hash_, *_) = [line["what"] for line in lines if line["action"] == "program"]
     assert len(bytes.fromhex(hash_)) == 32
     (where,) = {line["what"] for line in lines if line["action"] == "checkpoint.write"}
     assert where.startswith(str(tmp_path))
-    assert all(line["peer"].startswith(("ipv4:127.", "ipv6:")) for line in lines if line["action"] == "program")
+    assert all(
+        line["peer"].startswith(("ipv4:127.", "ipv6:"))
+        for line in lines
+        if line["action"] == "program"
+    )
 
 
 def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None:
@@ -76,9 +86,12 @@ def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None
                 nonce = challenge(channel)
                 stub = services_pb2_grpc.WorkerServiceStub(channel)
                 stub.Clear(
-                    pb.ClearRequest(all=True), timeout=60, metadata=[("bellwether-proof", f"{nonce}.ours.{proof}")]
+                    pb.ClearRequest(all=True),
+                    timeout=60,
+                    metadata=[("bellwether-proof", f"{nonce}.ours.{proof}")],
                 )
-        assert server.report().values["refused_total"] == before + 4  # two without a proof, two with a wrong one
+        # two without a proof, two with a wrong one
+        assert server.report().values["refused_total"] == before + 4
     (line,) = read(log)
     assert (line["action"], line["outcome"], line["task"]) == ("connect", "refused", PS)
     assert "token" in line["what"]
@@ -87,20 +100,28 @@ def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None
 def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) -> None:
     with rt.Server(addresses(ps=1), "ps", 0) as server, rpc.open_channel(server.address) as channel:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
-        order = run_record_pb2.RunOrder(incarnation=1, open=run_record_pb2.RunOrder.Open(logdir="/runs"))
+        order = run_record_pb2.RunOrder(
+            incarnation=1, open=run_record_pb2.RunOrder.Open(logdir="/runs")
+        )
         with pytest.raises(grpc.RpcError):
             stub.Run(order, timeout=60)
         with pytest.raises(grpc.RpcError):
-            stub.Run(run_record_pb2.RunOrder(incarnation=1, inspect=run_record_pb2.RunOrder.Inspect()), timeout=60)
+            stub.Run(
+                run_record_pb2.RunOrder(incarnation=1, inspect=run_record_pb2.RunOrder.Inspect()),
+                timeout=60,
+            )
     begun, line = read(log)
     assert (line["action"], line["what"], line["outcome"]) == ("run.open", "/runs", "AbortedError")
     assert (begun["action"], begun["what"], begun["outcome"]) == ("run.open", "/runs", "begun")
 
 
-def test_a_full_log_gives_way_to_the_next(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_log_gives_way_to_the_next(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit, "_MOST_BYTES", 1000)
     path = tmp_path / "log"
-    logs = [AuditLog(f"/job:ps/task:{n}", path) for n in range(2)]  # tasks of a host may share a file
+    # tasks of a host may share a file
+    logs = [AuditLog(f"/job:ps/task:{n}", path) for n in range(2)]
     for n in range(40):
         logs[n % 2].write("clear", peer=str(n), outcome="ok")
     for log in logs:
@@ -125,8 +146,14 @@ def test_failed_calls_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -
     """Each bad call of a stage wrote a traceback: 1,227 of them filled 2.1 MB in five seconds."""
     refusals = Refusals(PS)
     for number in range(5):
-        refusals.report_failure("127.0.0.1", f"call {number} of client 7", ValueError("no such shape"))
-    assert len(caplog.records) == 1 and "Call 0 of client 7" in caplog.text and "Call 1" not in caplog.text
+        refusals.report_failure(
+            "127.0.0.1", f"call {number} of client 7", ValueError("no such shape")
+        )
+    assert (
+        len(caplog.records) == 1
+        and "Call 0 of client 7" in caplog.text
+        and "Call 1" not in caplog.text
+    )
 
 
 def test_a_handler_of_the_program_gets_the_lines_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,7 +53,10 @@ def listens(host: str, port: int) -> bool:
 
 
 def listening() -> set[tuple[int, str, int]]:
-    """What this process listens at: descriptor, address, port. Other processes may have the port at other addresses."""
+    """What this process listens at: descriptor, address, port.
+
+    Other processes may have the port at other addresses.
+    """
     found = psutil.Process().net_connections("tcp")
     return {(c.fd, c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
 
@@ -62,7 +65,9 @@ def listening() -> set[tuple[int, str, int]]:
 def opened() -> Opened:
     """The addresses at which this process listens at a port since the test began; servers of other tests may too."""
     before = listening()
-    return lambda port: {ip.removeprefix("::ffff:") for _, ip, at in listening() - before if at == port}
+    return lambda port: {
+        ip.removeprefix("::ffff:") for _, ip, at in listening() - before if at == port
+    }
 
 
 def check(server: rt.Server, at: Sequence[str], opened: Opened, everywhere: bool = False) -> None:
@@ -70,7 +75,11 @@ def check(server: rt.Server, at: Sequence[str], opened: Opened, everywhere: bool
     for port in (split_address(server.address)[1], server.tensors.port):
         assert [host for host in at if not listens(host, port)] == []
         here = opened(port)
-        expected = {"0.0.0.0", "::"} if everywhere else {socket.gethostbyname(host) for host in at} | {"::1"}
+        expected = (
+            {"0.0.0.0", "::"}
+            if everywhere
+            else {socket.gethostbyname(host) for host in at} | {"::1"}
+        )
         assert here and here <= expected, here
 
 
@@ -87,7 +96,9 @@ def name(monkeypatch: pytest.MonkeyPatch, **names: Sequence[str]) -> None:
 
 
 def _numeric(arguments: Sequence[Any], options: dict[str, Any]) -> bool:
-    return bool(options.get("flags", arguments[3] if len(arguments) > 3 else 0) & socket.AI_NUMERICHOST)
+    return bool(
+        options.get("flags", arguments[3] if len(arguments) > 3 else 0) & socket.AI_NUMERICHOST
+    )
 
 
 @pytest.mark.parametrize("host", [*OUTER, "127.0.0.3"])
@@ -104,8 +115,13 @@ def test_a_server_on_localhost_is_reached_from_this_machine_only(host: str, open
         check(server, ["127.0.0.1", "localhost"], opened)
 
 
-def test_names_of_the_loopback_are_no_names_of_all_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    name(monkeypatch, **{"ip6-localhost": ["::1"], "a.localhost": ["127.0.0.1", "::1"], "me": ["127.0.1.1"]})
+def test_names_of_the_loopback_are_no_names_of_all_interfaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name(
+        monkeypatch,
+        **{"ip6-localhost": ["::1"], "a.localhost": ["127.0.0.1", "::1"], "me": ["127.0.1.1"]},
+    )
     others = {"worker": ["elsewhere:1"]}
     for host, wanted in (("ip6-localhost", ("::1",)), ("a.localhost", ("127.0.0.1", "::1"))):
         spec = ClusterSpec({"ps": [f"{host}:5"], **others})
@@ -140,16 +156,23 @@ def test_a_name_with_several_addresses_listens_at_those_that_are_here(
 def test_an_address_of_another_machine_is_an_error_that_names_the_way_out() -> None:
     cluster = {"ps": [f"{NOBODY}:2222"]}
     with pytest.raises(
-        rt.InvalidArgumentError, match=rf"{NOBODY} is no address of this machine.*bind=.*{BIND_VARIABLE}"
+        rt.InvalidArgumentError,
+        match=rf"{NOBODY} is no address of this machine.*bind=.*{BIND_VARIABLE}",
     ):
         rt.Server(cluster, "ps", 0)
-    with pytest.raises(rt.InvalidArgumentError, match=r"no\.such\.host\.invalid cannot be listened on.*bind="):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"no\.such\.host\.invalid cannot be listened on.*bind="
+    ):
         rt.Server({"ps": ["no.such.host.invalid:2222"]}, "ps", 0)
 
 
-def test_a_name_of_another_machine_is_an_error_that_tells_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_another_machine_is_an_error_that_tells_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name(monkeypatch, them=[NOBODY])
-    with pytest.raises(rt.InvalidArgumentError, match=f"them is {NOBODY}, which is not this machine"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=f"them is {NOBODY}, which is not this machine"
+    ):
         rt.Server({"ps": ["them:2222"]}, "ps", 0)
 
 
@@ -160,7 +183,9 @@ def test_a_server_behind_another_address_listens_where_it_is_told(
     (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
     if said == "environment":
         monkeypatch.setenv(BIND_VARIABLE, "127.0.0.3")
-    with rt.Server({"ps": [f"{NOBODY}:{port}"]}, "ps", 0, bind="127.0.0.3" if said == "argument" else None) as server:
+    with rt.Server(
+        {"ps": [f"{NOBODY}:{port}"]}, "ps", 0, bind="127.0.0.3" if said == "argument" else None
+    ) as server:
         assert server.address == f"{NOBODY}:{port}"
         check(server, ["127.0.0.3"], opened)
     with pytest.raises(rt.InvalidArgumentError, match=NOBODY):
@@ -202,7 +227,9 @@ def test_several_addresses_share_one_free_port(opened: Opened) -> None:
     server = TensorServer(_context(), hosts=hosts, unix=False)
     server.start()
     try:
-        assert all(listens(host, server.port) for host in hosts) and opened(server.port) == set(hosts)
+        assert all(listens(host, server.port) for host in hosts) and opened(server.port) == set(
+            hosts
+        )
     finally:
         server.stop()
 
@@ -219,7 +246,8 @@ def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open(opened: O
 @pytest.mark.cluster
 def test_a_program_that_knows_nothing_of_it_binds_by_the_environment() -> None:
     program = (
-        f"import runtime as rt\nwith rt.Server({{'local': ['{NOBODY}:0']}}, 'local', 0) as s: print(s.listens_on)\n"
+        f"import runtime as rt\nwith rt.Server({{'local': ['{NOBODY}:0']}}, 'local', 0) as s: "
+        "print(s.listens_on)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

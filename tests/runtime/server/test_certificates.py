@@ -1,6 +1,7 @@
 """Off the loopback by certificates: who shows none of the CA is refused at each port, and training does not notice.
 
-Real sockets and real certificates; strangers are clients of ours with other certificates, and Python's ssl module.
+Real sockets and real certificates; strangers are clients of ours with other certificates, and
+Python's ssl module.
 """
 
 import contextlib
@@ -47,7 +48,11 @@ def authority() -> CA:
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator[Training]:
     before = os.environ.pop(VARIABLE, None)
-    made = Training(Security(certificates=certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority)))
+    made = Training(
+        Security(
+            certificates=certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority)
+        )
+    )
     try:
         yield made
         made.close()
@@ -96,7 +101,8 @@ def test_a_client_of_ours_is_refused_and_told_why(
     with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]) as caught:
         rt.probe(training.ps.address, 30, security=given)
     assert "\n" not in str(caught.value) and training.ps.address in str(caught.value)
-    with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]):  # at once, not after a time limit
+    # at once, not after a time limit
+    with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]):
         rt.Session(training.worker.target, security=given)
     training.goes_on()
 
@@ -121,7 +127,9 @@ def test_a_lane_of_ours_is_refused_and_told_why(
         lambda timeout: None,
         certificates=held,
     )
-    expected = "our CA|CA of our certificate|not good there" if kind == "of another CA" else REFUSED[kind]
+    expected = (
+        "our CA|CA of our certificate|not good there" if kind == "of another CA" else REFUSED[kind]
+    )
     with pytest.raises(rt.UnauthenticatedError, match=expected):
         peer.acquire()
     peer.close()
@@ -140,7 +148,9 @@ def test_a_certificate_that_has_not_begun_is_refused(
 
 
 @pytest.mark.parametrize("way", PORTS)
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    "version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+)
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated:DeprecationWarning")
 def test_tls_is_1_2_at_least(
     training: Training, way: str, version: ssl.TLSVersion, tmp_path: pathlib.Path, authority: CA
@@ -159,7 +169,9 @@ def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training
     peer.close()
 
 
-def test_figures_are_for_who_shows_a_certificate(training: Training, tmp_path: pathlib.Path, authority: CA) -> None:
+def test_figures_are_for_who_shows_a_certificate(
+    training: Training, tmp_path: pathlib.Path, authority: CA
+) -> None:
     held = training.security.of_host("127.0.0.1").tls()
     assert held is not None
     shown = figures(training, held.client_context())
@@ -178,8 +190,14 @@ IMPOSTORS: dict[str, tuple[Callable[[CA], tuple[bytes, bytes]], str]] = {
         lambda authority: certificates.pair_of(CA.make()),
         "its certificate is of another CA",
     ),
-    "that has ended": (lambda authority: certificates.pair_of(authority, begins=-9, ends=-1), "certificate has ended"),
-    "of another name": (lambda authority: certificates.pair_of(authority, ["ps1"]), "not good here .*mismatch"),
+    "that has ended": (
+        lambda authority: certificates.pair_of(authority, begins=-9, ends=-1),
+        "certificate has ended",
+    ),
+    "of another name": (
+        lambda authority: certificates.pair_of(authority, ["ps1"]),
+        "not good here .*mismatch",
+    ),
 }
 
 
@@ -204,7 +222,8 @@ def test_a_client_takes_no_server_but_the_one_it_means(
 
         def serve() -> None:
             while not over.is_set():
-                with contextlib.suppress(OSError):  # ssl.SSLError is one: the client has not taken us
+                # ssl.SSLError is one: the client has not taken us
+                with contextlib.suppress(OSError):
                     sock, _ = listening.accept()
                     with sock:
                         sock.settimeout(10)
@@ -227,7 +246,9 @@ def test_a_client_takes_no_server_but_the_one_it_means(
                     rt.probe(address, 30, security=security)
                 else:
                     there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
-                    peer = Peer(PS, lambda timeout: there, 7, lambda timeout: None, certificates=held)
+                    peer = Peer(
+                        PS, lambda timeout: there, 7, lambda timeout: None, certificates=held
+                    )
                     try:
                         peer.acquire()
                     finally:
@@ -238,7 +259,9 @@ def test_a_client_takes_no_server_but_the_one_it_means(
     assert [said for said in heard if said] == []  # nobody told it anything
 
 
-def test_a_client_that_has_no_security_is_told_by_a_server_without_tls_nothing_new(tmp_path: pathlib.Path) -> None:
+def test_a_client_that_has_no_security_is_told_by_a_server_without_tls_nothing_new(
+    tmp_path: pathlib.Path,
+) -> None:
     """A task that is gone stays unavailable: no look at it makes that a refusal."""
     (address,) = kit.addresses(ps=1)["ps"]
     security = Security(certificates=certificates.make(tmp_path / "certs"))
@@ -267,17 +290,24 @@ def test_off_the_loopback_a_server_does_not_start_without_a_word_on_whom_it_lets
 @pytest.mark.usefixtures("nothing_said")
 @pytest.mark.parametrize("said", ["in code", "environment"])
 def test_an_insecure_server_starts_and_says_so_each_time(
-    said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     security = Security.insecure() if said == "in code" else None
     if said == "environment":
         monkeypatch.setenv(VARIABLE, "insecure")
     for round in range(1, 3):
-        with rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=security) as server:
+        with rt.Server(
+            kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=security
+        ) as server:
             tasks.withdraw(server.address, server)
             assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
         assert ", insecure" in capsys.readouterr().out
-        assert len(told(caplog, "/job:local/task:0 is insecure: whoever reaches its ports")) == round
+        assert (
+            len(told(caplog, "/job:local/task:0 is insecure: whoever reaches its ports")) == round
+        )
 
 
 @pytest.mark.usefixtures("nothing_said")
@@ -296,7 +326,10 @@ def test_figures_of_status_come_by_its_flag(
     ) as server:
         tasks.withdraw(server.address, server)
         server._unshare()  # as in another process
-        assert status.main([f"--target={server.address}", "--interval=0.01", f"--security={given}"]) == 0
+        assert (
+            status.main([f"--target={server.address}", "--interval=0.01", f"--security={given}"])
+            == 0
+        )
         assert "up" in capsys.readouterr().out
         assert status.main([f"--target={server.address}", "--interval=0.01"]) == 2
         assert f"set {VARIABLE}" in capsys.readouterr().err
@@ -305,7 +338,10 @@ def test_figures_of_status_come_by_its_flag(
 @pytest.mark.usefixtures("nothing_said")
 def test_what_a_server_was_given_is_what_its_process_goes_by(tmp_path: pathlib.Path) -> None:
     with rt.Server(
-        kit.addresses(local=1), "local", 0, security=Security(certificates=certificates.make(tmp_path / "certs"))
+        kit.addresses(local=1),
+        "local",
+        0,
+        security=Security(certificates=certificates.make(tmp_path / "certs")),
     ) as server:
         tasks.withdraw(server.address, server)
         assert rt.probe(server.address, 30).task == "/job:local/task:0"
@@ -316,32 +352,49 @@ def test_what_a_server_was_given_is_what_its_process_goes_by(tmp_path: pathlib.P
 
 
 @pytest.mark.usefixtures("nothing_said")
-def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_for_figures_is_not_the_token(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "token"
     path.touch(mode=0o600)
     path.write_text("cd" * 32)
     security = Security(path)
     bearer = security.bearer()
     assert bearer is not None and "cdcd" not in bearer
-    (line,) = re.findall(r"^ *(printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M)
-    made = subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, text=True)
+    (line,) = re.findall(
+        r"^ *(printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M
+    )
+    made = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     assert made.stdout.strip() == bearer
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
         with MetricsServer(server, 0, "0.0.0.0") as endpoint:
             url = f"http://127.0.0.1:{endpoint.port}/metrics"
 
             def ask(shown: str) -> str:
-                request = urllib.request.Request(url, headers={"Authorization": shown} if shown else {})
+                request = urllib.request.Request(
+                    url, headers={"Authorization": shown} if shown else {}
+                )
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     return str(answer.read().decode())
 
             assert "bellwether_started_unix_secs" in ask(f"Bearer {bearer}")
-            for shown in ("", "Bearer", f"Bearer {'cd' * 32}", f"Basic {bearer}", f"Bearer {bearer}0", "Bearer \xff"):
+            for shown in (
+                "",
+                "Bearer",
+                f"Bearer {'cd' * 32}",
+                f"Basic {bearer}",
+                f"Bearer {bearer}0",
+                "Bearer \xff",
+            ):
                 with pytest.raises(urllib.error.HTTPError) as caught:
                     ask(shown)
                 assert caught.value.code == 401
                 caught.value.close()
-    assert told(caplog, r"refuses a client at 127.0.0.1: it has not shown the bearer token .*\(metrics\)")
+    assert told(
+        caplog, r"refuses a client at 127.0.0.1: it has not shown the bearer token .*\(metrics\)"
+    )
 
 
 # -- the end of a certificate ----------------------------------------------------------------------------------
@@ -349,7 +402,9 @@ def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: py
 
 def test_a_server_whose_certificate_has_ended_does_not_start(tmp_path: pathlib.Path) -> None:
     directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
-    with pytest.raises(rt.UnauthenticatedError, match=r"here\.pem has ended, 20.* UTC: replace it.*--renew") as caught:
+    with pytest.raises(
+        rt.UnauthenticatedError, match=r"here\.pem has ended, 20.* UTC: replace it.*--renew"
+    ) as caught:
         rt.Server(kit.addresses(local=1), "local", 0, security=Security(certificates=directory))
     assert "\n" not in str(caught.value)
 
@@ -361,12 +416,18 @@ def test_an_end_that_is_near_is_said_in_the_log_and_in_the_status(
     security = Security(certificates=directory)
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
         tasks.withdraw(server.address, server)
-        until(lambda: bool(told(caplog, r"/job:local/task:0: the certificate .*here\.pem ends in 3 days")))
+        until(
+            lambda: bool(
+                told(caplog, r"/job:local/task:0: the certificate .*here\.pem ends in 3 days")
+            )
+        )
         assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
         assert re.search(r"certificate ends in 7[12]h\d\dm", capsys.readouterr().out)
 
 
-def test_a_client_whose_certificate_has_ended_is_told_so_by_itself(training: Training, tmp_path: pathlib.Path) -> None:
+def test_a_client_whose_certificate_has_ended_is_told_so_by_itself(
+    training: Training, tmp_path: pathlib.Path
+) -> None:
     directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
     with pytest.raises(rt.UnauthenticatedError, match="has ended"):
         rt.probe(training.ps.address, security=Security(certificates=directory))
@@ -383,7 +444,10 @@ def shown_serial(port: int, directory: pathlib.Path, tmp_path: pathlib.Path) -> 
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(directory / "here.pem", directory / "here.key")
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, context.wrap_socket(sock) as secure:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as sock,
+        context.wrap_socket(sock) as secure,
+    ):
         shown = secure.getpeercert(binary_form=True)
     assert shown is not None
     return x509.load_der_x509_certificate(shown).serial_number
@@ -413,17 +477,24 @@ def test_certificates_that_are_replaced_under_training_cost_no_step(
             signer = authority if round < ROUNDS // 2 else new
             trusted = authority.pem()[1] + new.pem()[1] if round < ROUNDS - 1 else new.pem()[1]
             for name, content in zip(
-                ("ca.pem", "here.key", "here.pem"), (trusted, *certificates.pair_of(signer)), strict=True
+                ("ca.pem", "here.key", "here.pem"),
+                (trusted, *certificates.pair_of(signer)),
+                strict=True,
             ):
                 fresh = tmp_path / name
                 fresh.touch(mode=0o600)
                 fresh.write_bytes(content)
                 os.replace(fresh, directory / name)
                 training.goes_on(3)  # with half of it replaced, too
-            for port in (split_address(training.ps.address)[1], training.ps.tensors.port, training.metrics.port):
+            for port in (
+                split_address(training.ps.address)[1],
+                training.ps.tensors.port,
+                training.metrics.port,
+            ):
                 assert shown_serial(port, directory, tmp_path) == serial(directory)
             serials.add(serial(directory))
-            for lane in lanes_to(training.worker):  # they must connect again, by what the files hold now
+            # they must connect again, by what the files hold now
+            for lane in lanes_to(training.worker):
                 lane.interrupt()
             training.goes_on()
             with rt.Session(training.worker.target, rt.Graph(), security=training.security):

@@ -26,7 +26,9 @@ ROOM = 4
 
 
 @pytest.mark.parametrize("replaced", [0, 5], ids=["as it is", "replaced meanwhile"])
-def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, replaced: int) -> None:
+def test_handshakes_at_once_do_not_disturb_each_other(
+    tmp_path: pathlib.Path, replaced: int
+) -> None:
     """A server that was given its certificate for each handshake failed some, and ended by SIGABRT now and then."""
     authority = CA.make()
     directory = certificates.make(tmp_path / "certs", authority)
@@ -36,7 +38,10 @@ def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, re
     with kit.serve(spec, "ps", 0, env={VARIABLE: str(directory)}) as server:
         until(lambda: diagnosis.look(spec["ps"][0], ours).answered)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            looks = [pool.submit(diagnosis.look, spec["ps"][0], ours, "", 60.0) for _ in range(HANDSHAKES)]
+            looks = [
+                pool.submit(diagnosis.look, spec["ps"][0], ours, "", 60.0)
+                for _ in range(HANDSHAKES)
+            ]
             for part in range(replaced):
                 concurrent.futures.wait(looks[: HANDSHAKES * (part + 1) // (replaced + 1)])
                 certificates.write(directory, "here", authority, certificates.pair_of(authority))
@@ -46,12 +51,17 @@ def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, re
         assert all(look.result().answered for look in looks)
 
 
-def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_taken(tmp_path: pathlib.Path) -> None:
+def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_taken(
+    tmp_path: pathlib.Path,
+) -> None:
     """It was an UnauthenticatedError, after which nobody tries again, for one connection too many."""
     security = Security(certificates=certificates.make(tmp_path / "certs"))
     spec = kit.addresses(ps=1)
     (address,) = spec["ps"]
-    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": f"connections={4 * ROOM},hello_secs=120"}
+    env = {
+        VARIABLE: str(security.certificates),
+        "BELLWETHER_LIMITS": f"connections={4 * ROOM},hello_secs=120",
+    }
     with kit.serve(spec, "ps", 0, env=env) as server, contextlib.ExitStack() as silent:
         until(lambda: answers(address, security))
         fill(address, silent)
@@ -84,7 +94,8 @@ def fill(address: str, silent: contextlib.ExitStack) -> None:
             ours.append(silent.enter_context(sock))
             return False
         sock.close()
-        ours[:] = [one for one in ours if not hung_up(one, 0.0)]  # they came before, so it has decided on them too
+        # they came before, so it has decided on them too
+        ours[:] = [one for one in ours if not hung_up(one, 0.0)]
         return len(ours) == ROOM
 
     until(full)

@@ -32,7 +32,11 @@ from tests.runtime.wire import kit as transport_kit
 
 ORDER = pb.CheckpointOrder
 DEFAULT = rt.Limits()
-MAX_SLOTS, MAX_REQUEST_BYTES, PAUSE_SECS = DEFAULT.plan_slots, DEFAULT.request_bytes, DEFAULT.pause_secs
+MAX_SLOTS, MAX_REQUEST_BYTES, PAUSE_SECS = (
+    DEFAULT.plan_slots,
+    DEFAULT.request_bytes,
+    DEFAULT.pause_secs,
+)
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -48,8 +52,12 @@ def they(server: rt.Server) -> Iterator[Stranger]:
         yield made
 
 
-@pytest.mark.parametrize("secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0])
-def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(server: rt.Server, they: Stranger, secs: float) -> None:
+@pytest.mark.parametrize(
+    "secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0]
+)
+def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(
+    server: rt.Server, they: Stranger, secs: float
+) -> None:
     words = ("the limit pause_secs is 10.0",) if secs > 0 else ("a pause of",)
     with refused(EXHAUSTED if secs > 0 else INVALID, *words):
         they.order(pause=ORDER.Pause(job=1, seconds=secs))
@@ -78,7 +86,10 @@ def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger)
 
 
 def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
-    with kit.servers(sockets=True, ps=2, worker=1) as made, stranger(made["/job:ps/task:0"]) as they:
+    with (
+        kit.servers(sockets=True, ps=2, worker=1) as made,
+        stranger(made["/job:ps/task:0"]) as they,
+    ):
         for _ in range(3):
             they.claim(they.epoch + EPOCHS_AT_ONCE - 1)
         lead = RunRecords(made[kit.TARGET].target, is_chief=True).claim()
@@ -106,7 +117,8 @@ def step_of(nbytes: int) -> pb.RunStepRequest:
 def test_compressed_messages_are_refused(server: rt.Server) -> None:
     made = Stranger(server)
     with made.channel:
-        for nbytes in (1 << 10, MAX_REQUEST_BYTES - 1000):  # the larger one is 64 KiB when it is compressed
+        # the larger one is 64 KiB when it is compressed
+        for nbytes in (1 << 10, MAX_REQUEST_BYTES - 1000):
             with pytest.raises(grpc.RpcError) as caught:
                 made.master.RunStep(step_of(nbytes), compression=grpc.Compression.Gzip, timeout=120)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, caught.value
@@ -124,18 +136,30 @@ def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
         assert "session" in caught.value.details()  # it was read
         with refused(EXHAUSTED, str(MAX_REQUEST_BYTES)):
             made.master.RunStep(step_of(MAX_REQUEST_BYTES), timeout=120)
-        with pytest.raises(rt.ResourceExhaustedError, match=r"limit request_bytes.*--limit_request_bytes"):
-            rpc.call(made.master.RunStep, step_of(MAX_REQUEST_BYTES), timeout=120, task="/job:local/task:0")
+        with pytest.raises(
+            rt.ResourceExhaustedError, match=r"limit request_bytes.*--limit_request_bytes"
+        ):
+            rpc.call(
+                made.master.RunStep,
+                step_of(MAX_REQUEST_BYTES),
+                timeout=120,
+                task="/job:local/task:0",
+            )
 
 
 @pytest.mark.parametrize(
-    ("method", "most"), [("Status", 1 << 20), ("Metrics", 64 << 10), ("Trace", 64 << 10), ("Run", 2 << 20)]
+    ("method", "most"),
+    [("Status", 1 << 20), ("Metrics", 64 << 10), ("Trace", 64 << 10), ("Run", 2 << 20)],
 )
-def test_a_short_request_is_not_parsed_when_it_is_long(server: rt.Server, method: str, most: int) -> None:
+def test_a_short_request_is_not_parsed_when_it_is_long(
+    server: rt.Server, method: str, most: int
+) -> None:
     """A cluster of 1.5 million names kept the task busy for seconds, whoever asked."""
     with rpc.open_channel(server.address) as channel:
         call = channel.unary_unary(
-            f"/bellwether.WorkerService/{method}", request_serializer=bytes, response_deserializer=bytes
+            f"/bellwether.WorkerService/{method}",
+            request_serializer=bytes,
+            response_deserializer=bytes,
         )
         with refused(EXHAUSTED, f"{most:,}"):
             call(b"\xff" * (most + 1), timeout=60)
@@ -147,7 +171,9 @@ def test_a_short_request_is_not_parsed_when_it_is_long(server: rt.Server, method
 @pytest.mark.parametrize("most", [1 << 20, 4 << 20])
 def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int) -> None:
     fed = np.arange((2 << 20) // 4, dtype=np.float32)
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=most)) as server:
+    with rt.Server(
+        kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=most)
+    ) as server:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
             x = rt.placeholder(np.float32, fed.shape, name="x")
@@ -160,18 +186,26 @@ def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int)
 
 def say_hello(server: rt.Server, client: int) -> tuple[int, bytes]:
     """Kind and payload of the answer to a hello."""
-    with socket.create_connection(("127.0.0.1", server.tensors.port), timeout=60) as sock, sock.makefile("rwb") as file:
+    with (
+        socket.create_connection(("127.0.0.1", server.tensors.port), timeout=60) as sock,
+        sock.makefile("rwb") as file,
+    ):
         return transport_kit.say_hello(file, client, key_of(server), server.worker.task)
 
 
 def test_nobody_is_the_client_0(server: rt.Server) -> None:
     kind, payload = say_hello(server, 0)
     assert kind == frames.ERROR
-    assert isinstance(error := frames.decode_error(payload, ""), rt.InvalidArgumentError) and "0" in error.message
+    assert (
+        isinstance(error := frames.decode_error(payload, ""), rt.InvalidArgumentError)
+        and "0" in error.message
+    )
     assert say_hello(server, 7)[0] == frames.WELCOME
 
 
-def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_comes(server: rt.Server) -> None:
+def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_comes(
+    server: rt.Server,
+) -> None:
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(3, np.float32), name="w")
         sess.run(rt.global_variables_initializer())
@@ -185,9 +219,14 @@ def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_
             socket.create_connection(("127.0.0.1", server.tensors.port), timeout=60) as sock,
             sock.makefile("rwb") as file,
         ):
-            assert transport_kit.say_hello(file, 7, key_of(server), server.worker.task)[0] == frames.WELCOME
+            assert (
+                transport_kit.say_hello(file, 7, key_of(server), server.worker.task)[0]
+                == frames.WELCOME
+            )
             few = b"x" * 4096
-            sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, len(few)) + few)
+            sock.sendall(
+                frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, len(few)) + few
+            )
             fields = frames.unpack_header(file.read(frames.HEADER_BYTES))
             assert fields[1] == frames.ERROR
             error = frames.decode_error(file.read(fields[6]), "")
@@ -221,11 +260,15 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
             for step in range(3):  # of a session that never fetches them
                 held.put((9, step, 0), np.ones(40_000, np.float32), Hold(1))
             if limit == "task_bytes":
-                with pytest.raises(rt.ResourceExhaustedError, match=r"bytes are kept .*the limit task_bytes is"):
+                with pytest.raises(
+                    rt.ResourceExhaustedError, match=r"bytes are kept .*the limit task_bytes is"
+                ):
                     sess.run(used_there, fed)
             else:  # the others are not harmed
                 assert sess.run(used_there, fed).tolist() == [3.0] * 100
-                with pytest.raises(rt.ResourceExhaustedError, match=r"480768 bytes.*limit client_bytes is"):
+                with pytest.raises(
+                    rt.ResourceExhaustedError, match=r"480768 bytes.*limit client_bytes is"
+                ):
                     ledger.check(9)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
@@ -233,7 +276,9 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
-def test_elements_of_queues_are_counted_in_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_of_queues_are_counted_in_bytes(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A queue kept 1.3 GB beside a limit of 200 MB, and its client had left."""
     monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
@@ -251,7 +296,8 @@ def test_elements_of_queues_are_counted_in_bytes(limit: str, monkeypatch: pytest
                 sess.run(take)
             assert ledger._total < kept - 5 * 40_000 + 20_000
             sess.run(add)
-        with rt.Session(made[kit.TARGET].target, graph) as other:  # what was left is nobody's, and can be taken
+        # what was left is nobody's, and can be taken
+        with rt.Session(made[kit.TARGET].target, graph) as other:
             while int(other.run(queue.size())):
                 other.run(take)
         until(lambda: ledger._total < 40_000)
@@ -291,7 +337,9 @@ def test_variables_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger = made["/job:ps/task:0"].worker.ledger
         with rt.device("/job:ps/task:0"):
-            made_there = [rt.Variable(np.zeros(10_000, np.float32), name=f"v{n}") for n in range(12)]
+            made_there = [
+                rt.Variable(np.zeros(10_000, np.float32), name=f"v{n}") for n in range(12)
+            ]
         add = made_there[0].assign_add(np.ones(10_000, np.float32))
         with rt.Session(made[kit.TARGET].target, graph) as sess:
             with pytest.raises(rt.ResourceExhaustedError, match="the limit task_bytes is 400000"):
@@ -333,7 +381,10 @@ def test_stages_and_values_share_a_limit() -> None:
 
 def test_sessions_of_the_tasks_own_process_meet_no_limit_of_bytes() -> None:
     limits = rt.Limits(client_bytes=1000, task_bytes=2000)
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, rt.Graph().as_default() as graph:
+    with (
+        rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
+        rt.Graph().as_default() as graph,
+    ):
         queue = rt.FIFOQueue(100, [np.float32], [[1000]])
         add, take = queue.enqueue(np.ones(1000, np.float32)), queue.dequeue()
         with rt.Session(server.target, graph) as sess:
@@ -348,7 +399,9 @@ def test_sessions_of_the_tasks_own_process_meet_no_limit_of_bytes() -> None:
 def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
     """Feeds, constants and fetched values of more than 2 GiB ended as errors of protobuf and gRPC."""
     large = np.broadcast_to(np.float32(0), (600_000_000,))
-    with pytest.raises(rt.ResourceExhaustedError, match="2,400,000,000 bytes of tensors in one message"):
+    with pytest.raises(
+        rt.ResourceExhaustedError, match="2,400,000,000 bytes of tensors in one message"
+    ):
         pack([large])
     with rt.Server(kit.addresses(local=1), "local", 0) as server:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
@@ -360,14 +413,18 @@ def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
 
 def test_an_answer_over_the_limit_is_refused_before_its_step() -> None:
     """A client elsewhere fetched what it could not have sent: the answer was built, of up to 2 GiB."""
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=100_000)) as server:
+    with rt.Server(
+        kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=100_000)
+    ) as server:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
             v = rt.Variable(np.zeros(10, np.float32), name="v")
             add = v.assign_add(np.ones(10, np.float32))
             large = rt.call(lambda a: jnp.broadcast_to(a[:1], (50_000,)), add)
             sess.run(v.initializer)
-            with pytest.raises(rt.ResourceExhaustedError, match="200,000 bytes.*the limit request_bytes is 100000"):
+            with pytest.raises(
+                rt.ResourceExhaustedError, match="200,000 bytes.*the limit request_bytes is 100000"
+            ):
                 sess.run(large)
             assert sess.run(v)[0] == 0.0
             queue = rt.FIFOQueue(2, [np.float32], [None])
@@ -376,14 +433,19 @@ def test_an_answer_over_the_limit_is_refused_before_its_step() -> None:
             assert len(sess.run(queue.dequeue())) == 20_000
             for _ in range(2):
                 sess.run(queue.enqueue(x), {x: np.zeros(20_000, np.float32)})
-            with pytest.raises(rt.ResourceExhaustedError, match="160,000 bytes.*the limit request_bytes is 100000"):
+            with pytest.raises(
+                rt.ResourceExhaustedError, match="160,000 bytes.*the limit request_bytes is 100000"
+            ):
                 sess.run([queue.dequeue(), queue.dequeue()])
 
 
 def test_names_that_stay_are_counted_in_bytes() -> None:
     """The names of variables that a client had only named stayed, and no limit knew of them."""
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
-        ledger, registry = (made["/job:ps/task:0"].worker.ledger, made["/job:ps/task:0"].worker.registry)
+        ledger, registry = (
+            made["/job:ps/task:0"].worker.ledger,
+            made["/job:ps/task:0"].worker.registry,
+        )
         with rt.device("/job:ps/task:0"):
             named = [rt.Variable(1.0, name=f"{n:0>1000}") for n in range(40)]
         with rt.Session(made[kit.TARGET].target, graph) as sess:
@@ -396,11 +458,15 @@ def test_names_that_stay_are_counted_in_bytes() -> None:
 def test_names_are_short() -> None:
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         value = rt.Variable(1.0, name="n" * 2000)
-        with pytest.raises(rt.InvalidArgumentError, match="a name of 2,0.. characters, 1,024 are allowed"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="a name of 2,0.. characters, 1,024 are allowed"
+        ):
             sess.run(value.initializer)
 
 
-def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_up_sessions_push_out_no_session_that_is_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rt.Limits, "stage_sessions", 3)
     monkeypatch.setattr(rt.Limits, "spare_stages", 1)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
@@ -422,13 +488,18 @@ def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pyt
                 registry.find(registration, 200)
 
 
-def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rt.Limits, "session_stages", 4)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(np.zeros(3, np.float32), name="w")
         steps = [w.assign_add(np.full(3, n, np.float32)) for n in range(6)]
-        with rt.Session(made[kit.TARGET].target, graph) as greedy, rt.Session(made[kit.TARGET].target, graph) as other:
+        with (
+            rt.Session(made[kit.TARGET].target, graph) as greedy,
+            rt.Session(made[kit.TARGET].target, graph) as other,
+        ):
             greedy.run(rt.global_variables_initializer())
             with pytest.raises(rt.ResourceExhaustedError, match="the limit session_stages is 4"):
                 for step in steps:
@@ -439,24 +510,35 @@ def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(monkeypatch:
 
 def test_the_run_record_has_so_many_tasks() -> None:
     limits = rt.Limits(participants=3)
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, stranger(server) as they:
+    with (
+        rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
+        stranger(server) as they,
+    ):
 
         def join(name: str) -> None:
-            they.worker.Run(RunOrder(incarnation=server.incarnation, sender=name, join=RunOrder.Join()), timeout=60)
+            they.worker.Run(
+                RunOrder(incarnation=server.incarnation, sender=name, join=RunOrder.Join()),
+                timeout=60,
+            )
 
         for number in range(3):
             join(f"/job:worker/task:{number}")
         join("/job:worker/task:0")  # it is there already
         with refused(EXHAUSTED, "the limit participants is 3"):
             join("/job:worker/task:3")
-        done = RunOrder(incarnation=server.incarnation, sender="/job:worker/task:4", done=RunOrder.Done())
+        done = RunOrder(
+            incarnation=server.incarnation, sender="/job:worker/task:4", done=RunOrder.Done()
+        )
         with refused(EXHAUSTED, "the limit participants is 3"):
             they.worker.Run(done, timeout=60)
 
 
 def test_so_many_saves_are_under_way_and_a_dropped_one_makes_room() -> None:
     limits = rt.Limits(checkpoint_jobs=2)
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, stranger(server) as they:
+    with (
+        rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
+        stranger(server) as they,
+    ):
         jobs = [they.take([]) for _ in range(2)]
         with refused(EXHAUSTED, "the limit checkpoint_jobs is 2"):
             they.take([])
@@ -465,7 +547,9 @@ def test_so_many_saves_are_under_way_and_a_dropped_one_makes_room() -> None:
 
 
 def test_an_order_to_the_run_record_answers_in_time(they: Stranger) -> None:
-    message = pb.ForwardRunOrderRequest(order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=3600)
+    message = pb.ForwardRunOrderRequest(
+        order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=3600
+    )
     with refused(EXHAUSTED, "the limit run_order_secs is 60"):
         they.master.ForwardRunOrder(message, timeout=60)
 
@@ -477,14 +561,17 @@ def test_a_save_ends_with_its_session(
     began = threading.Event()
     ended = threading.Event()
 
-    def write_store(directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object) -> list[object]:
+    def write_store(
+        directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object
+    ) -> list[object]:
         began.set()
         while not cancelled():
             ended.wait(0.01)
         ended.set()
         return []
 
-    monkeypatch.setattr("runtime.checkpoint.storage.write_store", write_store)  # a disk that takes for ever
+    # a disk that takes for ever
+    monkeypatch.setattr("runtime.checkpoint.storage.write_store", write_store)
     job = they.take([])
     leadership = Leadership(they.epoch, OWNER).to_proto()
     write = ORDER(leadership=leadership, write=ORDER.Write(job=job, directory=str(tmp_path)))

@@ -66,7 +66,11 @@ class Trained:
 
     def _train(self) -> None:
         try:
-            with self._server, rt.Graph().as_default() as graph, rt.Session(self._server.target, graph) as sess:
+            with (
+                self._server,
+                rt.Graph().as_default() as graph,
+                rt.Session(self._server.target, graph) as sess,
+            ):
                 with rt.device("/job:ps/task:0"):
                     w = rt.Variable(np.zeros(100, np.float32), name="w")
                 x = rt.placeholder(np.float32, [100], name="x")
@@ -75,7 +79,8 @@ class Trained:
                 while not self.over.is_set():
                     sess.run(step, {x: np.ones(100, np.float32)})
                     self.steps += 1
-                assert sess.run(w).tolist() == [self.steps] * 100  # nothing was lost, and nothing done twice
+                # nothing was lost, and nothing done twice
+                assert sess.run(w).tolist() == [self.steps] * 100
         except BaseException as error:
             self._failed = error
 
@@ -218,7 +223,9 @@ def test_a_client_that_takes_all_connections_has_its_own_and_no_more() -> None:
         assert token is not None
         refusals = 0
         for lane in range(200):
-            sock = stack.enter_context(socket.create_connection(("127.0.0.1", ps.data_port), timeout=60))
+            sock = stack.enter_context(
+                socket.create_connection(("127.0.0.1", ps.data_port), timeout=60)
+            )
             file = stack.enter_context(sock.makefile("rwb"))
             kind, payload = say_hello(file, 7, token.key, "/job:ps/task:0", lane=lane)
             if kind == frames.ERROR:

@@ -61,8 +61,9 @@ def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries
             assert len(worker.registry) <= KEPT
             assert len(worker.registry._programs) <= KEPT
             assert len(worker.executor.compiler) <= KEPT
-            assert worker.counters._seen == worker.counters._times == worker.tracer._spans == {} and not len(
-                worker.waits
+            assert (
+                worker.counters._seen == worker.counters._times == worker.tracer._spans == {}
+                and not len(worker.waits)
             )
             assert len(worker.rendezvous) == 0
             assert len(server.master._sessions) <= 1  # that of the name `session`

@@ -47,14 +47,18 @@ def options(**given: Any) -> ServerOptions:
 def test_each_option_is_an_argument(row: OptionRow) -> None:
     """Every row names an argument of Server with the same default, and says what the argument means."""
     argument = inspect.signature(rt.Server).parameters[row.name]
-    assert argument.default == getattr(ServerOptions(rt.ClusterSpec({"ps": ["localhost:0"]})), row.name)
+    assert argument.default == getattr(
+        ServerOptions(rt.ClusterSpec({"ps": ["localhost:0"]})), row.name
+    )
     assert row.help.endswith(".") and row.default and row.types
     assert f"{row.name}: {row.help}" in (rt.Server.__doc__ or "")
 
 
 def test_each_argument_is_an_option() -> None:
     """Server takes the options and nothing else but the cluster and ``start``."""
-    assert set(inspect.signature(rt.Server).parameters) == {"cluster", "start"} | {row.name for row in ROWS}
+    assert set(inspect.signature(rt.Server).parameters) == {"cluster", "start"} | {
+        row.name for row in ROWS
+    }
 
 
 def test_variables_are_those_documented() -> None:
@@ -98,12 +102,29 @@ def test_a_task_is_found_or_asked_for() -> None:
             options(**wrong)
 
 
-def test_a_server_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_a_server_passes_its_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """Every argument of Server comes to the option of its name."""
     given = {
-        **{"job_name": "ps", "task_index": 1, "config": rt.SessionConfig(), "data_port": 9, "unix_socket": False},
-        **{"ps_backups": 1, "ps_backups_lag": DEFAULT_LAG + 1, "checkpoint_root": [str(tmp_path)], "bind": "::1"},
-        **{"security": rt.Security.insecure(), "limits": rt.Limits(), "audit_log": str(tmp_path / "log")},
+        **{
+            "job_name": "ps",
+            "task_index": 1,
+            "config": rt.SessionConfig(),
+            "data_port": 9,
+            "unix_socket": False,
+        },
+        **{
+            "ps_backups": 1,
+            "ps_backups_lag": DEFAULT_LAG + 1,
+            "checkpoint_root": [str(tmp_path)],
+            "bind": "::1",
+        },
+        **{
+            "security": rt.Security.insecure(),
+            "limits": rt.Limits(),
+            "audit_log": str(tmp_path / "log"),
+        },
     }
     assert given.keys() == {row.name for row in ROWS}
     seen: list[ServerOptions] = []
@@ -132,14 +153,23 @@ def test_assembly_opens_and_starts_nothing(backups: int, tmp_path: pathlib.Path)
 def test_equal_options_make_equal_parts() -> None:
     """Two assemblies of the same options differ in random ids and tokens alone."""
     one, other = assemble(options()), assemble(options())
-    assert one.task == other.task and one.limits == other.limits and one.peers.cluster == other.peers.cluster
-    assert one.credential.hosts == other.credential.hosts and one.life.incarnation != other.life.incarnation
+    assert (
+        one.task == other.task
+        and one.limits == other.limits
+        and one.peers.cluster == other.peers.cluster
+    )
+    assert (
+        one.credential.hosts == other.credential.hosts
+        and one.life.incarnation != other.life.incarnation
+    )
 
 
 def test_a_server_that_waits_warns_of_strangers(caplog: pytest.LogCaptureFixture) -> None:
     """A server without a credential says so when it starts, not when it is made."""
     caplog.set_level(logging.WARNING)
-    with rt.Server({"local": ["localhost:0"]}, security=rt.Security.insecure(), start=False) as server:
+    with rt.Server(
+        {"local": ["localhost:0"]}, security=rt.Security.insecure(), start=False
+    ) as server:
         assert "is insecure" not in caplog.text
         server.start()
         assert caplog.text.count("is insecure") == 1

@@ -18,7 +18,14 @@ from runtime.proto import services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.rpc import rpc
 from runtime.server.calls import METHODS
-from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, CLIENT_WAITING, ORDERS, REGISTRATIONS, WAITING
+from runtime.server.pools import (
+    CALLS,
+    CHECKPOINT_ORDERS,
+    CLIENT_WAITING,
+    ORDERS,
+    REGISTRATIONS,
+    WAITING,
+)
 from runtime.server.server import Server
 from runtime.state.leadership import Leadership
 from tests.kit.waits import until
@@ -30,7 +37,10 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @contextlib.contextmanager
 def serving(**limits: Any) -> Iterator[Server]:
-    with kit.limited(**limits) as given, rt.Server(kit.addresses(local=1), "local", 0, limits=given) as made:
+    with (
+        kit.limited(**limits) as given,
+        rt.Server(kit.addresses(local=1), "local", 0, limits=given) as made,
+    ):
         yield made
 
 
@@ -58,8 +68,13 @@ def proven(channel: Any, server: Server) -> Any:
 
 
 def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
-    with serving(waiting_calls=12, client_waiting_calls=8) as server, contextlib.ExitStack() as stack:
-        one, other, third = (proven(stack.enter_context(connection(server)), server) for _ in range(3))
+    with (
+        serving(waiting_calls=12, client_waiting_calls=8) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        one, other, third = (
+            proven(stack.enter_context(connection(server)), server) for _ in range(3)
+        )
         stuck = [wait_stop(one, server) for _ in range(8)]
         until(lambda: running(server, WAITING) == 8)
         with refused(EXHAUSTED, f"the limit {CLIENT_WAITING} is 8"):
@@ -86,7 +101,11 @@ def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
                 wait_stop(channel, server).result()
             stuck.cancel()
         (line,) = [json.loads(text) for text in log.read_text().splitlines() if '"limit"' in text]
-        assert line["action"] == "limit" and line["outcome"] == "refused" and line["peer"] == "127.0.0.1"
+        assert (
+            line["action"] == "limit"
+            and line["outcome"] == "refused"
+            and line["peer"] == "127.0.0.1"
+        )
         assert "client_waiting_calls" in line["what"]
 
 
@@ -98,9 +117,12 @@ def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None
     ):
         with contextlib.ExitStack() as stack:
             one, other = (
-                services_pb2_grpc.MasterServiceStub(stack.enter_context(connection(server))) for _ in range(2)
+                services_pb2_grpc.MasterServiceStub(stack.enter_context(connection(server)))
+                for _ in range(2)
             )
-            made = [one.CreateSession(pb.CreateSessionRequest(), timeout=60).session for _ in range(2)]
+            made = [
+                one.CreateSession(pb.CreateSessionRequest(), timeout=60).session for _ in range(2)
+            ]
             with refused(EXHAUSTED, "the limit client_sessions is 2"):
                 one.CreateSession(pb.CreateSessionRequest(), timeout=60)
             other.CreateSession(pb.CreateSessionRequest(), timeout=60)
@@ -118,7 +140,9 @@ def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_trainin
 ) -> None:
     with kit.servers(sockets=True, ps=1, worker=1) as made, contextlib.ExitStack() as stack:
         ps = made["/job:ps/task:0"]
-        channels = [proven(stack.enter_context(connection(ps)), ps) for _ in range(-(-count // 250))]
+        channels = [
+            proven(stack.enter_context(connection(ps)), ps) for _ in range(-(-count // 250))
+        ]
         stuck = [wait_stop(channels[i // 250], ps) for i in range(count)]
         until(lambda: running(ps, WAITING) == count, secs=120)
         assert rt.probe(ps.address).task == "/job:ps/task:0"
@@ -155,7 +179,8 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
         stubs = [services_pb2_grpc.WorkerServiceStub(channel) for channel in (one, other)]
         waiting = [stubs[0].Register.future(request, timeout=60)]
         assert begun.acquire(timeout=60)
-        waiting += [stubs[0].Register.future(request, timeout=60) for _ in range(3)]  # after the one that runs
+        # after the one that runs
+        waiting += [stubs[0].Register.future(request, timeout=60) for _ in range(3)]
         assert running(server, REGISTRATIONS) == 1
         second = stubs[1].Register.future(request, timeout=60)
         assert begun.acquire(timeout=60) and running(server, REGISTRATIONS) == 2
@@ -174,7 +199,9 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Makes each write of a checkpoint last until its job ends; returns the event of the first one's beginning."""
     began = threading.Event()
 
-    def write_store(directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object) -> list[object]:
+    def write_store(
+        directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object
+    ) -> list[object]:
         began.set()
         until(cancelled, secs=120)
         return []
@@ -183,7 +210,9 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return began
 
 
-def test_an_order_that_waits_for_a_job_ends_with_its_caller(tmp_path: pathlib.Path, endless: threading.Event) -> None:
+def test_an_order_that_waits_for_a_job_ends_with_its_caller(
+    tmp_path: pathlib.Path, endless: threading.Event
+) -> None:
     with serving() as server:
         they = Stranger(server)
         with they.channel:
@@ -196,18 +225,23 @@ def test_an_order_that_waits_for_a_job_ends_with_its_caller(tmp_path: pathlib.Pa
             assert rt.probe(server.address).task == "/job:local/task:0"
             for call in calls:
                 call.cancel()
-            until(lambda: running(server, CHECKPOINT_ORDERS) == 1)  # the one that writes ends with its job
+            # the one that writes ends with its job
+            until(lambda: running(server, CHECKPOINT_ORDERS) == 1)
             they.close_session()
         until(lambda: running(server, CHECKPOINT_ORDERS) == 0)
 
 
-def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path, endless: threading.Event) -> None:
+def test_an_order_about_a_checkpoint_has_a_deadline(
+    tmp_path: pathlib.Path, endless: threading.Event
+) -> None:
     with serving(order_secs=0.5) as server:
         they = Stranger(server)
         with they.channel:
             they.claim()
             write = ORDER.Write(job=they.take([]), directory=str(tmp_path))
-            first = they.worker.Checkpoint.future(ORDER(leadership=leadership_of(they), write=write), timeout=60)
+            first = they.worker.Checkpoint.future(
+                ORDER(leadership=leadership_of(they), write=write), timeout=60
+            )
             assert endless.wait(60)
             with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "writing a checkpoint"):
                 they.order(write=write)
@@ -226,7 +260,11 @@ def test_every_method_is_in_a_pool() -> None:
         for method in service.methods
         if hasattr(pb, method.input_type.name)
     }
-    assert {name.rpartition("/")[2] for name, request in plain.items() if METHODS[name].pool(request) == CALLS} == {
+    assert {
+        name.rpartition("/")[2]
+        for name, request in plain.items()
+        if METHODS[name].pool(request) == CALLS
+    } == {
         "Status",
         "Unregister",
         "Trace",

@@ -52,8 +52,10 @@ def test_two_tasks_with_one_index_and_address_are_one_line_and_a_wrong_configura
             (line,) = second.lines("two tasks")
             port = worker.rpartition(":")[2]
             assert line == (
-                f"two tasks say that they are /job:worker/task:0: /job:worker/task:0 (process {first.pid} on "
-                f"{socket.gethostname()}) lives and serves at port {port} of 127.0.0.1, where this one was to serve: "
+                "two tasks say that they are /job:worker/task:0: /job:worker/task:0 (process "
+                f"{first.pid} on "
+                f"{socket.gethostname()}) lives and serves at port {port} of 127.0.0.1, where this "
+                "one was to serve: "
                 "give each an index (--task_index) of its own"
             )
             assert second.lines()[-1] == line
@@ -66,7 +68,10 @@ def test_a_process_that_dies_is_waited_for() -> None:
     with serve(cluster) as first:
         first.expect("serving")
         with serve(cluster) as second:
-            second.expect(rf"port \d+ is taken by /job:ps/task:0 \(process {first.pid} on .*\): trying for 10 s")
+            second.expect(
+                rf"port \d+ is taken by /job:ps/task:0 \(process {first.pid} on .*\): trying for "
+                r"10 s"
+            )
             first.signal(signal.SIGKILL)
             second.expect("serving")
 
@@ -79,7 +84,9 @@ def test_a_frozen_process_is_named() -> None:
         first.expect("serving")
         first.freeze()
         try:
-            with pytest.raises(rt.UnknownError, match=rf"[Aa]ddress already in use, by process {first.pid} \("):
+            with pytest.raises(
+                rt.UnknownError, match=rf"[Aa]ddress already in use, by process {first.pid} \("
+            ):
                 rt.Server(cluster, "ps", 0)
         finally:
             first.thaw()
@@ -95,7 +102,10 @@ def test_a_stranger_is_named_with_its_process_and_leaves_the_port_to_who_comes_a
             rt.Server(cluster, "ps", 0)
         why = f"{os.strerror(errno.EADDRINUSE)}, by process {stranger.pid} ("
         said = f"cannot listen on port {port} of 127.0.0.1: {why}"
-        assert caught.value.message.startswith(said) and "give ps task 0 another port" in caught.value.message
+        assert (
+            caught.value.message.startswith(said)
+            and "give ps task 0 another port" in caught.value.message
+        )
         assert caught.value.task == "/job:ps/task:0"
     rt.Server(cluster, "ps", 0).stop()
 
@@ -105,7 +115,9 @@ def test_a_task_of_another_cluster_is_named_and_is_no_namesake() -> None:
     cluster = addresses(ps=1, worker=1)
     with serve({**cluster, "ps": [*cluster["ps"], *addresses(ps=1)["ps"]]}) as first:
         first.expect("serving")
-        with pytest.raises(rt.UnknownError, match=rf"/job:ps/task:0 of another cluster \(process {first.pid} on"):
+        with pytest.raises(
+            rt.UnknownError, match=rf"/job:ps/task:0 of another cluster \(process {first.pid} on"
+        ):
             rt.Server(cluster, "ps", 0)
 
 
@@ -114,7 +126,10 @@ def test_a_port_that_this_process_has_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(timeouts, "PORT_SECS", 3600.0)
     cluster = addresses(ps=1)
     port = cluster["ps"][0].rpartition(":")[2]
-    with rt.Server(cluster, "ps", 0), pytest.raises(rt.InvalidArgumentError, match=rf"process {os.getpid()} .*{port}"):
+    with (
+        rt.Server(cluster, "ps", 0),
+        pytest.raises(rt.InvalidArgumentError, match=rf"process {os.getpid()} .*{port}"),
+    ):
         rt.Server(cluster, "ps", 0)
     rt.Server(cluster, "ps", 0).stop()  # it was given back
     with socket.create_server(("127.0.0.1", int(port))):

@@ -33,7 +33,12 @@ def graph() -> Iterator[rt.Graph]:
 def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Program]]]:
     """This process is worker 0; every other task is a process of its own."""
     cluster = addresses(**{"ps": 1, "worker": 1, **jobs})
-    others = [(job, i) for job, hosts in cluster.items() for i in range(len(hosts)) if (job, i) != ("worker", 0)]
+    others = [
+        (job, i)
+        for job, hosts in cluster.items()
+        for i in range(len(hosts))
+        if (job, i) != ("worker", 0)
+    ]
     with processes(cluster, *others) as tasks, rt.Server(cluster, "worker", 0) as server:
         yield server, tasks
 
@@ -61,7 +66,9 @@ def test_two_workers_lose_no_addition() -> None:
         with rt.Session(server.target, config=config) as session:
             session.run(v.initializer)
             with programs() as start:
-                for worker in [start("python", "-c", ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]:
+                for worker in [
+                    start("python", "-c", ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)
+                ]:
                     worker.result()
             assert session.run(v) == 20_000
 
@@ -97,7 +104,9 @@ def test_a_killed_ps_is_named_at_once_and_its_return_is_not_hidden(graph: rt.Gra
         assert "restarted" in str(again.value)
         with rt.Session(server.target, config=config) as fresh:
             assert fresh.run(missing).tolist() == [b"v"]
-            with pytest.raises(rt.FailedPreconditionError, match="/job:ps/task:1.*uninitialized value v"):
+            with pytest.raises(
+                rt.FailedPreconditionError, match="/job:ps/task:1.*uninitialized value v"
+            ):
                 fresh.run(step, {x: 1.0})
             fresh.run(v.initializer)
             assert fresh.run(step, {x: 1.0}) == 3.0
@@ -144,7 +153,9 @@ def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
             session.run(v.initializer)
             ps.freeze()
             try:
-                with pytest.raises((rt.DeadlineExceededError, rt.UnavailableError), match="/job:ps/task:0"):
+                with pytest.raises(
+                    (rt.DeadlineExceededError, rt.UnavailableError), match="/job:ps/task:0"
+                ):
                     session.run(v, timeout_secs=1.0)
             finally:
                 ps.thaw()
@@ -161,8 +172,12 @@ def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
         with rt.Session(target, config=WAIT) as session:
             session.run(v.initializer)
             assert session.run(y).tolist() == [10.0, 20.0]
-            assert {d.task_name for d in session.list_devices()} == {"/job:ps/task:0", "/job:worker/task:0"}
-        with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT) as other:  # any server has a master
+            assert {d.task_name for d in session.list_devices()} == {
+                "/job:ps/task:0",
+                "/job:worker/task:0",
+            }
+        # any server has a master
+        with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT) as other:
             assert other.run(y).tolist() == [10.0, 20.0]
 
 
@@ -192,7 +207,9 @@ def test_a_reset_clears_nothing_where_a_task_is_away() -> None:
     with processes(cluster, ("ps", 0), ("worker", 0)), rt.device("/job:ps/task:0"):
         kept = rt.Variable(1, name="kept")
         target = f"grpc://{cluster['worker'][0]}"
-        only = rt.SessionConfig(start_timeout_secs=60, device_filters=("/job:ps", "/job:worker/task:0"))
+        only = rt.SessionConfig(
+            start_timeout_secs=60, device_filters=("/job:ps", "/job:worker/task:0")
+        )
         with rt.Session(target, config=only) as session:
             session.run(kept.initializer)
             with pytest.raises(rt.DeadlineExceededError) as caught:
@@ -240,11 +257,16 @@ def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
         with pytest.raises(rt.DeadlineExceededError) as caught:
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=1.0))
         assert time.monotonic() - started > 0.9
-        for name, address in (("/job:ps/task:0", cluster["ps"][0]), ("/job:worker/task:1", cluster["worker"][1])):
+        for name, address in (
+            ("/job:ps/task:0", cluster["ps"][0]),
+            ("/job:worker/task:1", cluster["worker"][1]),
+        ):
             assert f"{name} at {address}" in str(caught.value)
 
 
-def test_a_waiting_session_speaks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_session_speaks(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
@@ -259,18 +281,29 @@ def test_a_waiting_session_says_which_name_the_resolver_does_not_know(
     monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
     cluster = {**addresses(worker=1), "ps": ["no-such-host.invalid:2222"]}
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
-        with pytest.raises(rt.DeadlineExceededError, match="no-such-host.invalid:2222 .no such host"):
+        with pytest.raises(
+            rt.DeadlineExceededError, match="no-such-host.invalid:2222 .no such host"
+        ):
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=6.0))
-    said = [r.getMessage() for r in caplog.records if "still waiting for /job:ps/task:0" in r.getMessage()]
+    said = [
+        r.getMessage()
+        for r in caplog.records
+        if "still waiting for /job:ps/task:0" in r.getMessage()
+    ]
     assert said and all("at no-such-host.invalid:2222 (no such host" in line for line in said)
 
 
 def test_device_filters_need_not_wait_for_others() -> None:
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "ps", 0), rt.Server(cluster, "worker", 0) as server:
-        config = rt.SessionConfig(start_timeout_secs=20, device_filters=["/job:ps", "/job:worker/task:0"])
+        config = rt.SessionConfig(
+            start_timeout_secs=20, device_filters=["/job:ps", "/job:worker/task:0"]
+        )
         with rt.Session(server.target, config=config) as session:
-            assert {d.task_name for d in session.list_devices()} == {"/job:ps/task:0", "/job:worker/task:0"}
+            assert {d.task_name for d in session.list_devices()} == {
+                "/job:ps/task:0",
+                "/job:worker/task:0",
+            }
             with rt.device("/job:worker/task:1"):
                 x = rt.placeholder(np.float32, []) * 2.0
             with pytest.raises(rt.InvalidArgumentError, match="asks for '/job:worker/task:1'"):
@@ -279,7 +312,9 @@ def test_device_filters_need_not_wait_for_others() -> None:
 
 def test_a_target_on_which_nobody_listens() -> None:
     (address,) = addresses(nobody=1)["nobody"]
-    with pytest.raises(rt.DeadlineExceededError, match=f"nobody listens at the session's target grpc://{address}"):
+    with pytest.raises(
+        rt.DeadlineExceededError, match=f"nobody listens at the session's target grpc://{address}"
+    ):
         rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
 
 

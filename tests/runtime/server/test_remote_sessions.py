@@ -49,7 +49,9 @@ def waiting(server: rt.Server) -> int:
 # -- waiting steps and the control plane -----------------------------------------------------------------------------
 
 
-def test_a_hundred_waiting_steps_leave_the_control_plane_free(remote: tuple[rt.Server, rt.Server]) -> None:
+def test_a_hundred_waiting_steps_leave_the_control_plane_free(
+    remote: tuple[rt.Server, rt.Server],
+) -> None:
     server, ps = remote
     q = queue()
     put, take = q.enqueue(1), q.dequeue()
@@ -211,7 +213,8 @@ def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master is on the worker, the queue on the ps; another step of another client waits on."""
-    monkeypatch.setattr(timeouts, "LEASE_SECS", 600.0)  # it is not the session's end that ends the step
+    # it is not the session's end that ends the step
+    monkeypatch.setattr(timeouts, "LEASE_SECS", 600.0)
     server, ps = remote
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
@@ -249,7 +252,12 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
         with programs() as start:
             for client in [start("python", "-c", IDLE, server.target) for _ in range(2)]:
                 client.expect("^ready$")
-            assert len(server.remote_sessions) == len(server.master._sessions) == ps.worker.registry.sessions == 3
+            assert (
+                len(server.remote_sessions)
+                == len(server.master._sessions)
+                == ps.worker.registry.sessions
+                == 3
+            )
         monkeypatch.setattr(timeouts, "LEASE_SECS", 3.0)
         until(lambda: len(server.remote_sessions) == 1)
         until(lambda: ps.worker.registry.sessions == 1)
@@ -269,7 +277,9 @@ def test_a_client_that_was_not_heard_of_is_told_so(
             session.run(size)
 
 
-def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(remote: tuple[rt.Server, rt.Server]) -> None:
+def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(
+    remote: tuple[rt.Server, rt.Server],
+) -> None:
     server, _ = remote
     with rt.Session(server.target, config=WAIT):
         assert len(server.remote_sessions) == 1
@@ -280,7 +290,9 @@ def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(remote: tuple[r
 
 
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
-def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_that_are_dropped_without_close_are_closed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind == "remote master":
         monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
@@ -327,7 +339,8 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
             most = 2 * (plans + 1)
             until(lambda: len(ps.worker.registry) <= most)
             assert session.run([total, v], {x: np.ones(1)}) == [2.0, 2.0]
-            assert session.run([total, v], {x: np.ones(5)}) == [10.0, 2.0]  # dropped, and planned again
+            # dropped, and planned again
+            assert session.run([total, v], {x: np.ones(5)}) == [10.0, 2.0]
         until(lambda: not len(ps.worker.registry))
 
 

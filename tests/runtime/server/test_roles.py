@@ -1,6 +1,7 @@
 """Roles: which client may give which order, over real sockets with real certificates, as one table.
 
-Requests are of no consequence where they are let through: they mean another process of the task, or nothing at all.
+Requests are of no consequence where they are let through: they mean another process of the task, or
+nothing at all.
 """
 
 import contextlib
@@ -63,7 +64,9 @@ TABLE = {
     **dict.fromkeys(("run.wait_stop", "run.wait_loaded", "run.wait_done"), TRAIN),
     **dict.fromkeys(("checkpoint.states", "checkpoint.changed"), TRAIN),
     **dict.fromkeys(("run.claim", "run.load", "run.open", "run.finish", "quorum"), LEAD),
-    **dict.fromkeys(("checkpoint.pause", "checkpoint.let_through", "checkpoint.take", "checkpoint.write"), LEAD),
+    **dict.fromkeys(
+        ("checkpoint.pause", "checkpoint.let_through", "checkpoint.take", "checkpoint.write"), LEAD
+    ),
     **dict.fromkeys(("checkpoint.confirm", "checkpoint.read", "checkpoint.receive"), LEAD),
     **dict.fromkeys(("checkpoint.commit", "checkpoint.drop", "checkpoint.bytes"), LEAD),
     "tensors": TASKS,
@@ -90,7 +93,12 @@ class Cluster:
         for job, index in (("ps", 0), ("ps", 1), ("worker", 0)):
             role = "chief" if job == "worker" else job
             server = rt.Server(
-                spec, job, index, security=self.security(role, f"{job}/{index}"), ps_backups=0, audit_log=self.log
+                spec,
+                job,
+                index,
+                security=self.security(role, f"{job}/{index}"),
+                ps_backups=0,
+                audit_log=self.log,
             )
             self.servers[f"/job:{job}/task:{index}"] = self.stack.enter_context(server)
             tasks.withdraw(server.address, server)
@@ -100,13 +108,18 @@ class Cluster:
         """What a client of a role has; of no role at all when it is empty."""
         name = f"{role or 'none'}-{task.replace('/', '-')}-{run}"
         said = uri(role, task, run) if role else ""
-        return Security(certificates=certificates.make(self.directory / name, self.authority, role=said))
+        return Security(
+            certificates=certificates.make(self.directory / name, self.authority, role=said)
+        )
 
     @contextlib.contextmanager
     def stubs(self, security: Security, of: str = PS) -> Iterator[tuple[Any, Any]]:
         """Both services of a task."""
         with rpc.open_channel(self.servers[of].address, security) as channel:
-            yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+            yield (
+                services_pb2_grpc.WorkerServiceStub(channel),
+                services_pb2_grpc.MasterServiceStub(channel),
+            )
 
     @contextlib.contextmanager
     def stranger(self, security: Security) -> Iterator[tuple[Any, Any]]:
@@ -116,8 +129,13 @@ class Cluster:
         shown = held.current
         credentials = grpc.ssl_channel_credentials(shown.authorities, shown.key, shown.certificate)
         with grpc.secure_channel(server.address, credentials) as plain:
-            channel = grpc.intercept_channel(plain, rpc._TokenProver(plain, server.address, security, ""))
-            yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+            channel = grpc.intercept_channel(
+                plain, rpc._TokenProver(plain, server.address, security, "")
+            )
+            yield (
+                services_pb2_grpc.WorkerServiceStub(channel),
+                services_pb2_grpc.MasterServiceStub(channel),
+            )
 
     @contextlib.contextmanager
     def lane(self, security: Security, of: str = PS, client: int = 0) -> Iterator[Any]:
@@ -161,7 +179,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator
 
 
 def _stage(kernel: str) -> stage_pb2.StageCallDef:
-    return stage_pb2.StageCallDef(stage=stage_pb2.StageDef(host=[stage_pb2.HostCallDef(kernel=kernel)]))
+    return stage_pb2.StageCallDef(
+        stage=stage_pb2.StageDef(host=[stage_pb2.HostCallDef(kernel=kernel)])
+    )
 
 
 def _orders(message: Any) -> list[str]:
@@ -192,18 +212,28 @@ def _requests() -> Iterator[tuple[str, str, Any]]:
     yield (
         "session",
         "CreateSession",
-        pb.CreateSessionRequest(options=pb.SessionOptions(device_filters=["/job:ps/task:0"], start_timeout_secs=0.2)),
+        pb.CreateSessionRequest(
+            options=pb.SessionOptions(device_filters=["/job:ps/task:0"], start_timeout_secs=0.2)
+        ),
     )
     yield "step", "RunStep", pb.RunStepRequest(session=5)
     yield "checkpoint.bytes", "ForwardBytes", pb.ForwardBytesRequest(session=5, byte_range=[0] * 6)
     for name in _orders(run_record_pb2.RunOrder):
         order = run_record_pb2.RunOrder(incarnation=ELSE, **{name: {}})
         yield f"run.{name}", "Run", order
-        yield f"run.{name}", "ForwardRunOrder", pb.ForwardRunOrderRequest(session=5, order=order, answer_secs=1.0)
+        yield (
+            f"run.{name}",
+            "ForwardRunOrder",
+            pb.ForwardRunOrderRequest(session=5, order=order, answer_secs=1.0),
+        )
     for name in _orders(pb.CheckpointOrder):
         checkpoint = pb.CheckpointOrder(incarnation=ELSE, **{name: {}})
         yield f"checkpoint.{name}", "Checkpoint", checkpoint
-        yield f"checkpoint.{name}", "ForwardCheckpoint", pb.ForwardCheckpointRequest(session=5, order=checkpoint)
+        yield (
+            f"checkpoint.{name}",
+            "ForwardCheckpoint",
+            pb.ForwardCheckpointRequest(session=5, order=checkpoint),
+        )
 
 
 def _answer(stubs: tuple[Any, Any], method: str, request: Any) -> tuple[str, str]:
@@ -234,7 +264,9 @@ def test_a_role_gives_the_orders_of_the_table_and_no_others(cluster: Cluster, ro
 def test_a_role_uses_the_tensor_channel_by_the_table(cluster: Cluster, role: str) -> None:
     security = cluster.security(role)
     if role and role not in TASKS.split():
-        with pytest.raises(rt.PermissionDeniedError, match=f"'tensors' is for the role .*has the role {role}"):
+        with pytest.raises(
+            rt.PermissionDeniedError, match=f"'tensors' is for the role .*has the role {role}"
+        ):
             with cluster.lane(security):
                 pass
         return
@@ -242,16 +274,24 @@ def test_a_role_uses_the_tensor_channel_by_the_table(cluster: Cluster, role: str
     # Of a stage that nobody has registered everybody hears that.
     calls: dict[str, tuple[int, list[Any], bool]] = {
         "fetch": (FETCH, [np.array([1, 2], np.uint64)], True),  # one number too few
-        "backup": (BACKUP, packed_message({"kind": "take", "of": PS, "index": 0, "process_id": 1}, []), True),
+        "backup": (
+            BACKUP,
+            packed_message({"kind": "take", "of": PS, "index": 0, "process_id": 1}, []),
+            True,
+        ),
     }
     for order, (handle, arrays, dynamic) in calls.items():
         with cluster.lane(security) as lane, pytest.raises(rt.OpError) as caught:
             lane.call(handle, 0, arrays, None, dynamic=dynamic)
-        assert isinstance(caught.value, rt.PermissionDeniedError) is (bool(role) and role not in TABLE[order].split())
+        assert isinstance(caught.value, rt.PermissionDeniedError) is (
+            bool(role) and role not in TABLE[order].split()
+        )
     for handle, arrays in ((PULL, [leadership]), (PUSH, [leadership, np.zeros(1, np.uint8)])):
         with cluster.lane(security) as lane, pytest.raises(rt.OpError) as caught:
             lane.call(handle, 0, arrays, Layout([]), dynamic=handle == PUSH)
-        assert isinstance(caught.value, rt.PermissionDeniedError) is (bool(role) and role != "chief")
+        assert isinstance(caught.value, rt.PermissionDeniedError) is (
+            bool(role) and role != "chief"
+        )
 
 
 def test_the_table_of_the_code_is_that_of_the_documentation() -> None:
@@ -284,7 +324,9 @@ def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> No
     with cluster.stubs(cluster.security("ps")) as stubs:
         for _ in range(3):
             _answer(stubs, "Clear", pb.ClearRequest(all=True))
-    lines = [line for line in cluster.lines() if line["action"] == "clear" and uri("ps") in line["who"]]
+    lines = [
+        line for line in cluster.lines() if line["action"] == "clear" and uri("ps") in line["who"]
+    ]
     assert len(lines) <= 1  # the matrix may have been first
     assert all(line["outcome"] == "refused" and "the role ps" in line["what"] for line in lines)
     with cluster.stranger(security) as stubs:
@@ -293,15 +335,27 @@ def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> No
         code == "PERMISSION_DENIED"
         and text == "this task is of the run 'run', and the client's certificate of 'audited'"
     )
-    (line,) = [line for line in cluster.lines() if line["action"] == "status" and "audited" in line["who"]]
+    (line,) = [
+        line for line in cluster.lines() if line["action"] == "status" and "audited" in line["who"]
+    ]
     assert (line["outcome"], line["task"]) == ("refused", PS) and line["peer"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    "said", ["bellwether://run/king", "bellwether://run", "bellwether://run/ps/ps/x", "bellwether://run/PS"]
+    "said",
+    [
+        "bellwether://run/king",
+        "bellwether://run",
+        "bellwether://run/ps/ps/x",
+        "bellwether://run/PS",
+    ],
 )
-def test_a_role_that_is_none_may_nothing(cluster: Cluster, tmp_path: pathlib.Path, said: str) -> None:
-    security = Security(certificates=certificates.make(tmp_path / "c", cluster.authority, role=f"{said}"))
+def test_a_role_that_is_none_may_nothing(
+    cluster: Cluster, tmp_path: pathlib.Path, said: str
+) -> None:
+    security = Security(
+        certificates=certificates.make(tmp_path / "c", cluster.authority, role=f"{said}")
+    )
     with cluster.stubs(security) as stubs:
         code, text = _answer(stubs, "Status", pb.StatusRequest())
     assert code == "PERMISSION_DENIED" and "which is no role" in text and said in text
@@ -309,9 +363,13 @@ def test_a_role_that_is_none_may_nothing(cluster: Cluster, tmp_path: pathlib.Pat
         pass
 
 
-def test_both_planes_and_the_files_give_one_identity(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_both_planes_and_the_files_give_one_identity(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
     names = ("127.0.0.1", "localhost", "::1", "w-0.mnist", "*.mnist")
-    directory = certificates.make(tmp_path / "c", cluster.authority, names, role=uri("worker", "worker/3"))
+    directory = certificates.make(
+        tmp_path / "c", cluster.authority, names, role=uri("worker", "worker/3")
+    )
     security = Security(certificates=directory)
     held = security.tls()
     assert held is not None
@@ -332,9 +390,14 @@ def test_an_order_to_the_run_record_speaks_for_its_own_task(cluster: Cluster, na
     order = run_record_pb2.RunOrder(incarnation=ELSE, sender="/job:worker/task:1", **{name: {}})
     with cluster.stubs(cluster.security("chief", "worker/0")) as stubs:
         code, text = _answer(stubs, "Run", order)
-        assert code == "PERMISSION_DENIED" and "/job:worker/task:0" in text and "/job:worker/task:1" in text
+        assert (
+            code == "PERMISSION_DENIED"
+            and "/job:worker/task:0" in text
+            and "/job:worker/task:1" in text
+        )
         order.sender = "/job:worker/task:0"
-        assert _answer(stubs, "Run", order)[0] == "ABORTED"  # it is let through, and means another process
+        # it is let through, and means another process
+        assert _answer(stubs, "Run", order)[0] == "ABORTED"
 
 
 @pytest.mark.parametrize("name", ["join", "rest", "done", "claim", "load", "open", "finish"])
@@ -343,16 +406,24 @@ def test_no_master_speaks_for_another(cluster: Cluster, name: str) -> None:
     order = run_record_pb2.RunOrder(incarnation=ELSE, **{name: {}})
     request = pb.ForwardRunOrderRequest(session=5, order=order, answer_secs=1.0)
     may_lead = ClientRole.WORKER in roles.MAY[f"run.{name}"]
-    with cluster.stubs(cluster.security("worker" if may_lead else "chief", "worker/1"), WORKER) as stubs:
+    with cluster.stubs(
+        cluster.security("worker" if may_lead else "chief", "worker/1"), WORKER
+    ) as stubs:
         code, text = _answer(stubs, "ForwardRunOrder", request)
-    assert code == "PERMISSION_DENIED" and "is that of /job:worker/task:1, and the order speaks for" in text
+    assert (
+        code == "PERMISSION_DENIED"
+        and "is that of /job:worker/task:1, and the order speaks for" in text
+    )
     with cluster.stubs(cluster.security("chief", "worker/0"), WORKER) as stubs:
         assert _answer(stubs, "ForwardRunOrder", request)[0] != "PERMISSION_DENIED"
 
 
 def test_a_worker_registers_no_stages_on_another(cluster: Cluster) -> None:
     """A worker ended the chief by a program that the chief's process compiled."""
-    requests = ("Register", pb.RegisterRequest(incarnation=ELSE)), ("RegisterPlan", pb.RegisterPlanRequest(session=5))
+    requests = (
+        ("Register", pb.RegisterRequest(incarnation=ELSE)),
+        ("RegisterPlan", pb.RegisterPlanRequest(session=5)),
+    )
     for role, task, to, may in (
         ("worker", "worker/1", WORKER, False),
         ("worker", "worker/1", PS, True),
@@ -378,7 +449,15 @@ def holder(cluster: Cluster) -> Iterator[rt.Server]:
 
 def push_of(task: str) -> list[Any]:
     header = {
-        **{"kind": "push", "of": task, "hello": True, "process_id": 1, "version": 1, "base": None, "index": 0},
+        **{
+            "kind": "push",
+            "of": task,
+            "hello": True,
+            "process_id": 1,
+            "version": 1,
+            "base": None,
+            "index": 0,
+        },
         **{"put": [], "keep": [], "about": {}, "unusable_because": ""},
     }
     return packed_message(header, [])
@@ -396,7 +475,9 @@ def test_a_forged_backup_is_refused_and_one_is_not_given_away(cluster: Cluster) 
     for security in (cluster.security("ps", "ps/1"), cluster.security("ps", "ps/7")):
         for message in (push_of(PS), take_of(PS)):
             with cluster.lane(security, HOLDER) as lane:
-                with pytest.raises(rt.PermissionDeniedError, match="the order speaks for /job:ps/task:0"):
+                with pytest.raises(
+                    rt.PermissionDeniedError, match="the order speaks for /job:ps/task:0"
+                ):
                     lane.call(BACKUP, 0, message, None, dynamic=True)
     with cluster.lane(cluster.security("ps", "ps/0"), HOLDER) as lane:
         assert read_message(lane.call(BACKUP, 0, take_of(PS), None, dynamic=True))[0]["found"]
@@ -415,7 +496,9 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
                 assert read_message(lane.call(BACKUP, 0, push_of(PS), None, dynamic=True))[0] == {}
                 continue
             for message in (push_of(PS), take_of(PS)):
-                with pytest.raises(rt.PermissionDeniedError, match="is that of 10.0.0.7 w7.*has at localhost"):
+                with pytest.raises(
+                    rt.PermissionDeniedError, match="is that of 10.0.0.7 w7.*has at localhost"
+                ):
                     lane.call(BACKUP, 0, message, None, dynamic=True)
 
 
@@ -460,13 +543,19 @@ def stand_in(cluster: Cluster) -> Iterator[Callable[..., rt.Server]]:
 
     It has begun with one of that task: ours do not with another.
     """
-    directory = certificates.make(cluster.directory / "stand-in", cluster.authority, role=uri("ps", "ps/0"))
-    with rt.Server(kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory)) as server:
+    directory = certificates.make(
+        cluster.directory / "stand-in", cluster.authority, role=uri("ps", "ps/0")
+    )
+    with rt.Server(
+        kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory)
+    ) as server:
         tasks.withdraw(server.address, server)
         server._unshare()
 
         def now(role: str, task: str, run: str) -> rt.Server:
-            pair = certificates.pair_of(cluster.authority, role=uri(role, task, run) if role else "")
+            pair = certificates.pair_of(
+                cluster.authority, role=uri(role, task, run) if role else ""
+            )
             certificates.write(directory, "here", cluster.authority, pair)
             return server
 
@@ -483,7 +572,13 @@ def test_no_lane_is_opened_to_a_server_that_is_another_task(
     there = server.tensors.endpoint("127.0.0.1")
     assert held is not None
     peer = Peer(
-        *(PS, lambda timeout: Endpoint(there.host, there.port, None, there.host_id, there.incarnation), 7),
+        *(
+            PS,
+            lambda timeout: Endpoint(
+                there.host, there.port, None, there.host_id, there.incarnation
+            ),
+            7,
+        ),
         lambda timeout: None,
         certificates=held,
     )
@@ -537,7 +632,9 @@ def a_ps(cluster: Cluster, spec: Any, directory: pathlib.Path, role: str) -> Ite
         yield server
 
 
-def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_a_channel_goes_on_with_the_same_task_and_with_no_other(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
     """The ps dies and another process takes its port: the ps with a new certificate, then one that is not the ps."""
     spec, good, bad = kit.addresses(ps=1), uri("ps", "ps/0"), uri("worker", "worker/1")
     with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
@@ -548,7 +645,9 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
                 assert ask(channel, wait=True) == ask(channel) == PS
         with a_ps(cluster, spec, tmp_path / "bad", bad):
             for wait in (False, True):
-                with pytest.raises(rt.PermissionDeniedError, match=f"{PS}: .* it is that of .*worker/1"):
+                with pytest.raises(
+                    rt.PermissionDeniedError, match=f"{PS}: .* it is that of .*worker/1"
+                ):
                     ask(channel, wait=wait)
         with a_ps(cluster, spec, tmp_path / "again", good):
 
@@ -561,19 +660,30 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
             until(answers)
 
 
-def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_a_session_tells_who_answers_in_place_of_a_task(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
     spec, orders = kit.addresses(ps=1, worker=1), cluster.security("chief", "worker/0")
     with a_ps(cluster, spec, tmp_path / "bad", uri("worker", "worker/1")) as stand_in:
-        with rt.Server(spec, "worker", 0, security=orders) as worker, rt.Graph().as_default() as graph:
+        with (
+            rt.Server(spec, "worker", 0, security=orders) as worker,
+            rt.Graph().as_default() as graph,
+        ):
             with rt.device(PS):
                 w = rt.Variable(np.zeros(3, np.float32), name="w")
-            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .* it is that of .*worker/1"):
-                rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(w.initializer)
+            with pytest.raises(
+                rt.PermissionDeniedError, match=f"^{PS}: .* it is that of .*worker/1"
+            ):
+                rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(
+                    w.initializer
+                )
         assert not stand_in.worker.store.variables() and not stand_in.worker.registry._rows
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
-def test_who_waits_for_a_task_waits_for_that_one(cluster: Cluster, tmp_path: pathlib.Path, role: str) -> None:
+def test_who_waits_for_a_task_waits_for_that_one(
+    cluster: Cluster, tmp_path: pathlib.Path, role: str
+) -> None:
     spec = kit.addresses(ps=1)
     with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
         thread, heard = kit.in_thread(lambda: ask(channel, wait=True))
@@ -584,10 +694,16 @@ def test_who_waits_for_a_task_waits_for_that_one(cluster: Cluster, tmp_path: pat
 
 def test_who_waits_for_nobody_is_told_in_time_and_can_be_stopped(cluster: Cluster) -> None:
     spec, security = kit.addresses(ps=1), cluster.security("worker", "worker/0")
-    with rpc.open_channel(spec["ps"][0], security, PS) as channel, pytest.raises(rt.DeadlineExceededError):
+    with (
+        rpc.open_channel(spec["ps"][0], security, PS) as channel,
+        pytest.raises(rt.DeadlineExceededError),
+    ):
         ask(channel, wait=True, timeout=0.5)
     with socket.create_server(split_address(spec["ps"][0]), backlog=8):  # and says nothing
-        with rpc.open_channel(spec["ps"][0], security, PS) as channel, pytest.raises(rt.DeadlineExceededError):
+        with (
+            rpc.open_channel(spec["ps"][0], security, PS) as channel,
+            pytest.raises(rt.DeadlineExceededError),
+        ):
             ask(channel, timeout=0.5)
     channel = rpc.open_channel(spec["ps"][0], security, PS)
     thread, heard = kit.in_thread(lambda: ask(channel, wait=True, timeout=600.0))
@@ -609,23 +725,35 @@ def test_the_names_of_two_tasks_are_never_the_same() -> None:
     ]
     names = [roles.server_names(f"bellwether://{each}")[0] for each in said]
     assert names[0] == "0.ps.run.bellwether" and len(set(names)) == len(names)
-    assert {roles.server_name([f"bellwether://{each}"], "")[-11:] for each in said} == {".bellwether"}
+    assert {roles.server_name([f"bellwether://{each}"], "")[-11:] for each in said} == {
+        ".bellwether"
+    }
     assert roles.server_names("bellwether://run/observer") == []
-    assert roles.server_name(["bellwether://run/observer"], PS) == roles.server_name(["w1"], PS) == ""
+    assert (
+        roles.server_name(["bellwether://run/observer"], PS) == roles.server_name(["w1"], PS) == ""
+    )
 
 
 def test_a_certificate_of_before_says_what_to_do(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """Certificates with a role of 0.1 have no name of the task: the server says so when it starts."""
     directory = certificates.make(tmp_path / "old", cluster.authority, role="")
     made = x509.load_pem_x509_certificate((directory / "here.pem").read_bytes())
-    builder = x509.CertificateBuilder(made.issuer, made.subject, made.public_key(), made.serial_number)
-    builder = builder.not_valid_before(made.not_valid_before_utc).not_valid_after(made.not_valid_after_utc)
+    builder = x509.CertificateBuilder(
+        made.issuer, made.subject, made.public_key(), made.serial_number
+    )
+    builder = builder.not_valid_before(made.not_valid_before_utc).not_valid_after(
+        made.not_valid_after_utc
+    )
     names = [x509.DNSName("localhost"), x509.UniformResourceIdentifier(uri("ps", "ps/0"))]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     pem = builder.sign(cluster.authority.key, SHA256()).public_bytes(Encoding.PEM)
     (directory / "here.pem").write_bytes(pem)
-    with pytest.raises(rt.PermissionDeniedError, match=r"has not the name 0.ps.run.bellwether.*0\.2 .*--renew"):
-        rt.Server(kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory), start=False)
+    with pytest.raises(
+        rt.PermissionDeniedError, match=r"has not the name 0.ps.run.bellwether.*0\.2 .*--renew"
+    ):
+        rt.Server(
+            kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory), start=False
+        )
 
 
 WORKER_1 = identity_of(("w1", uri("worker", "worker/1")))
@@ -636,7 +764,8 @@ OF_HOST = identity_of(("w1", "10.0.0.1"))
     ("one", "other", "same"),
     [
         (WORKER_1, WORKER_1, True),
-        (WORKER_1, identity_of(("w1", "w1.local", uri("worker", "worker/1"))), True),  # renewed, with another name
+        # renewed, with another name
+        (WORKER_1, identity_of(("w1", "w1.local", uri("worker", "worker/1"))), True),
         (WORKER_1, identity_of(("w1", uri("worker", "worker/2"))), False),
         (WORKER_1, identity_of(("w1", uri("chief", "worker/1"))), False),
         (WORKER_1, identity_of(("w1", uri("worker", "worker/1", run="other"))), False),
@@ -665,7 +794,9 @@ def training(cluster: Cluster) -> Iterator[tuple[Any, rt.Variable, Callable[[], 
         with rt.device(PS):
             w = rt.Variable(np.zeros(3, np.float32), name="w")
             step = w.assign_add(np.ones(3, np.float32))
-        with rt.Session(chief.target, graph, security=cluster.security("chief", "worker/0")) as sess:
+        with rt.Session(
+            chief.target, graph, security=cluster.security("chief", "worker/0")
+        ) as sess:
             sess.run(w.initializer)
             yield sess, w, lambda: sess.run(step)
 
@@ -679,13 +810,18 @@ def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None
         for role in ("worker", "chief", ""):
             with cluster.lane(cluster.security(role), client=4711) as lane:
                 for handle in handles:
-                    with pytest.raises(rt.PermissionDeniedError, match=f"stage {handle} is not one of this session's"):
+                    with pytest.raises(
+                        rt.PermissionDeniedError,
+                        match=f"stage {handle} is not one of this session's",
+                    ):
                         lane.call(handle, 1, [], Layout([]))
         step()
         assert sess.run(w).tolist() == [2.0] * 3
 
 
-def test_what_a_task_holds_for_others_is_given_to_them_only(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_task_holds_for_others_is_given_to_them_only(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who knew the number of a session and of its step took the tensors that went from one task to another."""
     held = cluster.servers[PS].worker.rendezvous
     key, value = (4711, 1, 0), np.arange(3, dtype=np.float32)
@@ -699,14 +835,17 @@ def test_what_a_task_holds_for_others_is_given_to_them_only(cluster: Cluster, mo
     ):
         for task in ("ps/0", "ps/1", "worker/1", ""):
             held.put(key, value, Hold(1, frozenset(by)))
-            with cluster.lane(cluster.security("ps" if task.startswith("ps") else "worker", task)) as lane:
+            with cluster.lane(
+                cluster.security("ps" if task.startswith("ps") else "worker", task)
+            ) as lane:
                 if task in may:
                     (found,) = lane.call(FETCH, 1, [np.array(key, np.uint64)], None, dynamic=True)
                     assert found.tolist() == value.tolist()
                 else:
                     named = ", ".join(sorted(by))
                     with pytest.raises(
-                        rt.PermissionDeniedError, match=f"held for {named}, and the certificate is that"
+                        rt.PermissionDeniedError,
+                        match=f"held for {named}, and the certificate is that",
                     ):
                         lane.call(FETCH, 1, [np.array(key, np.uint64)], None, dynamic=True)
                 assert len(held) == (task not in may), "who may not have it takes it from nobody"
@@ -718,12 +857,15 @@ def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> Non
     with training(cluster) as (sess, w, step):
         step()
         context = cluster.servers[PS].tensors._context
-        # What the session has connected by is the Unix socket; over TCP it would show the worker's certificate.
+        # What the session has connected by is the Unix socket; over TCP it would show the worker's
+        # certificate.
         own = identity_of(("127.0.0.1", "localhost", uri("chief", "worker/0")))
         clients = set(context.lanes._clients)
         for client in clients:
             context.lanes._who[client] = own
-            with pytest.raises(rt.PermissionDeniedError, match="this session is that of .*chief/worker/0"):
+            with pytest.raises(
+                rt.PermissionDeniedError, match="this session is that of .*chief/worker/0"
+            ):
                 with cluster.lane(cluster.security("worker", "worker/1"), client=client):
                     pass
             with cluster.stubs(cluster.security("worker", "worker/1")) as stubs:
@@ -748,7 +890,8 @@ def test_a_session_of_a_master_is_not_used_or_ended_by_others(cluster: Cluster) 
                 ("RegisterPlan", pb.RegisterPlanRequest(session=number)),
             ):
                 code, text = _answer(stubs, method, request)
-                assert code == "ABORTED" and "is not found here" in text  # as of one that is not there
+                # as of one that is not there
+                assert code == "ABORTED" and "is not found here" in text
             assert _answer(stubs, "CloseSession", pb.CloseSessionRequest(session=number))[0] == "OK"
         step()
         assert sess.run(w).tolist() == [2.0] * 3
@@ -771,13 +914,17 @@ def test_a_worker_does_not_lead_whatever_it_has_seen(cluster: Cluster) -> None:
             seen = (
                 stubs[0]
                 .Run(
-                    run_record_pb2.RunOrder(incarnation=incarnation, inspect=run_record_pb2.RunOrder.Inspect()),
+                    run_record_pb2.RunOrder(
+                        incarnation=incarnation, inspect=run_record_pb2.RunOrder.Inspect()
+                    ),
                     timeout=60,
                 )
                 .leadership
             )
             assert seen == Leadership(9, 9).to_proto()
-            order = pb.CheckpointOrder(leadership=seen, pause=pb.CheckpointOrder.Pause(job=1, seconds=9.0))
+            order = pb.CheckpointOrder(
+                leadership=seen, pause=pb.CheckpointOrder.Pause(job=1, seconds=9.0)
+            )
             assert _answer(stubs, "Checkpoint", order)[0] == "PERMISSION_DENIED"
         step()
 
@@ -808,7 +955,8 @@ def test_the_observers_token_looks_and_does_nothing(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     key = bytes(range(32))
-    observers = hmac.digest(key, b"observer", hashlib.sha256)  # what the documentation has openssl make
+    # what the documentation has openssl make
+    observers = hmac.digest(key, b"observer", hashlib.sha256)
     files = {}
     for name, content in (("token", key), ("observer", observers)):
         files[name] = tmp_path / name
@@ -824,17 +972,27 @@ def test_the_observers_token_looks_and_does_nothing(
         assert rt.probe(server.address, 30, security=given).task == PS
         wrong = []
         with rpc.open_channel(server.address, given) as channel:
-            stubs = services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+            stubs = (
+                services_pb2_grpc.WorkerServiceStub(channel),
+                services_pb2_grpc.MasterServiceStub(channel),
+            )
             for order, method, request in _requests():
                 code, text = _answer(stubs, method, request)
-                if (code == "PERMISSION_DENIED") is ("observer" in TABLE[order]) or code == "UNAUTHENTICATED":
+                if (code == "PERMISSION_DENIED") is (
+                    "observer" in TABLE[order]
+                ) or code == "UNAUTHENTICATED":
                     wrong.append((order, method, code, text))
         assert not wrong
         there = server.tensors.endpoint("127.0.0.1")
-        for endpoint in (there, Endpoint(there.host, there.port, None, there.host_id, there.incarnation)):
+        for endpoint in (
+            there,
+            Endpoint(there.host, there.port, None, there.host_id, there.incarnation),
+        ):
             peer = Peer(PS, lambda timeout, found=endpoint: found, 7, lambda timeout: given.token())
             with pytest.raises(rt.UnauthenticatedError):
                 peer.acquire()
             peer.close()
-        assert status.main([f"--cluster=ps={spec['ps'][0]}", f"--security={files['observer']}"]) == 0
+        assert (
+            status.main([f"--cluster=ps={spec['ps'][0]}", f"--security={files['observer']}"]) == 0
+        )
         assert re.search(r"/job:ps/task:0 +up", capsys.readouterr().out)

@@ -14,9 +14,14 @@ PS = "/job:ps/task:0"
 
 @pytest.mark.parametrize(
     ("leaving", "error", "words"),
-    [(True, rt.TaskLeftError, "training is over"), (False, rt.UnavailableError, "its server has stopped")],
+    [
+        (True, rt.TaskLeftError, "training is over"),
+        (False, rt.UnavailableError, "its server has stopped"),
+    ],
 )
-def test_a_step_that_comes_while_a_server_stops(leaving: bool, error: type[Exception], words: str) -> None:
+def test_a_step_that_comes_while_a_server_stops(
+    leaving: bool, error: type[Exception], words: str
+) -> None:
     """Here it still waits for a stage that it is asked to compile."""
     compiling, go_on = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
@@ -33,10 +38,14 @@ def test_a_step_that_comes_while_a_server_stops(leaving: bool, error: type[Excep
             session.run(v.initializer)
             session.run(v)
             server.worker.executor.prepare = slow  # type: ignore[method-assign]
-            other = threading.Thread(target=lambda: pytest.raises(rt.OpError, session.run, w.initializer), daemon=True)
+            other = threading.Thread(
+                target=lambda: pytest.raises(rt.OpError, session.run, w.initializer), daemon=True
+            )
             other.start()
             assert compiling.wait(60)
-            stop = threading.Thread(target=server.stop, args=(30.0,), kwargs={"leaving": leaving}, daemon=True)
+            stop = threading.Thread(
+                target=server.stop, args=(30.0,), kwargs={"leaving": leaving}, daemon=True
+            )
             stop.start()
             until(lambda: server.worker._gone is not None)
             with pytest.raises(error, match=words):

@@ -30,7 +30,8 @@ def test_a_data_port_in_use_is_named_and_leaves_nothing_behind() -> None:
     assert tasks.find_local(address) is None
     with pytest.raises(rt.DeadlineExceededError, match="nobody listens"):
         rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
-    with rt.Server(cluster, "ps", 0, data_port=port) as server, rt.Graph().as_default():  # both ports are free
+    # both ports are free
+    with rt.Server(cluster, "ps", 0, data_port=port) as server, rt.Graph().as_default():
         with rt.Session(server.target, config=WAIT) as session:
             assert session.run(rt.constant(7)) == 7
     assert caught.value.task == "/job:ps/task:0"  # the error lived on until here
@@ -43,7 +44,9 @@ def test_a_server_that_was_not_started_gives_its_port_back() -> None:
     rt.Server(cluster, "ps", 0).stop()
 
 
-def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with rt.Server(addresses(ps=1), "ps", 0) as server:
         assert server.tensors.unix_path is None
@@ -72,7 +75,10 @@ def _hosts() -> Iterator[str]:
     for found in psutil.net_if_addrs().values():
         for address in found:
             if address.family == socket.AF_INET6 and not address.address.startswith("fe80"):
-                with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+                with (
+                    contextlib.suppress(OSError),
+                    socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe,
+                ):
                     probe.bind((address.address, 0))
                     yield address.address
 
@@ -86,11 +92,17 @@ HOSTS = sorted(set(_hosts()), key=lambda host: host != "::1")[:2]
 def test_a_cluster_of_ipv6_addresses(
     host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.setenv("BELLWETHER_SECURITY", str(certificates.make(tmp_path / "certs", names=[host])))
+    monkeypatch.setenv(
+        "BELLWETHER_SECURITY", str(certificates.make(tmp_path / "certs", names=[host]))
+    )
     monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")  # no way around the tensor port
     ports = [split_address(address)[1] for address in addresses(any=2)["any"]]
     cluster = {"ps": [f"[{host}]:{ports[0]}"], "worker": [f"[{host}]:{ports[1]}"]}
-    with rt.Graph().as_default(), rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
+    with (
+        rt.Graph().as_default(),
+        rt.Server(cluster, "ps", 0) as ps,
+        rt.Server(cluster, "worker", 0) as worker,
+    ):
         for server, address in ((ps, cluster["ps"][0]), (worker, cluster["worker"][0])):
             assert server.address == server.worker.store.run.environment.address() == address
             assert server.target == f"grpc://{address}"
@@ -107,7 +119,9 @@ def test_a_cluster_of_ipv6_addresses(
 
 
 @pytest.mark.skipif("::1" not in HOSTS, reason="this machine has no IPv6 loopback")
-def test_a_server_on_the_ipv6_loopback_takes_a_free_port_and_is_reached_from_this_machine_only() -> None:
+def test_a_server_on_the_ipv6_loopback_takes_a_free_port_and_is_reached_from_this_machine_only() -> (
+    None
+):
     with rt.Server({"local": ["[::1]:0"]}, "local", 0) as server:
         host, port = split_address(server.address)
         assert (host, port > 0) == ("::1", True)

@@ -1,7 +1,8 @@
 """Who is let in, as one table: each kind of stranger at each port, by which credential, refused by whom and how.
 
-Each cell is tried twice with real sockets and real certificates, for each role that the stranger's certificate may say,
-beside a worker that trains: it hears its code, one line of the log says so, and training loses no step.
+Each cell is tried twice with real sockets and real certificates, for each role that the stranger's
+certificate may say, beside a worker that trains: it hears its code, one line of the log says so,
+and training loses no step.
 """
 
 import contextlib
@@ -57,8 +58,10 @@ class Refused:
     """What becomes of a stranger.
 
     Attributes:
-        code: what it hears: an error's code, a status of HTTP, the alert of TLS, or that it is hung up on.
-        log: what the one line says that the task logs; None where it logs none of its own, see ``silent``.
+        code: what it hears: an error's code, a status of HTTP, the alert of TLS, or that it is hung
+            up on.
+        log: what the one line says that the task logs; None where it logs none of its own, see
+            ``silent``.
         silent: why it does not.
     """
 
@@ -80,7 +83,9 @@ Cell = Mapping[str, Refused] | DoesNotApply
 BY_GRPC: Final = "gRPC makes and ends TLS connections itself, and writes to its own log"
 BY_US: Final = "it is the stranger's own side that refuses, before it says anything"
 NOT_OURS: Final = "who asks is Prometheus, and it is the one that refuses"
-SAME_USER: Final = DoesNotApply("only processes of the task's user can open the socket; it shows no certificates")
+SAME_USER: Final = DoesNotApply(
+    "only processes of the task's user can open the socket; it shows no certificates"
+)
 HUNG_UP: Final = Refused("hung up", None, BY_GRPC)
 UNAUTHENTICATED: Final = Refused("UNAUTHENTICATED")
 NO_CERTIFICATE: Final = Refused("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it shows no certificate")
@@ -88,9 +93,13 @@ OTHER_CA: Final = Refused("TLSV1_ALERT_UNKNOWN_CA", "its certificate is of anoth
 ENDED: Final = Refused("SSLV3_ALERT_CERTIFICATE_EXPIRED", "its certificate has ended")
 DENIED: Final = Refused("PERMISSION_DENIED", "refuses a client at")
 ASKED_AGAIN: Final = Refused(
-    "UNAUTHENTICATED", None, "clients that have outlived a task's process show the same, and are asked for another"
+    "UNAUTHENTICATED",
+    None,
+    "clients that have outlived a task's process show the same, and are asked for another",
 )
-RESTARTED: Final = Refused("ABORTED", None, "a client of an earlier life of the task is no stranger: it recovers")
+RESTARTED: Final = Refused(
+    "ABORTED", None, "a client of an earlier life of the task is no stranger: it recovers"
+)
 
 MATRIX: Final[Mapping[str, Mapping[str, Cell]]] = {
     "no credential": {
@@ -132,7 +141,9 @@ MATRIX: Final[Mapping[str, Mapping[str, Cell]]] = {
     "plain to TLS": {
         "grpc": {"certificates": HUNG_UP},
         "tensors": {"certificates": Refused("UNAUTHENTICATED", "it does not speak TLS")},
-        "unix": DoesNotApply("the socket is plain, whatever the task has: nothing crosses a network"),
+        "unix": DoesNotApply(
+            "the socket is plain, whatever the task has: nothing crosses a network"
+        ),
         "metrics": {"certificates": Refused("hung up", "it does not speak TLS")},
     },
     "TLS to plain": {
@@ -154,13 +165,27 @@ MATRIX: Final[Mapping[str, Mapping[str, Cell]]] = {
         "metrics": DoesNotApply("figures say of which process they are, and change nothing"),
     },
 }
-"""What becomes of each kind of stranger at each port. A proof that was seen at the gRPC port is good for the same
-process there (docs/security.md): "replayed hello" shows it to the next one. So is a bearer token for figures."""
-NAMES: Final = (*certificates.HERE, "*.ps.run.bellwether", "*.worker.run.bellwether", "run.bellwether")
+"""What becomes of each kind of stranger at each port.
+
+A proof that was seen at the gRPC port is good for the same
+process there (docs/security.md): "replayed hello" shows it to the next one. So is a bearer token
+for figures."""
+NAMES: Final = (
+    *certificates.HERE,
+    "*.ps.run.bellwether",
+    "*.worker.run.bellwether",
+    "run.bellwether",
+)
 """The names of the tasks' host, and those by which clients with a role know the tasks."""
 PER_ROLE: Final = ("wrong CA", "expired", "wrong name", "wrong role", "old incarnation")
 """Kinds that show a certificate: each role's is tried."""
-FORBIDDEN: Final = {"observer": "register", "worker": "claim", "chief": "clear", "ps": "register", "admin": "register"}
+FORBIDDEN: Final = {
+    "observer": "register",
+    "worker": "claim",
+    "chief": "clear",
+    "ps": "register",
+    "admin": "register",
+}
 """By role an order that it may not give."""
 
 
@@ -173,7 +198,9 @@ def authority() -> CA:
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator[dict[str, Training]]:
+def trainings(
+    tmp_path_factory: pytest.TempPathFactory, authority: CA
+) -> Iterator[dict[str, Training]]:
     """Training with each credential."""
     before = os.environ.pop(VARIABLE, None)
     directory = tmp_path_factory.mktemp("credentials")
@@ -183,7 +210,10 @@ def trainings(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterat
         made = {}
         for name, given in (
             ("token", token),
-            ("certificates", Security(certificates=certificates.make(directory / "c", authority, NAMES))),
+            (
+                "certificates",
+                Security(certificates=certificates.make(directory / "c", authority, NAMES)),
+            ),
         ):
             made[name] = Training(given)
             stack.callback(made[name].stack.close)
@@ -228,7 +258,9 @@ class Stranger:
         return f"bellwether://run/{self.role}" if self.role else ""
 
     def pair(self, authority: CA | None = None, ends: float = 86400.0) -> tuple[bytes, bytes]:
-        return certificates.pair_of(authority or self.authority, begins=-7200.0, ends=ends, role=self.uri())
+        return certificates.pair_of(
+            authority or self.authority, begins=-7200.0, ends=ends, role=self.uri()
+        )
 
     def certified(self) -> Security:
         """A good certificate."""
@@ -241,7 +273,9 @@ class Stranger:
     def raw(self, context: ssl.SSLContext | None, name: str | None = None) -> str:
         """What who begins as is usual at the port hears: "hung up", the alert, or the code of our own answer."""
         with contextlib.ExitStack() as stack:
-            sock = stack.enter_context(socket.create_connection(("127.0.0.1", self.number), timeout=60))
+            sock = stack.enter_context(
+                socket.create_connection(("127.0.0.1", self.number), timeout=60)
+            )
             try:
                 if context is not None:
                     sock = stack.enter_context(context.wrap_socket(sock, server_hostname=name))
@@ -284,17 +318,32 @@ class Stranger:
     ) -> str:
         """The code by which a client of ours fails at the tensor channel, when it connects or by its first call."""
         there = self.training.endpoint(self.port if self.port == "unix" else "tcp")
-        there = Endpoint(host, there.port, there.unix_path, there.host_id, incarnation or there.incarnation)
+        there = Endpoint(
+            host, there.port, there.unix_path, there.host_id, incarnation or there.incarnation
+        )
         held, token = given.tls(), given.token()
         options = ChannelOptions(reconnect_secs=reconnect_secs)
         client = secrets.randbits(60) | 1
-        peer = Peer(PS, lambda timeout: there, client, lambda timeout: token, options=options, certificates=held)
+        peer = Peer(
+            PS,
+            lambda timeout: there,
+            client,
+            lambda timeout: token,
+            options=options,
+            certificates=held,
+        )
         with contextlib.closing(peer):
             try:
                 lane = peer.acquire()
                 try:
                     if call is not None:
-                        lane.call(call, 0, [], None if call == BACKUP else Layout([]), dynamic=call == BACKUP)
+                        lane.call(
+                            call,
+                            0,
+                            [],
+                            None if call == BACKUP else Layout([]),
+                            dynamic=call == BACKUP,
+                        )
                 finally:
                     peer.release(lane)
             except rt.OpError as error:
@@ -318,7 +367,9 @@ class Stranger:
                     stub.Register(pb.RegisterRequest(incarnation=incarnation), timeout=60)
                 elif order == "claim":
                     claim = run_record_pb2.RunOrder.Claim()
-                    stub.Run(run_record_pb2.RunOrder(incarnation=incarnation, claim=claim), timeout=60)
+                    stub.Run(
+                        run_record_pb2.RunOrder(incarnation=incarnation, claim=claim), timeout=60
+                    )
                 else:
                     stub.Clear(pb.ClearRequest(containers=["none"]), timeout=60)
             except grpc.RpcError as error:
@@ -327,7 +378,9 @@ class Stranger:
 
     def figures(self, bearer: str | None, context: ssl.SSLContext | None) -> str:
         url = f"{'http' if context is None else 'https'}://127.0.0.1:{self.number}/metrics"
-        request = urllib.request.Request(url, headers={} if bearer is None else {"Authorization": f"Bearer {bearer}"})
+        request = urllib.request.Request(
+            url, headers={} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+        )
         try:
             with urllib.request.urlopen(request, timeout=60, context=context) as answer:
                 return str(answer.status)
@@ -340,7 +393,9 @@ class Stranger:
 
 
 def code_of(error: rt.OpError) -> str:
-    return str(grpc.StatusCode(next(c.value for c in grpc.StatusCode if c.value[0] == error.code)).name)
+    return str(
+        grpc.StatusCode(next(c.value for c in grpc.StatusCode if c.value[0] == error.code)).name
+    )
 
 
 def no_credential(who: Stranger) -> str:
@@ -455,7 +510,10 @@ def recorded(who: Stranger) -> bytes:
         thread = threading.Thread(target=relay)
         thread.start()
         address = "127.0.0.1", listening.getsockname()[1]
-        with socket.create_connection(address, timeout=60) as sock, context.wrap_socket(sock) as secure:
+        with (
+            socket.create_connection(address, timeout=60) as sock,
+            context.wrap_socket(sock) as secure,
+        ):
             secure.sendall(greeting(who.port))
             assert secure.recv(1000)  # it is let in
         thread.join(60)
@@ -490,27 +548,38 @@ def old_incarnation(who: Stranger) -> str:
         given = who.certified()
         if who.port == "grpc":
             return who.orders(given, "register")
-        return who.ours(given, incarnation=ELSE, reconnect_secs=0.5)  # for so long it asks where the task is now
+        # for so long it asks where the task is now
+        return who.ours(given, incarnation=ELSE, reconnect_secs=0.5)
     if who.port == "grpc":
         return who.orders(who.training.security, "register")
     hello = frames.Hello(secrets.randbits(60) | 1, 1, 1, secrets.token_bytes(frames.NONCE_BYTES))
     with who.connected() as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
         _, _, payload = read(file)
-        send(file, frames.PROOF, tensor_proof(KEY, b"client", payload[: frames.NONCE_BYTES], hello, PS, ELSE))
+        send(
+            file,
+            frames.PROOF,
+            tensor_proof(KEY, b"client", payload[: frames.NONCE_BYTES], hello, PS, ELSE),
+        )
         kind, _, payload = read(file)
         return said((kind, payload))
 
 
 def said(answer: tuple[int, bytes]) -> str:
     kind, payload = answer
-    return code_of(frames.decode_error(payload, "")) if kind == frames.ERROR else f"a frame of kind {kind}"
+    return (
+        code_of(frames.decode_error(payload, ""))
+        if kind == frames.ERROR
+        else f"a frame of kind {kind}"
+    )
 
 
 def status_of(channel: grpc.Channel, proof: str | None) -> str:
     metadata = None if proof is None else [("bellwether-proof", proof)]
     try:
-        services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60, metadata=metadata)
+        services_pb2_grpc.WorkerServiceStub(channel).Status(
+            pb.StatusRequest(), timeout=60, metadata=metadata
+        )
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
@@ -543,7 +612,8 @@ def roles_of(kind: str, credential: str, port: str) -> tuple[str, ...]:
         return ("",)
     if kind == "wrong role":
         return tuple(ClientRole)
-    if kind == "wrong name":  # tasks of a role ask for the name of the task and not of the host (test_roles.py)
+    # tasks of a role ask for the name of the task and not of the host (test_roles.py)
+    if kind == "wrong name":
         return ("", "observer", "admin")
     if kind == "old incarnation":  # an order that is refused for the role never comes to that
         return ("", "worker", "chief") if port == "grpc" else ("", "worker", "chief", "ps")
@@ -610,7 +680,10 @@ def test_who_has_the_credential_is_let_in(
             if port == "grpc":
                 assert who.calls(given) == "OK"
             elif port == "metrics":
-                assert who.figures(given.bearer(), None if held is None else held.client_context()) == "200"
+                assert (
+                    who.figures(given.bearer(), None if held is None else held.client_context())
+                    == "200"
+                )
             else:
                 assert who.ours(given) == "OK"
         training.goes_on()

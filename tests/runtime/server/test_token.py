@@ -71,14 +71,18 @@ def connected(server: rt.Server, way: str) -> Iterator[Any]:
     family = socket.AF_UNIX if way == "unix" else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(60)
-        sock.connect(server.tensors.unix_path if way == "unix" else ("127.0.0.1", server.tensors.port))
+        sock.connect(
+            server.tensors.unix_path if way == "unix" else ("127.0.0.1", server.tensors.port)
+        )
         with sock.makefile("rwb") as file:
             yield file
 
 
 def refused(answer: tuple[int, bytes]) -> bool:
     kind, payload = answer
-    return kind == frames.ERROR and isinstance(frames.decode_error(payload, ""), rt.UnauthenticatedError)
+    return kind == frames.ERROR and isinstance(
+        frames.decode_error(payload, ""), rt.UnauthenticatedError
+    )
 
 
 def elsewhere(server: rt.Server) -> str:
@@ -100,14 +104,19 @@ def every_call(channel: grpc.Channel) -> Iterator[tuple[str, Any]]:
         for method in service.methods:
             request = GetMessageClass(method.input_type)()
             stub = getattr(stubs[service.name], method.name)
-            yield method.name, lambda stub=stub, request=request, **options: stub(request, timeout=60, **options)
+            yield (
+                method.name,
+                lambda stub=stub, request=request, **options: stub(request, timeout=60, **options),
+            )
 
 
 @pytest.mark.parametrize("shown", [None, "", ".", "nonsense", "x" * 5000])
 def test_every_call_without_the_proof_is_refused(server: rt.Server, shown: str | None) -> None:
     with grpc.insecure_channel(server.address) as channel:
         calls = list(every_call(channel))
-        assert {"Status", "Register", "Checkpoint", "Metrics", "RunStep", "Reset"} <= {name for name, _ in calls}
+        assert {"Status", "Register", "Checkpoint", "Metrics", "RunStep", "Reset"} <= {
+            name for name, _ in calls
+        }
         for name, call in calls:
             with pytest.raises(grpc.RpcError) as caught:
                 call(metadata=None if shown is None else [("bellwether-proof", shown)])
@@ -121,7 +130,9 @@ def test_requests_that_are_no_messages_are_refused_in_a_line_and_leave_nothing(
     """gRPC wrote a traceback for each, and after some hundreds its connection took no more calls."""
     with rpc.open_channel(server.address) as channel:
         call = channel.unary_unary(
-            "/bellwether.WorkerService/Status", request_serializer=bytes, response_deserializer=bytes
+            "/bellwether.WorkerService/Status",
+            request_serializer=bytes,
+            response_deserializer=bytes,
         )
         for _ in range(500):
             with pytest.raises(grpc.RpcError) as caught:
@@ -135,13 +146,17 @@ def test_health_is_open_and_says_no_more(server: rt.Server) -> None:
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         found = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
-        assert found == health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        assert found == health_pb2.HealthCheckResponse(
+            status=health_pb2.HealthCheckResponse.SERVING
+        )
 
 
 def test_health_serves_no_streams(server: rt.Server) -> None:
     """A stream of a stranger held a thread and 20 kB for as long as it liked."""
     with grpc.insecure_channel(server.address) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=60
+        )
         with pytest.raises(grpc.RpcError) as caught:
             next(iter(watch))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -157,7 +172,10 @@ def test_strangers_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         answer(check, shown, context)
 
     monkeypatch.setattr(rpc.ClientCheck, "_refuse_call", refuse)
-    with rt.Server(kit.addresses(ps=1), "ps", 0) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        rt.Server(kit.addresses(ps=1), "ps", 0) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         calls = [stub.Status.future(pb.StatusRequest(), timeout=60) for _ in range(300)]
         assert {call.exception().code() for call in calls} == {UNAUTHENTICATED}
@@ -218,7 +236,11 @@ class Relay(grpc.GenericRpcHandler):
         self.stolen: list[grpc.StatusCode] = []
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        metadata = [entry for entry in handler_call_details.invocation_metadata if entry.key.startswith("bellwether")]
+        metadata = [
+            entry
+            for entry in handler_call_details.invocation_metadata
+            if entry.key.startswith("bellwether")
+        ]
         method = handler_call_details.method
 
         def relay(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -226,7 +248,10 @@ class Relay(grpc.GenericRpcHandler):
             self._steal(metadata)
             try:
                 return cast(
-                    bytes, self.living.unary_unary(method, bytes, bytes)(request, timeout=60, metadata=metadata)
+                    bytes,
+                    self.living.unary_unary(method, bytes, bytes)(
+                        request, timeout=60, metadata=metadata
+                    ),
                 )
             except grpc.RpcError as error:
                 context.set_trailing_metadata(error.trailing_metadata())  # type: ignore[attr-defined]
@@ -255,11 +280,15 @@ def test_a_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
             left.close()  # as on another host
         tasks.withdraw(living.address, living)
         relay = Relay(living.address)
-        stand_in = grpc.server(ThreadPoolExecutor(4), handlers=[relay], options=[("grpc.so_reuseport", 0)])
+        stand_in = grpc.server(
+            ThreadPoolExecutor(4), handlers=[relay], options=[("grpc.so_reuseport", 0)]
+        )
         assert stand_in.add_insecure_port(cluster["ps"][0])
         stand_in.start()
         try:
-            with pytest.raises(rt.UnauthenticatedError, match="does not answer for 127.0.0.1:.*127.0.0.2:"):
+            with pytest.raises(
+                rt.UnauthenticatedError, match="does not answer for 127.0.0.1:.*127.0.0.2:"
+            ):
                 rt.probe(cluster["ps"][0], 60, security=security)
         finally:
             stand_in.stop(0).wait(60)
@@ -311,7 +340,8 @@ def test_a_hello_that_was_seen_on_the_wire_is_of_no_use(server: rt.Server, way: 
         send(file, frames.HELLO, frames.encode_hello(hello))
         _, incarnation, payload = read(file)
         about = payload[:16], hello, TASK, incarnation
-        assert payload[16:] == tensor_proof(key, b"server", *about)  # the server shows that it has it, too
+        # the server shows that it has it, too
+        assert payload[16:] == tensor_proof(key, b"server", *about)
         proofs += [tensor_proof(key, b"client", *about), payload[16:]]
         send(file, frames.PROOF, proofs[0])
         assert read(file)[0] == frames.WELCOME
@@ -334,7 +364,9 @@ def test_a_proof_is_about_this_connection(server: rt.Server, field: str) -> None
             incarnation -= 1
         else:
             hello = hello._replace(**{field: getattr(hello, field) + 1})
-        send(file, frames.PROOF, tensor_proof(key, b"client", payload[:16], hello, TASK, incarnation))
+        send(
+            file, frames.PROOF, tensor_proof(key, b"client", payload[:16], hello, TASK, incarnation)
+        )
         kind, _, payload = read(file)
         assert refused((kind, payload))
 
@@ -348,38 +380,51 @@ def test_a_client_of_ours_without_the_token_says_what_to_do(
     target = elsewhere(server)
     for left in server._tokens:
         left.close()
-    with pytest.raises(rt.UnauthenticatedError, match=f"this process has none for it: set {VARIABLE}") as caught:
+    with pytest.raises(
+        rt.UnauthenticatedError, match=f"this process has none for it: set {VARIABLE}"
+    ) as caught:
         rt.Session(target)
     assert server.address in caught.value.task and "\n" not in str(caught.value)
     with pytest.raises(rt.UnauthenticatedError, match="has none"):
         rt.probe(server.address)
     other = other_token(tmp_path)
     monkeypatch.setenv(VARIABLE, str(other.token_file))
-    with pytest.raises(rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"):
+    with pytest.raises(
+        rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"
+    ):
         rt.Session(target)
     (tmp_path / "other").write_text(key_hex := server._parts.credential.key.hex())  # type: ignore[union-attr]
     assert rt.probe(server.address).task == TASK
     with rt.Session(target):
         pass
     (tmp_path / "other").unlink()
-    with pytest.raises(rt.UnauthenticatedError, match="there is no .*: give a directory with certificates") as caught:
+    with pytest.raises(
+        rt.UnauthenticatedError, match="there is no .*: give a directory with certificates"
+    ) as caught:
         rt.Session(target)
     assert key_hex not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_a_supervisor_does_not_try_again_without_the_token(server: rt.Server, is_chief: bool) -> None:
+def test_a_supervisor_does_not_try_again_without_the_token(
+    server: rt.Server, is_chief: bool
+) -> None:
     target = elsewhere(server)
     for left in server._tokens:
         left.close()
     with rt.Graph().as_default():
         harness.get_or_create_global_step()
         sv = harness.Supervisor(is_chief=is_chief, logdir="")
-        with pytest.raises(rt.UnauthenticatedError, match=f"set {VARIABLE}"), sv.managed_session(target):
+        with (
+            pytest.raises(rt.UnauthenticatedError, match=f"set {VARIABLE}"),
+            sv.managed_session(target),
+        ):
             raise AssertionError("a session without the token")
 
 
-def test_status_tells_in_a_line_that_it_has_no_token(server: rt.Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_in_a_line_that_it_has_no_token(
+    server: rt.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     elsewhere(server)
     assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
     for left in server._tokens:
@@ -393,10 +438,14 @@ def test_status_tells_in_a_line_that_it_has_no_token(server: rt.Server, capsys: 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("token", ["none", "wrong"])
-def test_a_connection_of_ours_without_the_token_says_what_to_do(server: rt.Server, token: str, way: str) -> None:
+def test_a_connection_of_ours_without_the_token_says_what_to_do(
+    server: rt.Server, token: str, way: str
+) -> None:
     endpoint = server.tensors.endpoint("127.0.0.1")
     if way == "tcp":
-        endpoint = Endpoint("127.0.0.1", endpoint.port, None, endpoint.host_id, endpoint.incarnation)
+        endpoint = Endpoint(
+            "127.0.0.1", endpoint.port, None, endpoint.host_id, endpoint.incarnation
+        )
     found = None if token == "none" else Token(secrets.token_bytes(32), "a file")
     peer = Peer(TASK, lambda timeout: endpoint, 7, lambda timeout: found)
     expected = f"set {VARIABLE}" if token == "none" else "another token than a file"
@@ -421,8 +470,12 @@ def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
         thread = threading.Thread(target=welcome_anybody)
         thread.start()
         there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
-        peer = Peer("/job:ps/task:0", lambda timeout: there, 7, lambda timeout: Token(bytes(32), "a file"))
-        with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token of a file"):
+        peer = Peer(
+            "/job:ps/task:0", lambda timeout: there, 7, lambda timeout: Token(bytes(32), "a file")
+        )
+        with pytest.raises(
+            rt.UnauthenticatedError, match="cannot show that it has the token of a file"
+        ):
             peer.acquire()
         peer.close()
         thread.join(60)
@@ -432,7 +485,10 @@ def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
 def test_a_token_that_is_given_is_that_of_the_whole_cluster(tmp_path: pathlib.Path) -> None:
     security = other_token(tmp_path)
     cluster = kit.addresses(ps=1, worker=1)
-    with rt.Server(cluster, "ps", 0, security=security) as ps, rt.Server(cluster, "worker", 0, security=security) as w:
+    with (
+        rt.Server(cluster, "ps", 0, security=security) as ps,
+        rt.Server(cluster, "worker", 0, security=security) as w,
+    ):
         assert key_of(ps) == key_of(w) == security.token().key  # it is left for this user, too
         tasks.withdraw(ps.address, ps)
         for left in ps._tokens:
@@ -457,7 +513,9 @@ def test_off_the_loopback_a_server_asks_for_the_token_that_it_is_given(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=other_token(tmp_path)) as server:
+    with rt.Server(
+        kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=other_token(tmp_path)
+    ) as server:
         assert find_token(server.address, None, 60) is None
         assert code_of(server.address) is UNAUTHENTICATED
         with connected(server, "tcp") as file:
@@ -478,7 +536,9 @@ def test_the_token_goes_with_the_server(server: rt.Server, place: pathlib.Path) 
     assert list(place.iterdir()) == []
 
 
-def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(place: pathlib.Path) -> None:
+def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(
+    place: pathlib.Path,
+) -> None:
     cluster = kit.addresses(ps=1, worker=1)
     keys = []
     with rt.Server(cluster, "worker", 0) as worker, rt.Graph().as_default() as graph:
@@ -502,7 +562,8 @@ def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(p
                             sess.run(step)
                         ps.restart()
             assert keys[0] != keys[1]
-            assert len(list(place.iterdir())) == 2  # the worker's and the second ps's: nothing of the first is left
+            # the worker's and the second ps's: nothing of the first is left
+            assert len(list(place.iterdir())) == 2
 
 
 TASK_OF_A_LAUNCHER = """
@@ -515,7 +576,9 @@ server.join()
 """
 
 
-def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(place: pathlib.Path) -> None:
+def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(
+    place: pathlib.Path,
+) -> None:
     command = ["harness.launch", "--ps=1", "--workers=1", "--", "python", "-c", TASK_OF_A_LAUNCHER]
     with Program("python", "-m", *command) as launcher:
         addresses = [launcher.expect(r"SERVES (\S+)")[1] for _ in range(2)]
@@ -527,8 +590,15 @@ def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(
             assert token is not None
             keys.append(token.key.hex())
         assert keys[0] != keys[1]
-        processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
-        shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
+        processes = [
+            psutil.Process(launcher.pid),
+            *psutil.Process(launcher.pid).children(recursive=True),
+        ]
+        shown = [
+            text
+            for process in processes
+            for text in (*process.cmdline(), *process.environ().values())
+        ]
         assert len(processes) >= 5  # the launcher, two guards, two tasks
         assert not any(key in text for key in keys for text in [*shown, launcher.output()])
         launcher.kill()
@@ -560,9 +630,14 @@ def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
     attempt("probe", lambda: rt.probe(server["target"]))
     attempt("reset", lambda: rt.Session.reset(server["target"]))
     for way, unix in (("tcp", None), ("unix", server["unix"])):
-        there = Endpoint("127.0.0.1", server["port"], unix, server["host_id"], server["incarnation"])
+        there = Endpoint(
+            "127.0.0.1", server["port"], unix, server["host_id"], server["incarnation"]
+        )
         peer = Peer(
-            TASK, lambda timeout, there=there: there, 7, lambda timeout: find_token(server["target"][7:], None, 1)
+            TASK,
+            lambda timeout, there=there: there,
+            7,
+            lambda timeout: find_token(server["target"][7:], None, 1),
         )
         attempt(way, peer.acquire)
         peer.close()
@@ -574,7 +649,9 @@ def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_of_the_host_is_refused_at_every_port(server: rt.Server, place: pathlib.Path) -> None:
+def test_another_user_of_the_host_is_refused_at_every_port(
+    server: rt.Server, place: pathlib.Path
+) -> None:
     endpoint = server.tensors.endpoint("127.0.0.1")
     about = {
         "target": server.target.replace("localhost", "127.0.0.1"),
@@ -591,5 +668,7 @@ def test_another_user_of_the_host_is_refused_at_every_port(server: rt.Server, pl
     assert about["files"]
     for name in ("session", "probe", "reset", "tcp", "unix"):
         assert said[name].startswith("UnauthenticatedError") and VARIABLE in said[name], said
-    assert said["socket"].startswith("PermissionError") and said["file"].startswith("PermissionError"), said
+    assert said["socket"].startswith("PermissionError") and said["file"].startswith(
+        "PermissionError"
+    ), said
     assert server.tensors.counters.lanes == 0 or server.master._sessions == {}

@@ -60,6 +60,8 @@ def test_forked_child_leaves_its_parent_alone(how: str) -> None:
     """A child that leaves the block of a session, runs a step or stops the server changes nothing for its parent."""
     cluster = kit.addresses(ps=1, worker=1)
     with kit.processes(cluster, ("ps", 0)):
-        with Program("python", "-c", PROGRAM, cluster["ps"][0], cluster["worker"][0], how) as program:
+        with Program(
+            "python", "-c", PROGRAM, cluster["ps"][0], cluster["worker"][0], how
+        ) as program:
             program.expect("^PARENT 4.0$")
             assert program.wait() == 0

@@ -16,7 +16,11 @@ from tests.runtime import kit
 pytestmark = pytest.mark.cluster
 
 _ROOT = os.path.dirname(rt.__file__)
-ROOMS = [os.path.join(_ROOT, "session"), os.path.join(_ROOT, "master"), os.path.join(_ROOT, "wire", "peer")]
+ROOMS = [
+    os.path.join(_ROOT, "session"),
+    os.path.join(_ROOT, "master"),
+    os.path.join(_ROOT, "wire", "peer"),
+]
 
 
 def hearts() -> int:
@@ -50,4 +54,7 @@ def test_interrupted_session_leaves_nothing() -> None:
         assert interrupted > 50
         until(lambda: gc.collect() >= 0 and hearts() == before, "the end of the heartbeats")
         until(lambda: ps.worker.registry.sessions == 0, "the goodbye of all sessions")
-        until(lambda: made[kit.TARGET].worker.counters.values()["sessions"] == 0, "the end of all sessions")
+        until(
+            lambda: made[kit.TARGET].worker.counters.values()["sessions"] == 0,
+            "the end of all sessions",
+        )

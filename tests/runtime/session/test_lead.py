@@ -35,7 +35,9 @@ W = "/job:worker/task:1"
         ([(5, 8)], 6),
     ],
 )
-def test_a_chief_keeps_its_epoch_while_it_is_the_latest(obeyed: list[tuple[int, int]], epoch: int) -> None:
+def test_a_chief_keeps_its_epoch_while_it_is_the_latest(
+    obeyed: list[tuple[int, int]], epoch: int
+) -> None:
     assert next_epoch(7, [Leadership(*pair) for pair in obeyed]) == epoch
 
 
@@ -104,7 +106,9 @@ def sessions(cluster: dict[str, rt.Server], count: int) -> Iterator[list[rt.Sess
         for index, task in enumerate((*PS, W)):
             with rt.device(task):
                 rt.Variable(np.full(4, index, np.float32), name=f"v{index}")
-        made = [stack.enter_context(rt.Session(cluster[TARGET].target, graph)) for _ in range(count)]
+        made = [
+            stack.enter_context(rt.Session(cluster[TARGET].target, graph)) for _ in range(count)
+        ]
         made[0].run(rt.global_variables_initializer())
         yield made
 
@@ -119,13 +123,19 @@ def test_a_plain_session_claims_where_nobody_leads_and_follows_where_somebody_do
         assert both[PS[0]] == own[PS[0]] and both[PS[1]].owner != own[PS[0]].owner
         lead = RunRecords(cluster[TARGET].target, is_chief=True).claim()
         assert lead.leadership.epoch == 2
-        assert first.authority.over(PS) == second.authority.over(PS) == dict.fromkeys(PS, lead.leadership)
+        assert (
+            first.authority.over(PS)
+            == second.authority.over(PS)
+            == dict.fromkeys(PS, lead.leadership)
+        )
         chiefs.authority.lead_with(lead)
         assert chiefs.authority.over([*PS, W]) == dict.fromkeys([*PS, W], lead.leadership)
         assert lead.leadership.epoch == 2 and obeyed(cluster, *PS, W) == {lead.leadership}
 
 
-def test_tasks_that_are_claimed_later_raise_all_others_when_they_are_ahead(cluster: dict[str, rt.Server]) -> None:
+def test_tasks_that_are_claimed_later_raise_all_others_when_they_are_ahead(
+    cluster: dict[str, rt.Server],
+) -> None:
     records = RunRecords(cluster[TARGET].target, is_chief=True)
     with sessions(cluster, 1) as (sess,):
         sess.authority.lead_with(records.claim())
@@ -137,7 +147,9 @@ def test_tasks_that_are_claimed_later_raise_all_others_when_they_are_ahead(clust
         records.open()
 
 
-def test_a_deposed_chief_claims_nothing_by_a_save(cluster: dict[str, rt.Server], tmp_path: pathlib.Path) -> None:
+def test_a_deposed_chief_claims_nothing_by_a_save(
+    cluster: dict[str, rt.Server], tmp_path: pathlib.Path
+) -> None:
     old = RunRecords(cluster[TARGET].target, is_chief=True)
     with sessions(cluster, 2) as (saved_before, fresh):
         for sess in (saved_before, fresh):
@@ -164,18 +176,30 @@ def test_a_plain_saver_beside_a_chief_deposes_nobody_and_loses_its_jobs_with_it(
         chiefs.authority.lead_with(records.claim())
         saver = harness.Saver(transfer=transfer)
         chiefs_path = saver.save(chiefs, tmp_path / "chief", 1)
-        slices = names.slices_of(chiefs, saver._variables(rt.get_default_graph()), stream=transfer == "stream")
+        slices = names.slices_of(
+            chiefs, saver._variables(rt.get_default_graph()), stream=transfer == "stream"
+        )
         snapshots = [sess.checkpoint_coordinator.snapshot(slices) for sess in (chiefs, plain)]
-        for path in (chiefs_path, harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 1)):
+        for path in (
+            chiefs_path,
+            harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 1),
+        ):
             assert [harness.load_variable(path, f"v{i}")[0] for i in range(3)] == [0, 1, 2]
-        assert records.leads() and records.lead and obeyed(cluster, *PS, W) == {records.lead.leadership}
+        assert (
+            records.leads()
+            and records.lead
+            and obeyed(cluster, *PS, W) == {records.lead.leadership}
+        )
         chiefs.checkpoint_coordinator.confirm(snapshots[0])  # nothing of it was lost
         new = RunRecords(cluster[TARGET].target, is_chief=True)
         new.claim()
         for sess, snapshot in zip((chiefs, plain), snapshots, strict=True):
             with pytest.raises(rt.AbortedError, match="has taken the lead"):
-                sess.checkpoint_coordinator.write(snapshot, str(tmp_path), stream=transfer == "stream")
-        assert harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 2)  # under the new chief
+                sess.checkpoint_coordinator.write(
+                    snapshot, str(tmp_path), stream=transfer == "stream"
+                )
+        # under the new chief
+        assert harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 2)
 
 
 def test_a_client_of_a_master_elsewhere_claims_and_follows(tmp_path: pathlib.Path) -> None:
@@ -221,14 +245,18 @@ def test_the_first_order_of_a_chief_waits_for_what_the_one_before_still_writes(
         olds.authority.lead_with(old.claim())
         saver = harness.Saver()
         participant = cluster[PS[0]].worker.checkpoint_participant
-        snapshot = olds.checkpoint_coordinator.snapshot(names.slices_of(olds, saver._variables(rt.get_default_graph())))
+        snapshot = olds.checkpoint_coordinator.snapshot(
+            names.slices_of(olds, saver._variables(rt.get_default_graph()))
+        )
         job = participant.jobs._jobs[snapshot.job]
         with participant.jobs.reserve(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing
             assert not job.ended.is_set()
             monkeypatch.setattr("runtime.checkpoint.jobs.JOIN_SECS", 0.05)
             for _ in range(2):
-                with pytest.raises(rt.UnavailableError, match="an earlier chief's job still writes"):
+                with pytest.raises(
+                    rt.UnavailableError, match="an earlier chief's job still writes"
+                ):
                     saver.save(news, tmp_path / "m", 1)
             assert job.ended.is_set()
         saver.save(news, tmp_path / "m", 1)

@@ -17,8 +17,12 @@ def _graph() -> Iterator[None]:
         yield
 
 
-def _call(fn: Any, *inputs: Any, shape: Any = (), dtype: Any = np.float32, name: str = "python") -> rt.Tensor:
-    return rt.lowlevel.python_call(lambda _, arrays: [fn(*arrays)], inputs, [(shape, dtype)], name=name).outputs[0]
+def _call(
+    fn: Any, *inputs: Any, shape: Any = (), dtype: Any = np.float32, name: str = "python"
+) -> rt.Tensor:
+    return rt.lowlevel.python_call(
+        lambda _, arrays: [fn(*arrays)], inputs, [(shape, dtype)], name=name
+    ).outputs[0]
 
 
 def _counter() -> rt.Tensor:
@@ -73,7 +77,10 @@ def test_a_queue_before_it_gives_one_element() -> None:
     x = _call(lambda a: a + 1, taken)
     with rt.Session() as sess:
         sess.run(queue.enqueue_many(np.arange(4, dtype=np.float32)))
-        assert [tuple(map(float, sess.run((taken, x, x + taken)))) for _ in range(2)] == [(0, 1, 1), (1, 2, 3)]
+        assert [tuple(map(float, sess.run((taken, x, x + taken)))) for _ in range(2)] == [
+            (0, 1, 1),
+            (1, 2, 3),
+        ]
         assert int(sess.run(queue.size())) == 2
 
 
@@ -95,7 +102,9 @@ def test_it_may_run_steps_of_the_session() -> None:
 def test_operations_without_outputs_run_for_their_effect() -> None:
     done: list[float] = []
     x = rt.placeholder(np.float32, ())
-    note = rt.lowlevel.python_call(lambda _, arrays: done.append(float(arrays[0])) or [], [x * 2], name="note")
+    note = rt.lowlevel.python_call(
+        lambda _, arrays: done.append(float(arrays[0])) or [], [x * 2], name="note"
+    )
     with rt.Session() as sess:
         assert sess.run([note, x], {x: 3})[0] is None
         assert sess.run(rt.group(note), {x: 4}) is None
@@ -114,7 +123,10 @@ def test_feeding_what_it_gives_spares_it() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(given: Any, told: str) -> None:
     x = _call(lambda: given, name="mine")
-    with rt.Session() as sess, pytest.raises(rt.InvalidArgumentError, match=f"'mine': its function gave {told}"):
+    with (
+        rt.Session() as sess,
+        pytest.raises(rt.InvalidArgumentError, match=f"'mine': its function gave {told}"),
+    ):
         sess.run(x)
 
 

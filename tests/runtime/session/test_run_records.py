@@ -42,7 +42,9 @@ def waiting(server: rt.Server) -> int:
 
 
 @pytest.fixture(params=["tasks here", "tasks elsewhere", "master elsewhere"])
-def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, rt.Server]]:
+def cluster(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, rt.Server]]:
     """Two ps and two workers; the target reaches the others, and the client the target, in every way."""
     if request.param == "master elsewhere":
         monkeypatch.setattr(runtime.session.run_records, "find_local", lambda address: None)
@@ -58,8 +60,12 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
     other = RunRecords(cluster["/job:worker/task:1"].target)
     assert {record.phase for record in chief.inspect().values()} == {"new"} and chief.task == TARGET
     assert chief.claim().tasks == set(PS)
-    assert {record.chief for record in chief.inspect().values()} == {f"{TARGET} at {cluster[TARGET].address}"}
-    assert chief.lead and {record.leadership for record in other.inspect().values()} == {chief.lead.leadership}
+    assert {record.chief for record in chief.inspect().values()} == {
+        f"{TARGET} at {cluster[TARGET].address}"
+    }
+    assert chief.lead and {record.leadership for record in other.inspect().values()} == {
+        chief.lead.leadership
+    }
     assert chief.leads()
     assert chief.load() == dict.fromkeys(PS, 0)
     assert not other.wait_loaded(0.01)
@@ -82,7 +88,8 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
 def test_an_order_to_stop_reaches_who_waits_for_it(cluster: dict[str, rt.Server]) -> None:
     waits = RunRecords(cluster["/job:worker/task:1"].target)
     thread, results = in_thread(lambda: waits.wait_stop(LONG_SECS))
-    until(lambda: [waiting(cluster[name]) for name in PS] in ([1, 0], [0, 1]))  # one of them keeps a thread for it
+    # one of them keeps a thread for it
+    until(lambda: [waiting(cluster[name]) for name in PS] in ([1, 0], [0, 1]))
     RunRecords(cluster[PS[0]].target).stop("no better for 3 evaluations")
     thread.join(60)
     assert results == [("no better for 3 evaluations", None)]
@@ -103,7 +110,8 @@ def test_the_chief_hears_of_any_ps_that_is_told_to_go_and_no_other_task_does(
     thread.join(60)
     ((reason, secs),) = results
     assert reason == "" and 0 < secs <= 30
-    until(lambda: not any(waiting(cluster[name]) for name in PS))  # the other ps is not kept waiting
+    # the other ps is not kept waiting
+    until(lambda: not any(waiting(cluster[name]) for name in PS))
     assert other.wait_stop(0.01) == ("", None)
 
 
@@ -151,7 +159,9 @@ def test_orders_reach_what_waits_for_workers(cluster: dict[str, rt.Server]) -> N
     assert said == [("retired", 5, 0), ("finished", True), ("finished", True), ("retired", 6, 1)]
 
 
-def test_an_order_opens_no_session(cluster: dict[str, rt.Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_opens_no_session(
+    cluster: dict[str, rt.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a session")
 
@@ -171,7 +181,9 @@ def test_another_chief_leads(cluster: dict[str, rt.Server]) -> None:
         old.load()
     old.claim()
     new.claim()
-    with pytest.raises(rt.PermissionDeniedError, match=f"task:[01]: refused to load for {TARGET}: {TARGET} has"):
+    with pytest.raises(
+        rt.PermissionDeniedError, match=f"task:[01]: refused to load for {TARGET}: {TARGET} has"
+    ):
         old.load()
 
 
@@ -189,7 +201,9 @@ def test_two_chiefs_that_claim_at_once_agree_on_one(cluster: dict[str, rt.Server
         thread.join(120)
     leads = [chief for chief in chiefs if chief.leads()]
     assert len(leads) == 1 and leads[0].lead
-    assert {record.leadership for record in leads[0].inspect().values()} == {leads[0].lead.leadership}
+    assert {record.leadership for record in leads[0].inspect().values()} == {
+        leads[0].lead.leadership
+    }
     leads[0].load()
     for chief in chiefs:
         if chief is not leads[0] and chief.lead and chief.lead.leadership:
@@ -197,17 +211,23 @@ def test_two_chiefs_that_claim_at_once_agree_on_one(cluster: dict[str, rt.Server
                 chief.load()
 
 
-def test_a_chief_that_claims_again_keeps_its_epoch_until_another_has_led(cluster: dict[str, rt.Server]) -> None:
+def test_a_chief_that_claims_again_keeps_its_epoch_until_another_has_led(
+    cluster: dict[str, rt.Server],
+) -> None:
     chief, other = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
     assert chief.lead and other.lead
     chief.claim()
     cluster[PS[1]].worker.store.run.leadership = NOBODY  # as one that was started again
     chief.claim()
-    assert {record.leadership for record in chief.inspect().values()} == {Leadership(1, chief.lead.owner)}
+    assert {record.leadership for record in chief.inspect().values()} == {
+        Leadership(1, chief.lead.owner)
+    }
     other.claim()
     assert other.lead.leadership.epoch == 2
     chief.claim()
-    assert {record.leadership for record in chief.inspect().values()} == {Leadership(3, chief.lead.owner)}
+    assert {record.leadership for record in chief.inspect().values()} == {
+        Leadership(3, chief.lead.owner)
+    }
 
 
 def test_a_task_that_is_far_ahead_is_followed(cluster: dict[str, rt.Server]) -> None:
@@ -223,11 +243,20 @@ def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
     with rt.Server(spec, "ps", 1) as ps, rt.Server(spec, "worker", 0) as worker:
         records = RunRecords(worker.target, is_chief=True)
         records.answer_secs = 0.3
-        reached = RunRecords(worker.target, rt.SessionConfig(device_filters=["/job:ps/task:1"]), is_chief=True)
+        reached = RunRecords(
+            worker.target, rt.SessionConfig(device_filters=["/job:ps/task:1"]), is_chief=True
+        )
         assert reached.claim().tasks == {PS[1]}
         records.lead = reached.lead
-        for order in (records.claim, records.join, lambda: records.finish(9.0), lambda: records.done(leave=False)):
-            with pytest.raises(rt.UnavailableError, match=f"still waiting for {PS[0]} at {spec['ps'][0]}"):
+        for order in (
+            records.claim,
+            records.join,
+            lambda: records.finish(9.0),
+            lambda: records.done(leave=False),
+        ):
+            with pytest.raises(
+                rt.UnavailableError, match=f"still waiting for {PS[0]} at {spec['ps'][0]}"
+            ):
                 order()
         assert ps.worker.store.run.phase == "finished"
         assert ps.worker.store.run.state()["done"] == [TARGET]
@@ -247,7 +276,9 @@ def test_a_task_that_has_restarted_just_now() -> None:
             task.meet(task.status(worker.cluster, TARGET, 30))
             assert task.send_run_order(order, time.monotonic() + 30).phase == RunReply.NEW
         with rt.Server(spec, "ps", 0):
-            with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted since the session began"):
+            with pytest.raises(
+                rt.AbortedError, match=f"{PS[0]}: restarted since the session began"
+            ):
                 while True:  # gRPC finds out that the connection is gone when it is used
                     with contextlib.suppress(rt.UnavailableError):
                         task.send_run_order(order, time.monotonic() + 30)
@@ -268,9 +299,14 @@ def test_a_server_that_has_not_begun_is_waited_for() -> None:
 
 def test_tasks_of_another_cluster_take_no_order() -> None:
     here, there = addresses(ps=1, worker=1), addresses(ps=1, worker=1)
-    with rt.Server(here, "worker", 0) as worker, rt.Server({**there, "ps": here["ps"]}, "ps", 0) as ps:
+    with (
+        rt.Server(here, "worker", 0) as worker,
+        rt.Server({**there, "ps": here["ps"]}, "ps", 0) as ps,
+    ):
         tasks.withdraw(ps.address, ps)
-        with pytest.raises(rt.InvalidArgumentError, match="the cluster definition of /job:ps/task:0 differs"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="the cluster definition of /job:ps/task:0 differs"
+        ):
             RunRecords(worker.target, is_chief=True).claim()
         assert not ps.worker.store.run.leadership
 
@@ -290,7 +326,9 @@ def test_what_a_stranger_may_not_order() -> None:
         they, their = Stranger(ps), Stranger(made[TARGET])
         with they.channel, their.channel:
             with refused(grpc.StatusCode.ABORTED, "restarted since the session began"):
-                they.worker.Run(RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30)
+                they.worker.Run(
+                    RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30
+                )
             with refused(grpc.StatusCode.INVALID_ARGUMENT, "orders nothing"):
                 they.worker.Run(RunOrder(incarnation=ps.incarnation), timeout=30)
             order = RunOrder(leadership=Leadership(1, 4711).to_proto(), load=RunOrder.Load())
@@ -306,11 +344,15 @@ def test_what_a_stranger_may_not_order() -> None:
                 1e9: above,
                 float("inf"): above,
             }.items():
-                request = pb.ForwardRunOrderRequest(order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=secs)
+                request = pb.ForwardRunOrderRequest(
+                    order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=secs
+                )
                 with refused(code, said):
                     their.master.ForwardRunOrder(request, timeout=30)
             with refused(grpc.StatusCode.ABORTED, "is not found here"):
-                their.master.AdoptGenerations(pb.AdoptGenerationsRequest(session=1, generations={PS[0]: 1}), timeout=30)
+                their.master.AdoptGenerations(
+                    pb.AdoptGenerationsRequest(session=1, generations={PS[0]: 1}), timeout=30
+                )
 
 
 # -- what ends a wait ------------------------------------------------------------------------------------------------
@@ -359,7 +401,8 @@ def test_a_wait_ends_with_its_caller(how: signal.Signals) -> None:
         with Program("python", "-c", WAIT, made[TARGET].target) as program:
             until(lambda: all(waiting(made[name]) for name in PS))
             program.signal(how)
-            until(lambda: not any(waiting(made[name]) for name in PS))  # they would wait for a minute
+            # they would wait for a minute
+            until(lambda: not any(waiting(made[name]) for name in PS))
             program.wait()
             assert ("interrupted" in program.output()) == (how == signal.SIGINT)
 
@@ -397,7 +440,8 @@ def test_a_wait_ends_with_the_process_of_its_task() -> None:
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         ps, worker, other = (
-            stack.enter_context(rt.Server(spec, job, i)) for job, i in (("ps", 0), ("worker", 0), ("worker", 1))
+            stack.enter_context(rt.Server(spec, job, i))
+            for job, i in (("ps", 0), ("worker", 0), ("worker", 1))
         )
         dies = stack.enter_context(Program("python", "-c", TELLS, json.dumps(spec)))
         joins, waits = RunRecords(other.target), RunRecords(worker.target)
@@ -456,9 +500,12 @@ def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         _, dies = (
-            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index))) for index in range(2)
+            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index)))
+            for index in range(2)
         )
-        worker, second = (stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2))
+        worker, second = (
+            stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2)
+        )
         chief, other = RunRecords(worker.target, is_chief=True), RunRecords(second.target)
         chief.answer_secs = other.answer_secs = 60.0
 
@@ -474,8 +521,15 @@ def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None
         assert chief.lead
         assert killed_after(chief.claim).leadership == chief.lead.leadership
         found = killed_after(chief.load, lambda: chief.open("/runs/1"))
-        assert (found.phase, found.logdir, found.leadership) == ("ready", "/runs/1", chief.lead.leadership)
-        assert killed_after(chief.join, other.join).joined == (worker.worker.task, second.worker.task)
+        assert (found.phase, found.logdir, found.leadership) == (
+            "ready",
+            "/runs/1",
+            chief.lead.leadership,
+        )
+        assert killed_after(chief.join, other.join).joined == (
+            worker.worker.task,
+            second.worker.task,
+        )
         assert killed_after(lambda: other.done(leave=False)).done == (second.worker.task,)
         until_backed_up(spec)
         dies.kill()
@@ -489,9 +543,12 @@ def test_an_order_that_waits_goes_on_with_the_task() -> None:
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         _, dies = (
-            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index))) for index in range(2)
+            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index)))
+            for index in range(2)
         )
-        worker, second = (stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2))
+        worker, second = (
+            stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2)
+        )
         waits, other = RunRecords(worker.target), RunRecords(second.target)
         waits.answer_secs = other.answer_secs = 60.0
         until_backed_up(spec)

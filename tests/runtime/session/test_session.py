@@ -67,7 +67,9 @@ def test_fetches_keep_their_structure(session: rt.Session) -> None:
 
 
 def test_scalars_come_as_numpy_scalars_and_arrays_as_arrays(session: rt.Session) -> None:
-    found = session.run([rt.constant(1.5) * 2, rt.constant([1]), rt.constant("text"), rt.constant(True)])
+    found = session.run(
+        [rt.constant(1.5) * 2, rt.constant([1]), rt.constant("text"), rt.constant(True)]
+    )
     assert type(found[0]) is np.float32
     assert type(found[1]) is np.ndarray
     assert found[2] == b"text"
@@ -103,7 +105,9 @@ def test_one_thing_may_be_fetched_twice_and_is_computed_once(session: rt.Session
     ],
     ids=str,
 )
-def test_what_cannot_be_fetched(session: rt.Session, fetch: Any, error: type[Exception], said: str) -> None:
+def test_what_cannot_be_fetched(
+    session: rt.Session, fetch: Any, error: type[Exception], said: str
+) -> None:
     rt.constant(1, name="there")
     with pytest.raises(error, match=said):
         session.run(fetch)
@@ -143,9 +147,21 @@ def feed_errors() -> list[Any]:
     p = pytest.param
     return [
         p("ints", [1.5], TypeError, "float64 does not become int32 by itself", id="float to int"),
-        p("ints", [2**40], TypeError, r"ints:0.* does not fit int32: it goes from 1099511627776", id="overflow"),
+        p(
+            "ints",
+            [2**40],
+            TypeError,
+            r"ints:0.* does not fit int32: it goes from 1099511627776",
+            id="overflow",
+        ),
         p("bytes", [-1], TypeError, "does not fit uint8", id="negative to unsigned"),
-        p("ints", ["a"], TypeError, "ints:0.* is not numeric, but the placeholder takes int32", id="string to int"),
+        p(
+            "ints",
+            ["a"],
+            TypeError,
+            "ints:0.* is not numeric, but the placeholder takes int32",
+            id="string to int",
+        ),
         p("floats", [1j], TypeError, "complex128 does not become float32", id="complex to float"),
         p("floats", [None], TypeError, "is not numeric", id="None"),
         p("floats", [[1.0], [1.0, 2.0]], ValueError, "cannot be made an array", id="ragged"),
@@ -159,7 +175,13 @@ def feed_errors() -> list[Any]:
         p("floats", 1.0, ValueError, r"Cannot feed value of shape \(\)", id="rank"),
         p("flags", [2], TypeError, "int64 does not become bool", id="int to bool"),
         p("texts", [1], TypeError, "but the placeholder takes strings", id="number to string"),
-        p("missing:0", 1, TypeError, "Cannot interpret feed_dict key as Tensor: .*'missing'", id="unknown name"),
+        p(
+            "missing:0",
+            1,
+            TypeError,
+            "Cannot interpret feed_dict key as Tensor: .*'missing'",
+            id="unknown name",
+        ),
         p(
             "operation",
             1,
@@ -167,12 +189,20 @@ def feed_errors() -> list[Any]:
             "Cannot interpret feed_dict key as Tensor: 'operation' is an operation",
             id="operation",
         ),
-        p(3, 1, TypeError, "Cannot interpret feed_dict key as Tensor: 3 has invalid type int", id="a number as key"),
+        p(
+            3,
+            1,
+            TypeError,
+            "Cannot interpret feed_dict key as Tensor: 3 has invalid type int",
+            id="a number as key",
+        ),
     ]
 
 
 @pytest.mark.parametrize(("key", "value", "error", "said"), feed_errors())
-def test_feeds_that_do_not_fit(session: rt.Session, key: Any, value: Any, error: type[Exception], said: str) -> None:
+def test_feeds_that_do_not_fit(
+    session: rt.Session, key: Any, value: Any, error: type[Exception], said: str
+) -> None:
     for name, dtype, size in (
         ("ints", np.int32, 1),
         ("bytes", np.uint8, 1),
@@ -189,16 +219,27 @@ def test_feeds_that_do_not_fit(session: rt.Session, key: Any, value: Any, error:
 
 
 def test_a_feed_of_another_dtype_is_converted_when_no_value_changes(session: rt.Session) -> None:
-    ints, flags = rt.placeholder(np.int32, [2], name="ints"), rt.placeholder(np.bool_, [2], name="flags")
+    ints, flags = (
+        rt.placeholder(np.int32, [2], name="ints"),
+        rt.placeholder(np.bool_, [2], name="flags"),
+    )
     reals = rt.placeholder(np.float32, [2], name="reals")
-    got = session.run([ints, flags, reals], {ints: np.array([1.0, 2.0]), flags: [0, 1], reals: np.array([1 + 0j, 0.1])})
+    got = session.run(
+        [ints, flags, reals],
+        {ints: np.array([1.0, 2.0]), flags: [0, 1], reals: np.array([1 + 0j, 0.1])},
+    )
     assert [g.tolist() for g in got[:2]] == [[1, 2], [False, True]] and [g.dtype for g in got] == [
         np.int32,
         np.bool_,
         np.float32,
     ]
     np.testing.assert_array_equal(got[2], np.float32([1, 0.1]))
-    for tensor, value in ((ints, [np.nan, 1.0]), (ints, [3e9, 1.0]), (flags, [0.5, 1.0]), (reals, [1j, 0])):
+    for tensor, value in (
+        (ints, [np.nan, 1.0]),
+        (ints, [3e9, 1.0]),
+        (flags, [0.5, 1.0]),
+        (reals, [1j, 0]),
+    ):
         with pytest.raises(TypeError, match=f"value fed for '{tensor.name}'.*does not become"):
             session.run(tensor, {tensor: value})
 
@@ -218,7 +259,9 @@ def test_a_feed_must_be_a_dict_and_name_each_tensor_once(session: rt.Session) ->
         session.run(x, {x: 1.0, "x:0": 2.0})
 
 
-def test_feeds_are_looked_up_not_searched(session: rt.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feeds_are_looked_up_not_searched(
+    session: rt.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Feeding n placeholders compares each with a few others, where a search would compare n * n / 2 pairs."""
     inputs = [rt.placeholder(np.float32, [], name=f"x{n}") for n in range(100)]
     compared = []
@@ -234,7 +277,9 @@ def test_feeds_are_looked_up_not_searched(session: rt.Session, monkeypatch: pyte
 
 def test_the_missing_placeholders_are_named(session: rt.Session) -> None:
     x, y = rt.placeholder(np.float32, [], name="x"), rt.placeholder(np.float32, [], name="y")
-    with pytest.raises(rt.InvalidArgumentError, match="You must feed a value for placeholder tensor 'x:0', 'y:0'"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="You must feed a value for placeholder tensor 'x:0', 'y:0'"
+    ):
         session.run(x + y)
 
 
@@ -242,12 +287,17 @@ def test_shapes_that_do_not_fit_each_other_name_the_operation(session: rt.Sessio
     x, y = rt.placeholder(np.float32, [None, 3]), rt.placeholder(np.float32, [None, 2])
     product = rt.call(jnp.matmul, x, y, name="product")
     session.run(product, {x: np.zeros((4, 3)), y: np.zeros((3, 2))})
-    with pytest.raises(rt.InvalidArgumentError, match=r"'product'\(float32\[4, 3\], float32\[5, 2\]\)"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"'product'\(float32\[4, 3\], float32\[5, 2\]\)"
+    ):
         session.run(product, {x: np.zeros((4, 3)), y: np.zeros((5, 2))})
 
 
 def test_unknown_sizes_and_ranks(session: rt.Session) -> None:
-    x, anything = rt.placeholder(np.float32, [None], name="x"), rt.placeholder(np.float32, name="anything")
+    x, anything = (
+        rt.placeholder(np.float32, [None], name="x"),
+        rt.placeholder(np.float32, name="anything"),
+    )
     joined = rt.numpy.concatenate([x, x])
     assert joined.shape == (None,)
     assert (x + rt.constant([1.0, 2.0, 3.0])).shape == (3,)
@@ -265,7 +315,9 @@ def test_unknown_sizes_and_ranks(session: rt.Session) -> None:
 def test_an_uninitialised_variable_is_named_with_its_task(session: rt.Session) -> None:
     v = rt.Variable(1.0, name="never_initialised")
     for fetch in (v, v + 1.0, v.assign_add(1.0)):
-        with pytest.raises(rt.FailedPreconditionError, match="uninitialized value never_initialised") as caught:
+        with pytest.raises(
+            rt.FailedPreconditionError, match="uninitialized value never_initialised"
+        ) as caught:
             session.run(fetch)
         assert caught.value.task.startswith("/job:")
 
@@ -285,7 +337,9 @@ def test_a_variable_of_another_shape_is_told(kind: str) -> None:
         session.run(v.initializer)
         with rt.Graph().as_default(), rt.Session(target) as other:
             same_name = rt.Variable([1, 2, 3], name="shaped")
-            with pytest.raises(rt.InvalidArgumentError, match=r"initialised as float32\[2\].* int32\[3\]"):
+            with pytest.raises(
+                rt.InvalidArgumentError, match=r"initialised as float32\[2\].* int32\[3\]"
+            ):
                 other.run(same_name)
 
 
@@ -302,7 +356,9 @@ def test_a_closed_session_says_so(target: str) -> None:
 def test_a_device_that_is_not_there(session: rt.Session) -> None:
     with rt.device("/job:ghost/task:3"):
         x = rt.placeholder(np.float32, []) + 1.0
-    with pytest.raises(rt.InvalidArgumentError, match="operation 'add': it asks for '/job:ghost/task:3'.*CPU:0"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="operation 'add': it asks for '/job:ghost/task:3'.*CPU:0"
+    ):
         session.run(x, {x.op.inputs[0]: 1.0})
 
 
@@ -317,7 +373,8 @@ def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="config must be a SessionConfig"):
         rt.Session("", config={"device_filters": []})  # type: ignore[arg-type]
     with pytest.raises(
-        rt.NotFoundError, match="'http://x' is not a session target: it needs the form grpc://host:port"
+        rt.NotFoundError,
+        match="'http://x' is not a session target: it needs the form grpc://host:port",
     ):
         rt.Session("http://x")
 
@@ -415,7 +472,10 @@ def test_devices_are_listed(session: rt.Session, target: str) -> None:
 def test_log_device_placement(caplog: pytest.LogCaptureFixture) -> None:
     with rt.device("/cpu:0"):
         x = rt.call(jnp.sin, rt.constant(0.0), name="sine")
-    with rt.Session(config=rt.SessionConfig(log_device_placement=True)) as session, caplog.at_level("INFO"):
+    with (
+        rt.Session(config=rt.SessionConfig(log_device_placement=True)) as session,
+        caplog.at_level("INFO"),
+    ):
         session.run(x)
     assert "sine: (sin): /job:localhost/replica:0/task:0/device:CPU:0" in caplog.text
 
@@ -428,7 +488,8 @@ def test_soft_placement_is_asked_for() -> None:
     with (
         rt.Session() as session,
         pytest.raises(
-            rt.InvalidArgumentError, match="'on_gpu': it asks for '/gpu:0'.*there are: /job:localhost.*CPU:0"
+            rt.InvalidArgumentError,
+            match="'on_gpu': it asks for '/gpu:0'.*there are: /job:localhost.*CPU:0",
         ),
     ):
         session.run(x)

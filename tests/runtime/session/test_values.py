@@ -33,7 +33,19 @@ def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
         yield made
 
 
-DTYPES = ["bool", "int8", "uint8", "int16", "uint32", "int32", "int64", "uint64", "float16", "bfloat16", "float32"]
+DTYPES = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint32",
+    "int32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+]
 DTYPES += ["float64", "complex64", "complex128", "float8_e4m3fn"]
 
 
@@ -98,7 +110,9 @@ def test_constants_that_would_lose_something(value: Any, dtype: Any, said: str) 
 def test_the_shape_of_a_constant() -> None:
     assert rt.constant(1, shape=[2, 3]).shape == (2, 3)
     assert rt.constant([1, 2, 3, 4], shape=[2, 2]).shape == (2, 2)
-    with pytest.raises(rt.InvalidArgumentError, match=r"odd: a value of shape \(3,\) cannot get the shape \(2, 2\)"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"odd: a value of shape \(3,\) cannot get the shape \(2, 2\)"
+    ):
         rt.constant([1, 2, 3], shape=[2, 2], name="odd")
 
 
@@ -131,12 +145,19 @@ def test_an_uninitialised_string_variable_is_named(session: rt.Session) -> None:
 
 def test_strings_do_not_meet_arithmetic() -> None:
     text, v = rt.constant("a", name="text"), rt.Variable("b", name="words")
-    makers: list[Callable[[], Any]] = [lambda: text + 1, lambda: text[0], lambda: -text, lambda: v + v]
+    makers: list[Callable[[], Any]] = [
+        lambda: text + 1,
+        lambda: text[0],
+        lambda: -text,
+        lambda: v + v,
+    ]
     makers.append(lambda: rt.numpy.sum(text))
     for make in makers:
         with pytest.raises(rt.InvalidArgumentError, match="string"):
             make()
-    with pytest.raises(rt.InvalidArgumentError, match="'words' holds strings: AssignAdd works on numbers only"):
+    with pytest.raises(
+        rt.InvalidArgumentError, match="'words' holds strings: AssignAdd works on numbers only"
+    ):
         v.assign_add("c")
     with pytest.raises(rt.InvalidArgumentError, match="'words' holds string, but .* is float32"):
         v.assign(rt.constant(1.0))
@@ -188,7 +209,14 @@ def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Sessi
     c = rt.constant(np.zeros(1000, np.float32))
     words = rt.constant(["a", "b"])
     session.run([v.initializer, text.initializer])
-    for fetch in (v, c, text, words, v.assign_add(np.zeros(100, np.float32)), text.assign(["a", "b"])):
+    for fetch in (
+        v,
+        c,
+        text,
+        words,
+        v.assign_add(np.zeros(100, np.float32)),
+        text.assign(["a", "b"]),
+    ):
         before = session.run(fetch)
         want = before.copy()
         if before.flags.writeable:
@@ -198,7 +226,9 @@ def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Sessi
     np.testing.assert_array_equal(session.run(v), np.zeros(100))
 
 
-def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(session: rt.Session) -> None:
+def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(
+    session: rt.Session,
+) -> None:
     small, large = np.ones(3, np.float32), np.ones(1000, np.float32)
     c, d = rt.constant(small), rt.constant(large)
     e, f = rt.call(jnp.add, rt.constant(0.0), small), rt.call(jnp.add, rt.constant(0.0), large)

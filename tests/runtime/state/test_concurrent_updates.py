@@ -25,9 +25,14 @@ def _long(value: Any, turns: Any) -> Any:
 def test_gradients_are_received_and_applied_while_another_update_computes(
     monkeypatch: pytest.MonkeyPatch, threads: str
 ) -> None:
-    monkeypatch.setenv("PJRT_NPROC", threads)  # with one, each update computes on the thread that received it
+    # with one, each update computes on the thread that received it
+    monkeypatch.setenv("PJRT_NPROC", threads)
     cluster = addresses(ps=1, worker=2)
-    with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as w0, rt.Server(cluster, "worker", 1) as w1:
+    with (
+        processes(cluster, ("ps", 0)),
+        rt.Server(cluster, "worker", 0) as w0,
+        rt.Server(cluster, "worker", 1) as w1,
+    ):
         with rt.device("/job:ps/task:0"):
             slow = rt.Variable(np.ones(WIDTH, np.float32), name="slow")
             quick = rt.Variable(np.zeros(WIDTH, np.float32), name="quick")
@@ -41,7 +46,8 @@ def test_gradients_are_received_and_applied_while_another_update_computes(
             one.run(lengthy.op, {turns: 1})
             other.run(push.op, {gradient: ones})
             pushed = 1
-            # The long update must outlast twenty short ones: on a busy machine it is made longer until it does.
+            # The long update must outlast twenty short ones: on a busy machine it is made longer
+            # until it does.
             for count in (20_000, 200_000, 2_000_000):
                 thread = threading.Thread(target=one.run, args=(lengthy.op, {turns: count}))
                 thread.start()

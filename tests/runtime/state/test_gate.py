@@ -33,7 +33,13 @@ def _write(gate: Gate, session: int, step: int) -> None:
 def _reported(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
     return {
         task: [
-            pb.StepWrites(session=s, step=n, done=w.done, expected=w.expected, age_secs=time.monotonic() - w.at)
+            pb.StepWrites(
+                session=s,
+                step=n,
+                done=w.done,
+                expected=w.expected,
+                age_secs=time.monotonic() - w.at,
+            )
             for (s, n), w in gate.recent()
         ]
         for task, gate in gates.items()
@@ -83,7 +89,9 @@ def test_a_cut_learns_that_its_pause_has_ended() -> None:
     assert not gate.resume(CUT)
     gate.pause(CUT, 60, 1)
     gate.pause(CUT + 1, 60, 1)
-    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent snapshot: the pause"):
+    with pytest.raises(
+        DeadlineExceededError, match="/job:ps/task:0: no consistent snapshot: the pause"
+    ):
         gate.let_through(CUT, {(1, 7): 1}, 10)
     assert not gate.resume(CUT) and gate.resume(CUT + 1)
 
@@ -92,7 +100,8 @@ def test_a_pause_waits_for_stages_under_way() -> None:
     gate = Gate("/job:ps/task:0")
     gate.enter((1, 1))
     with pytest.raises(
-        DeadlineExceededError, match="/job:ps/task:0: no consistent snapshot: 1 writing stages still run"
+        DeadlineExceededError,
+        match="/job:ps/task:0: no consistent snapshot: 1 writing stages still run",
     ):
         gate.pause(CUT, 60, 0.01)
     gate.leave((1, 1), TWO)
@@ -128,7 +137,9 @@ def test_forgotten_steps_are_not_waited_for() -> None:
     assert list(gate.recent()) == []
 
 
-_STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["none", "a", "b", "both"])), max_size=40)
+_STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["none", "a", "b", "both"])), max_size=40
+)
 
 
 @hypothesis.given(_STEPS)
@@ -149,7 +160,9 @@ def test_exactly_the_half_done_steps_are_found(drawn: list[tuple[int, str]]) -> 
     for task, other in (("a", "b"), ("b", "a")):
         wanted = set()
         for session in range(3):
-            newest = [n for n, (of, where) in enumerate(history) if of == session and where != "none"][-16:]
+            newest = [
+                n for n, (of, where) in enumerate(history) if of == session and where != "none"
+            ][-16:]
             wanted |= {(session, n) for n in newest if history[n][1] == other}
         assert {(s.session, s.step) for s in found.get(task, [])} == wanted
 
@@ -160,7 +173,9 @@ def test_a_long_history_leaves_nothing_half_done() -> None:
         for gate in gates.values():
             _write(gate, 1, step)
     _write(gates["a"], 1, 500)  # one task is ahead of the other, and has forgotten one step more
-    assert {task: [s.step for s in steps] for task, steps in half_done_steps(_reported(gates)).items()} == {"b": [500]}
+    assert {
+        task: [s.step for s in steps] for task, steps in half_done_steps(_reported(gates)).items()
+    } == {"b": [500]}
 
 
 def test_a_cut_learns_at_once_that_another_has_begun() -> None:

@@ -50,10 +50,14 @@ def test_10000_steps_take_no_memory_with_them() -> None:
     with programs() as start:
         # Cold: what a forked process shares with its parent hides growth.
         ps = start("python", "-c", SERVE, json.dumps(cluster), "ps", "0", cold=True)
-        worker = start("python", "-c", WORKER, json.dumps(cluster), json.dumps([WARM, STEPS]), cold=True)
+        worker = start(
+            "python", "-c", WORKER, json.dumps(cluster), json.dumps([WARM, STEPS]), cold=True
+        )
         for mark in (WARM, STEPS):
             assert int(worker.expect(r"AT (\d+)")[1]) == mark
-            resident.append([psutil.Process(program.pid).memory_info().rss / 2**20 for program in (ps, worker)])
+            resident.append(
+                [psutil.Process(program.pid).memory_info().rss / 2**20 for program in (ps, worker)]
+            )
             worker.enter("")
         assert worker.wait(100) == 0
     growth = np.subtract(resident[1], resident[0])

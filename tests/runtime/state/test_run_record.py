@@ -39,16 +39,22 @@ class Kept:
         self.changed = threading.Condition()
         self.record = RunRecord(self.changed, lambda: self.has_values, Environment(**around))
 
-    def order(self, sender: str = CHIEF, epoch: int = 1, cancelled: Cancellation | None = None, **of: Any) -> RunReply:
+    def order(
+        self, sender: str = CHIEF, epoch: int = 1, cancelled: Cancellation | None = None, **of: Any
+    ) -> RunReply:
         """An order; each sender has the number of its task, and 7."""
         leadership = Leadership(epoch, 7 + int(sender[-1])) if epoch else NOBODY
-        order = RunOrder(sender=sender, address=f"{sender[-1]}:1", leadership=leadership.to_proto(), **of)
+        order = RunOrder(
+            sender=sender, address=f"{sender[-1]}:1", leadership=leadership.to_proto(), **of
+        )
         try:
             return self.record.obey(order, TASK, cancelled or Cancellation())
         finally:
             self.record.validate()
 
-    def in_thread(self, cancelled: Cancellation | None = None, **of: Any) -> tuple[threading.Thread, list[Any]]:
+    def in_thread(
+        self, cancelled: Cancellation | None = None, **of: Any
+    ) -> tuple[threading.Thread, list[Any]]:
         """An order on a thread of its own that has begun to wait, and what becomes of it."""
         results: list[Any] = []
 
@@ -86,7 +92,11 @@ def test_a_run_from_its_beginning_to_its_end() -> None:
     found = kept.order(OTHER, 0, **of("join", session=2))
     assert (found.joined, found.addresses) == ([CHIEF, OTHER], {CHIEF: "0:1", OTHER: "1:1"})
     assert kept.order(OTHER, 0, **of("rest", session=2)) == found
-    found = kept.order(**of("finish", silence_secs=9.0, counter_name="step", saved_step=0, took_part=[OTHER, "gone"]))
+    found = kept.order(
+        **of(
+            "finish", silence_secs=9.0, counter_name="step", saved_step=0, took_part=[OTHER, "gone"]
+        )
+    )
     assert (found.phase, found.saved_step, found.done) == (RunReply.FINISHED, 0, ["gone"])
     assert kept.record.saved == (("", "step"), 0)
     assert not kept.order(**of("done", leave=False)).done == [CHIEF]
@@ -106,7 +116,8 @@ def test_a_run_that_is_taken_up_after_its_end_has_only_those_who_come_to_it() ->
     kept.order(**of("finish", silence_secs=60))
     kept.order(**of("done", session=1))
     found = kept.order(**of("open"))
-    assert (found.joined, found.done) == (["/job:worker/task:2"], [])  # it was given up, and may train on
+    # it was given up, and may train on
+    assert (found.joined, found.done) == (["/job:worker/task:2"], [])
     assert kept.order(**of("join", session=4)).joined == ["/job:worker/task:2", CHIEF]
 
 
@@ -134,9 +145,14 @@ def test_only_who_leads_may_order_this(kind: str) -> None:
     kept.order(OTHER, 2, **of("claim"))
     before = kept.order(**of("inspect"))
     for epoch in (1, 2, 3):
-        with pytest.raises(PermissionDeniedError, match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead"):
+        with pytest.raises(
+            PermissionDeniedError,
+            match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead",
+        ):
             kept.order(CHIEF, epoch, **of(kind))
-    with pytest.raises(AbortedError, match=f"refused to {kind} for {OTHER}: the order is of epoch 1"):
+    with pytest.raises(
+        AbortedError, match=f"refused to {kind} for {OTHER}: the order is of epoch 1"
+    ):
         kept.order(OTHER, 1, **of(kind))
     assert kept.order(**of("inspect")) == before
 
@@ -152,17 +168,26 @@ def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
     assert again == once.order(**of(kind))
 
 
-@pytest.mark.parametrize("leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7), Leadership(1, MAX_OWNER)])
+@pytest.mark.parametrize(
+    "leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7), Leadership(1, MAX_OWNER)]
+)
 def test_who_leads_has_an_epoch_and_a_number(leadership: Leadership) -> None:
     kept = Kept()
     with pytest.raises(InvalidArgumentError, match="an epoch and a number"):
-        kept.record.obey(RunOrder(leadership=leadership.to_proto(), **of("claim")), TASK, Cancellation())
+        kept.record.obey(
+            RunOrder(leadership=leadership.to_proto(), **of("claim")), TASK, Cancellation()
+        )
     assert kept.record.leadership == NOBODY
 
 
 def test_of_two_claims_the_later_epoch_counts_and_of_equal_ones_the_first() -> None:
     kept = Kept()
-    for sender, epoch, obeyed in ((CHIEF, 5, (5, 7)), (OTHER, 5, (5, 7)), (OTHER, 4, (5, 7)), (OTHER, 6, (6, 8))):
+    for sender, epoch, obeyed in (
+        (CHIEF, 5, (5, 7)),
+        (OTHER, 5, (5, 7)),
+        (OTHER, 4, (5, 7)),
+        (OTHER, 6, (6, 8)),
+    ):
         found = kept.order(sender, epoch, **of("claim"))
         assert (found.leadership.epoch, found.leadership.owner) == obeyed
         assert found.leader_name == (OTHER if epoch == 6 else CHIEF)
@@ -213,14 +238,17 @@ def test_an_order_with_more_in_it_than_is_known_is_refused(kind: str) -> None:
     leadership.CopyFrom(known)
     leadership.leadership.MergeFromString(UNKNOWN)
     for order in (outside, inside, leadership):
-        with pytest.raises(InvalidArgumentError, match=f"to {kind} has fields that are not known here"):
+        with pytest.raises(
+            InvalidArgumentError, match=f"to {kind} has fields that are not known here"
+        ):
             kept.record.obey(order, TASK, Cancellation())
     assert kept.order(**of("inspect")) == before
 
 
 def test_an_order_of_a_later_version_is_refused() -> None:
     later = RunOrder(sender=CHIEF)
-    later.MergeFromString(b"\xfa\x7f\x00")  # field 2047: an empty message, as each kind of order is one
+    # field 2047: an empty message, as each kind of order is one
+    later.MergeFromString(b"\xfa\x7f\x00")
     with pytest.raises(InvalidArgumentError, match="not known here"):
         Kept().record.obey(later, TASK, Cancellation())
 
@@ -278,7 +306,9 @@ def test_a_wait_ends_with_its_caller(kind: str) -> None:
     assert isinstance(results[0], CancelledError) and "hung up" in str(results[0])
 
 
-@pytest.mark.parametrize("error", [TaskLeftError("it has left"), UnavailableError("its server has stopped")])
+@pytest.mark.parametrize(
+    "error", [TaskLeftError("it has left"), UnavailableError("its server has stopped")]
+)
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_a_wait_ends_with_the_task(kind: str, error: OpError) -> None:
     kept = Kept()
@@ -309,7 +339,9 @@ def test_an_order_to_stop_is_kept_until_a_finished_run_is_opened_again() -> None
     kept.order(**of("open"))
     assert kept.order(**of("inspect")).stop == ""
     kept.order(OTHER, 0, **of("stop", reason="no better for 3 evaluations"))
-    assert kept.order(OTHER, 0, **of("stop", reason="another")).stop == "no better for 3 evaluations"
+    assert (
+        kept.order(OTHER, 0, **of("stop", reason="another")).stop == "no better for 3 evaluations"
+    )
     assert kept.order(OTHER, 0, **of("wait_stop", secs=60.0)).stop  # at once
     kept.order(**of("open"))  # the chief died and was started again: what was ordered holds
     assert kept.order(**of("inspect")).stop
@@ -340,7 +372,8 @@ def test_a_task_that_is_done_leaves_its_states_until_it_comes_again() -> None:
     after = Kept()
     after.record.take_up(json.loads(json.dumps(kept.record.state())))
     assert after.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
-    kept.order(OTHER, done=RunOrder.Done(session=3))  # as an order that is given again, from a process without states
+    # as an order that is given again, from a process without states
+    kept.order(OTHER, done=RunOrder.Done(session=3))
     assert kept.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
     kept.order(OTHER, join=RunOrder.Join(session=4))
     assert kept.record.states_of_done() == {}
@@ -348,7 +381,10 @@ def test_a_task_that_is_done_leaves_its_states_until_it_comes_again() -> None:
 
 def test_states_that_are_too_large_are_refused() -> None:
     kept = Kept()
-    with pytest.raises(InvalidArgumentError, match="worker/task:1 has states of 1048577 bytes, and 1048576 are kept"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="worker/task:1 has states of 1048577 bytes, and 1048576 are kept",
+    ):
         kept.order(OTHER, done=RunOrder.Done(states={"data": bytes(MOST_STATE_BYTES + 1)}))
     assert not kept.record.states_of_done()
 
@@ -365,16 +401,28 @@ def test_another_run_keeps_no_end_of_the_last(orders: tuple[str, ...]) -> None:
     kept.order(**of("finish", silence_secs=60))
     for order in orders:
         found = kept.order(**of(order))
-    assert (found.phase, found.done, found.stop, kept.record.finished_at) == (RunReply.READY, [], "", None)
+    assert (found.phase, found.done, found.stop, kept.record.finished_at) == (
+        RunReply.READY,
+        [],
+        "",
+        None,
+    )
 
 
 TASKS = [CHIEF, OTHER, "/job:worker/task:2", "/job:worker/task:3"]
 RECORD_TURNS = st.tuples(
-    st.sampled_from([*KINDS, "another process"]), st.sampled_from([CHIEF] * 4 + TASKS), st.sampled_from([1, 1, 1, 2, 0])
+    st.sampled_from([*KINDS, "another process"]),
+    st.sampled_from([CHIEF] * 4 + TASKS),
+    st.sampled_from([1, 1, 1, 2, 0]),
 )
 FIELDS: dict[str, dict[str, Any]] = {
     "join": {"session": 1},
-    "finish": {"silence_secs": 1.0, "counter_name": "step", "saved_step": 3, "took_part": TASKS[:3]},
+    "finish": {
+        "silence_secs": 1.0,
+        "counter_name": "step",
+        "saved_step": 3,
+        "took_part": TASKS[:3],
+    },
     "done": {"leave": True, "goodbye": True, "states": {"position": b"3"}},
 }
 
@@ -400,5 +448,8 @@ def test_record_holds_after_any_orders(turns: list[tuple[str, str, int]]) -> Non
             after = kept.order(**of("inspect"))
             after.silent.clear(), before.silent.clear()
             assert after == before
-        assert after.leadership.epoch >= before.leadership.epoch and after.generation >= before.generation
+        assert (
+            after.leadership.epoch >= before.leadership.epoch
+            and after.generation >= before.generation
+        )
         before = after

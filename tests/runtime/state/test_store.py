@@ -112,7 +112,9 @@ def test_a_variable_may_come_twice_in_a_claim() -> None:
 
 
 STORE_TURNS = st.tuples(
-    st.sampled_from(["replace", "snapshot", "hold", "release", "donate", "drop", "clear", "resource"]),
+    st.sampled_from(
+        ["replace", "snapshot", "hold", "release", "donate", "drop", "clear", "resource"]
+    ),
     st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
 )
 
@@ -128,13 +130,20 @@ def test_store_counts_what_it_keeps(turns: list[Any]) -> None:
     for number, (what, names) in enumerate(turns):
         keys = [(name, name) for name in names]
         if what == "replace":
-            store.replace({key: (jnp.full((2,), float(number)), TensorSpec((2,), jnp.float32)) for key in keys})
+            store.replace(
+                {
+                    key: (jnp.full((2,), float(number)), TensorSpec((2,), jnp.float32))
+                    for key in keys
+                }
+            )
             values |= dict.fromkeys(names, float(number))
             lost -= set(names)
         elif what == "snapshot":
             try:
                 found = store.snapshot(keys)
-                assert {key[0]: value[0] for key, value in found.items()} == {name: values[name] for name in names}
+                assert {key[0]: value[0] for key, value in found.items()} == {
+                    name: values[name] for name in names
+                }
             except rt.errors.AbortedError:
                 assert lost & set(names)
             except rt.errors.FailedPreconditionError:
@@ -147,11 +156,17 @@ def test_store_counts_what_it_keeps(turns: list[Any]) -> None:
             for slot in (store.slot(*key) for key in keys):
                 if isinstance(slot.value, jax.Array):
                     slot.value.delete()
-            assert sorted(store.drop_lost([store.slot(*key) for key in keys], "its program failed")) == sorted(
-                name for name in names if name in lost or values.pop(name, None) is not None and not lost.add(name)
+            assert sorted(
+                store.drop_lost([store.slot(*key) for key in keys], "its program failed")
+            ) == sorted(
+                name
+                for name in names
+                if name in lost or values.pop(name, None) is not None and not lost.add(name)
             )
         elif what == "drop":
-            assert set(store.drop_lost([store.slot(*key) for key in keys], "for no reason")) == lost & set(names)
+            assert set(
+                store.drop_lost([store.slot(*key) for key in keys], "for no reason")
+            ) == lost & set(names)
         elif what == "clear":
             store.clear(names)
             lost -= set(names)
@@ -166,7 +181,13 @@ def test_store_counts_what_it_keeps(turns: list[Any]) -> None:
     assert store.ledger.of(NOBODY) == empty, "bytes of values that are gone are counted"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["reserve", "release", "end"]), st.integers(0, 2), st.integers(0, 9))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["reserve", "release", "end"]), st.integers(0, 2), st.integers(0, 9)
+        )
+    )
+)
 def test_ledger_loses_no_byte(turns: list[Any]) -> None:
     """Bytes that are reserved are counted until they are released, also after the end of their session."""
     ledger, kept = Ledger(), {0: 0, 1: 0, 2: 0}

@@ -55,8 +55,12 @@ print(sum(own) / sum(all_threads))
 
 
 @pytest.mark.parametrize(("ps", "of", "expected"), [(1, 2, 2), (2, 2, 1), (3, 2, 1), (4, 16, 4)])
-def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(ps: int, of: int, expected: int) -> None:
-    spec = ClusterSpec({"ps": [*HERE[:ps], "elsewhere:1"], "worker": [f"localhost:{10 + i}" for i in range(5)]})
+def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(
+    ps: int, of: int, expected: int
+) -> None:
+    spec = ClusterSpec(
+        {"ps": [*HERE[:ps], "elsewhere:1"], "worker": [f"localhost:{10 + i}" for i in range(5)]}
+    )
     assert cpu_share.share(spec, TaskId("ps", 0), of, of_job=True) == expected
 
 
@@ -89,7 +93,12 @@ def test_xla_with_one_thread_computes_on_the_thread_that_asks() -> None:
     """Of the processor time that stages take, most is that thread's; handed to another, next to nothing would be."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "PJRT_NPROC": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", _COMPUTES], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _COMPUTES],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) > 0.5

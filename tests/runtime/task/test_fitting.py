@@ -10,7 +10,16 @@ import runtime as rt
 from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.exporting import own_program
 from runtime.plan.place import Device
-from runtime.plan.plan import Hold, HostCall, Program, ProgramOutput, Remote, Stage, StageCall, VariableOutput
+from runtime.plan.plan import (
+    Hold,
+    HostCall,
+    Program,
+    ProgramOutput,
+    Remote,
+    Stage,
+    StageCall,
+    VariableOutput,
+)
 from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
 
@@ -40,7 +49,9 @@ def call(**parts: Any) -> StageCall:
     of_stage = {f.name for f in dataclasses.fields(Stage)}
     stage = dataclasses.replace(stage, **{k: v for k, v in parts.items() if k in of_stage})
     made = StageCall(stage, 0, (0,), (1, 2), replies=(0, 1))
-    return dataclasses.replace(made, **{k.removeprefix("call_"): v for k, v in parts.items() if k.startswith("call_")})
+    return dataclasses.replace(
+        made, **{k.removeprefix("call_"): v for k, v in parts.items() if k.startswith("call_")}
+    )
 
 
 def host(**parts: Any) -> StageCall:
@@ -76,11 +87,26 @@ def test_what_fits_is_let_in(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        (lambda: call(program=program(lambda w, x: (w[:2], x.sum()))), "variables written: the program has float32"),
-        (lambda: call(program=program(lambda w, x: (w.astype(I32), x.sum()))), "variables written: .* int32"),
-        (lambda: call(program=program(arguments=(TensorSpec((1,), F32), VECTOR))), "variables read: .*float32"),
-        (lambda: call(program=program(arguments=(VECTOR, TensorSpec((1,), F32)))), "inputs: the program has"),
-        (lambda: call(program=program(lambda w: (w, w.sum()), (VECTOR,))), "inputs: the program has none"),
+        (
+            lambda: call(program=program(lambda w, x: (w[:2], x.sum()))),
+            "variables written: the program has float32",
+        ),
+        (
+            lambda: call(program=program(lambda w, x: (w.astype(I32), x.sum()))),
+            "variables written: .* int32",
+        ),
+        (
+            lambda: call(program=program(arguments=(TensorSpec((1,), F32), VECTOR))),
+            "variables read: .*float32",
+        ),
+        (
+            lambda: call(program=program(arguments=(VECTOR, TensorSpec((1,), F32)))),
+            "inputs: the program has",
+        ),
+        (
+            lambda: call(program=program(lambda w: (w, w.sum()), (VECTOR,))),
+            "inputs: the program has none",
+        ),
         (lambda: call(program=program(lambda w, x: (w + x,))), "no result beside the variables"),
         (lambda: call(program=None), "by no program"),
         (lambda: call(inputs=None), "inputs: the program has .* of any kind"),
@@ -92,8 +118,14 @@ def test_what_fits_is_let_in(worker: Worker) -> None:
         (lambda: call(variables=(W, W)), "'w' comes twice"),
         (lambda: call(variables=(VariableSpec("w", (5,), F32), V)), "variables read"),
         (lambda: call(writes_state=False), "does not say so"),
-        (lambda: call(outputs=(VariableOutput(2), ProgramOutput(0))), "outputs: there is no number 2 among 2"),
-        (lambda: call(outputs=(VariableOutput(0), ProgramOutput(1))), "outputs: there is no number 1 among 1"),
+        (
+            lambda: call(outputs=(VariableOutput(2), ProgramOutput(0))),
+            "outputs: there is no number 2 among 2",
+        ),
+        (
+            lambda: call(outputs=(VariableOutput(0), ProgramOutput(1))),
+            "outputs: there is no number 1 among 1",
+        ),
         (lambda: call(output_specs=(VECTOR, VECTOR)), "outputs: the program has"),
         (lambda: call(output_specs=(SCALAR, SCALAR)), "outputs: the program has"),
         (lambda: call(output_specs=(VECTOR,)), "1 outputs where the stage has 2"),
@@ -101,14 +133,20 @@ def test_what_fits_is_let_in(worker: Worker) -> None:
         (lambda: call(call_inputs=(0, 1)), "2 inputs where the stage has 1"),
         (lambda: call(call_replies=(2,)), "replies: there is no number 2 among 2"),
         (lambda: call(call_holds={5: Hold(1)}), "held outputs: there is no number 5 among 2"),
-        (lambda: call(call_remote={1: Remote("/job:ps/task:1", 0)}), "remote inputs: there is no number 1 among 1"),
+        (
+            lambda: call(call_remote={1: Remote("/job:ps/task:1", 0)}),
+            "remote inputs: there is no number 1 among 1",
+        ),
         (
             lambda: host(host=(HostCall("identity", {}, (1,), 1),)),
             "of identity: there is no number 1 among 1",
         ),
         (lambda: host(host=(HostCall("identity", {}, (0,), -1),)), "gives -1 results"),
         (lambda: host(outputs=(ProgramOutput(2),)), "outputs: there is no number 2 among 2"),
-        (lambda: call(host=(HostCall("print", {}, (), 0), HostCall("print", {}, (), 0))), "by one kernel, not by 2"),
+        (
+            lambda: call(host=(HostCall("print", {}, (), 0), HostCall("print", {}, (), 0))),
+            "by one kernel, not by 2",
+        ),
     ],
 )
 def test_what_does_not_fit(worker: Worker, wrong: Any, what: str) -> None:

@@ -1,4 +1,7 @@
-"""Ctrl-C may come between any two instructions of a step. Wherever it comes, the task and its session go on."""
+"""Ctrl-C may come between any two instructions of a step.
+
+Wherever it comes, the task and its session go on.
+"""
 
 import contextlib
 import functools
@@ -26,12 +29,14 @@ from tests.runtime.kit import target_of_kind
 
 RUNTIME = str(pathlib.Path(rt.__file__).parent)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*<socket.socket")  # one may be left to the garbage collector
+# one may be left to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore:.*<socket.socket")
 
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[rt.Graph]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
+    # it is ignored where the tests run in background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with rt.Graph().as_default() as made:
             yield made
@@ -47,7 +52,10 @@ def handlers() -> list[Any]:
 @pytest.mark.parametrize("kind", ["private", "local master"])
 def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> None:
     with rt.device("/job:ps" if kind != "private" else ""):
-        count, total = rt.Variable(np.int64(0), name="count"), rt.Variable(np.zeros(2, np.float32), name="total")
+        count, total = (
+            rt.Variable(np.int64(0), name="count"),
+            rt.Variable(np.zeros(2, np.float32), name="total"),
+        )
         x = rt.placeholder(np.float32, [2])
         step = [rt.group(count.assign_add(1), total.assign_add(x * 2.0)), total.value()]
     with target_of_kind(kind) as target, rt.Session(target) as session:
@@ -60,7 +68,8 @@ def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> No
             with contextlib.suppress(KeyboardInterrupt):
                 ctrl_c(train)
             assert handlers() == set_before, ctrl_c.came
-            worker.gate.pause(1, 60.0, timeout=0.0)  # a checkpoint begins so: it raises when a stage still runs
+            # a checkpoint begins so: it raises when a stage still runs
+            worker.gate.pause(1, 60.0, timeout=0.0)
             assert worker.gate.resume(1), ctrl_c.came
             assert not any(slot.readers for slot in worker.store._slots.values()), ctrl_c.came
             counted, summed = session.run([count, total])
@@ -78,7 +87,9 @@ def test_ctrl_c_at_any_place_leaves_a_queue_to_others(kind: str, adds: bool) -> 
         x = rt.placeholder(np.float32, [2])
         put, take, size = queue.enqueue([x, np.int64(1)]), queue.dequeue(), queue.size()
     with target_of_kind(kind) as target, rt.Session(target) as session:
-        run = functools.partial(session.run, feed_dict={x: np.ones(2, np.float32)}, timeout_secs=30.0)
+        run = functools.partial(
+            session.run, feed_dict={x: np.ones(2, np.float32)}, timeout_secs=30.0
+        )
         for fetch in (put, put, put, put, take, size):
             run(fetch)
         call = functools.partial(run, put if adds else take)
@@ -99,7 +110,11 @@ def test_ctrl_c_at_any_place_of_a_snapshot_leaves_the_variables_to_others() -> N
     values = {key: (jnp.ones(2), TensorSpec((2,), np.dtype(np.float32))) for key in keys}
     store.replace(values)
     slots = [store.slot(*key) for key in keys]
-    for call in (store.snapshot, lambda: store.replace(values), lambda: store.drop_lost(slots, "lost")):
+    for call in (
+        store.snapshot,
+        lambda: store.replace(values),
+        lambda: store.drop_lost(slots, "lost"),
+    ):
         for ctrl_c in interruptions(signal.SIGINT, call, RUNTIME):
             with contextlib.suppress(KeyboardInterrupt):
                 ctrl_c(call)
@@ -194,5 +209,7 @@ step()
 thread.join()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True
+    )
     assert done.stdout == "77\n"

@@ -47,8 +47,17 @@ def test_a_batch_half_taken_when_its_queue_is_cleared_is_released() -> None:
 
 
 def test_elements_of_a_batch_own_their_bytes() -> None:
-    described = {"name": "q", "container": "", "kind": "fifo", "capacity": 10, "dtypes": ["float32"], "shapes": [[4]]}
-    context = Context(Store(), "task", {"resource": described}, [np.zeros((3, 4), np.float32)], client=SESSION)
+    described = {
+        "name": "q",
+        "container": "",
+        "kind": "fifo",
+        "capacity": 10,
+        "dtypes": ["float32"],
+        "shapes": [[4]],
+    }
+    context = Context(
+        Store(), "task", {"resource": described}, [np.zeros((3, 4), np.float32)], client=SESSION
+    )
     resources._enqueue_many(context)
     element = resources._dequeue(context)[0]
     assert element.base is None and element.flags.owndata
@@ -75,7 +84,9 @@ def test_a_refused_reservation_counts_nothing_and_threads_stay_below_the_limit()
 
 def test_a_tensor_held_after_the_end_of_its_session_is_dropped() -> None:
     task = worker()
-    made = task.register(dataclasses.replace(sent(doubled()), holds={0: Hold(1)}, replies=()), foreign=True)
+    made = task.register(
+        dataclasses.replace(sent(doubled()), holds={0: Hold(1)}, replies=()), foreign=True
+    )
     assert made is not None
     run = made.prepared.run
 
@@ -97,7 +108,10 @@ def doubled_blob(made: RegisteredCall) -> bytes:
 
 def two_calls() -> list[StageCall]:
     call = sent(doubled())
-    return [call, dataclasses.replace(call, stage=dataclasses.replace(call.stage, operations=("other",)))]
+    return [
+        call,
+        dataclasses.replace(call, stage=dataclasses.replace(call.stage, operations=("other",))),
+    ]
 
 
 def test_a_program_of_two_calls_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +142,9 @@ def test_the_bytes_of_a_program_are_checked() -> None:
     assert len(small.registry) == 0 and small.ledger._total == 0
 
 
-def test_revived_stages_are_counted_before_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revived_stages_are_counted_before_they_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, calls = worker(), two_calls()
 
     def revive(handle: int, call: StageCall) -> RegisteredCall:

@@ -1,4 +1,7 @@
-"""Inputs of a call are lent: they lie in the connection's buffer, which the next call overwrites. Nobody keeps them."""
+"""Inputs of a call are lent: they lie in the connection's buffer, which the next call overwrites.
+
+Nobody keeps them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -76,7 +79,9 @@ class TestNobodyKeepsAnInput:
         session.run(queue.enqueue(fed), {fed: ramp()})
         session.run(queue.enqueue(fed), {fed: ramp(2.0)})
         session.run(many.enqueue_many((rt.constant(ramp()[:3]), rt.constant(["x", "y", "z"]))))
-        np.testing.assert_array_equal(session.run(queue.dequeue_many(2)), np.stack([ramp(), ramp(2.0)]))
+        np.testing.assert_array_equal(
+            session.run(queue.dequeue_many(2)), np.stack([ramp(), ramp(2.0)])
+        )
         numbers, names = session.run(many.dequeue_many(3))
         np.testing.assert_array_equal(numbers, ramp()[:3])
         assert names.tolist() == [b"x", b"y", b"z"]
@@ -96,8 +101,11 @@ class TestNobodyKeepsAnInput:
         with rt.device("/job:ps/task:0"):
             step = rt.Variable(np.int64(0), dtype=np.int64, name="step")
             w = rt.Variable(np.zeros(N, np.float32), name="w")
-            quorum = rt.lowlevel.Quorum(step, needed=2, total=1, alone=True)  # the first of the two gradients is kept
-            push = quorum.push([w.assign_add(fed).op, step.assign_add(np.int64(1)).op], stamp, worker=0)
+            # the first of the two gradients is kept
+            quorum = rt.lowlevel.Quorum(step, needed=2, total=1, alone=True)
+            push = quorum.push(
+                [w.assign_add(fed).op, step.assign_add(np.int64(1)).op], stamp, worker=0
+            )
         session.run(rt.global_variables_initializer())
         session.run(push, {fed: ramp(2.0), stamp: 0})
         session.run(push, {fed: ramp(4.0), stamp: 0})

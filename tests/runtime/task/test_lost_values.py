@@ -64,9 +64,14 @@ def test_out_of_memory_in_an_update(kind: str) -> None:
         ) as raised:
             session.run(too_large)
         assert raised.value.out_of_memory
-        assert raised.value.task == ("/job:localhost/task:0" if kind == "private" else "/job:ps/task:0")
+        assert raised.value.task == (
+            "/job:localhost/task:0" if kind == "private" else "/job:ps/task:0"
+        )
         for fetch in (w, more, w * 2.0):  # also for those who have nothing to do with it
-            with pytest.raises(rt.AbortedError, match=r"uninitialized value w: it was lost when \[.*Update\] failed"):
+            with pytest.raises(
+                rt.AbortedError,
+                match=r"uninitialized value w: it was lost when \[.*Update\] failed",
+            ):
                 session.run(fetch)
         assert session.run(missing).tolist() == [b"w"]
         assert not session.run(rt.is_variable_initialized(w))
@@ -80,17 +85,21 @@ def test_out_of_memory_where_nothing_is_lost() -> None:
     w, _, _ = model()
     with rt.Session() as session:
         session.run(rt.global_variables_initializer())
-        with pytest.raises(rt.ResourceExhaustedError, match=r"out of memory running \[.*sorted_out\]"):
+        with pytest.raises(
+            rt.ResourceExhaustedError, match=r"out of memory running \[.*sorted_out\]"
+        ):
             session.run(rt.call(sorted_out, rt.constant(np.float32(1)), name="sorted_out"))
         with pytest.raises(rt.ResourceExhaustedError):
-            session.run(rt.call(sorted_out, w.value()[0], name="sorted_out"))  # reads, and does not write
+            # reads, and does not write
+            session.run(rt.call(sorted_out, w.value()[0], name="sorted_out"))
         assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.cluster
 def test_where_programs_run_on_the_thread_that_asks() -> None:
     code = (
-        "import numpy as np, pytest, runtime as rt; from tests.runtime.task.test_lost_values import *\n"
+        "import numpy as np, pytest, runtime as rt; from tests.runtime.task.test_lost_values "
+        "import *\n"
         "w, v, too_large = model()\n"
         "with rt.Session() as session:\n"
         "    session.run(rt.global_variables_initializer())\n"
@@ -111,14 +120,19 @@ def test_whoever_waits_for_the_quorum_of_a_lost_update_is_told() -> None:
         step = rt.Variable(0, name="step", dtype=np.int64)
         w = rt.Variable(np.zeros(4, np.float32), name="w")
         grad = rt.placeholder(np.float32, [])
-        updates = [w.update(lambda old, x: old + sorted_out(x), grad).op, step.assign_add(np.int64(1)).op]
+        updates = [
+            w.update(lambda old, x: old + sorted_out(x), grad).op,
+            step.assign_add(np.int64(1)).op,
+        ]
         quorum = rt.lowlevel.Quorum(step, needed=2, total=2, alone=True)
     pushes = [quorum.push(updates, rt.constant(np.int64(0)), worker=worker) for worker in range(2)]
     init = rt.global_variables_initializer()
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         session.run(init)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            ends = [pool.submit(session.run, push, {grad: 1.0}, timeout_secs=30.0) for push in pushes]
+            ends = [
+                pool.submit(session.run, push, {grad: 1.0}, timeout_secs=30.0) for push in pushes
+            ]
             for end in ends:  # the one whose gradient was the last, and the one that waited
                 with pytest.raises(rt.AbortedError, match="lost their values"):
                     end.result()
@@ -146,7 +160,8 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
 
 
 def test_ctrl_c_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
+    # it is ignored where the tests run in background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _interrupt(signal.SIGINT, KeyboardInterrupt, monkeypatch)
     finally:
@@ -170,7 +185,8 @@ def _interrupt(number: int, raised: type[BaseException], monkeypatch: pytest.Mon
         assert came
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
         assert not any(slot.readers for slot in session._engine.worker.store._slots.values())  # type: ignore[attr-defined]
-        assert session.run(w).tolist() == [1.0, 2.0, 3.0, 4.0]  # the update was made, as it had begun
+        # the update was made, as it had begun
+        assert session.run(w).tolist() == [1.0, 2.0, 3.0, 4.0]
         assert session.run(v).tolist() == [1.0] * 4
 
 
@@ -187,7 +203,10 @@ def test_another_signal_whose_handler_raises(monkeypatch: pytest.MonkeyPatch) ->
             interrupted(monkeypatch, signal.SIGUSR2)
             with pytest.raises(SystemExit):
                 session.run(w.assign_add(np.ones(4, np.float32)))
-            with pytest.raises(rt.AbortedError, match=r"value w: it was lost when \[.*AssignAdd\] failed: SystemExit"):
+            with pytest.raises(
+                rt.AbortedError,
+                match=r"value w: it was lost when \[.*AssignAdd\] failed: SystemExit",
+            ):
                 session.run(w)
             assert session.run(rt.report_uninitialized_variables()).tolist() == [b"w"]
             assert session.run(v).tolist() == [0.0] * 4
@@ -195,7 +214,9 @@ def test_another_signal_whose_handler_raises(monkeypatch: pytest.MonkeyPatch) ->
         signal.signal(signal.SIGUSR2, before)
 
 
-def supervised(logdir: pathlib.Path) -> tuple[harness.Supervisor, rt.Operation, rt.Tensor, rt.Tensor]:
+def supervised(
+    logdir: pathlib.Path,
+) -> tuple[harness.Supervisor, rt.Operation, rt.Tensor, rt.Tensor]:
     """A chief with a model on the ps; its training operation, and the update for which there is too little memory."""
     with rt.device("/job:ps"):
         step = harness.get_or_create_global_step()
@@ -203,13 +224,20 @@ def supervised(logdir: pathlib.Path) -> tuple[harness.Supervisor, rt.Operation, 
     train = rt.group(w.assign_add(np.ones(4, np.float32)), step.assign_add(1))
     rt.wait_until_initialized(name="awaited")
     supervisor = harness.Supervisor(
-        is_chief=True, logdir=str(logdir), global_step=step, save_model_secs=0, save_summaries_secs=0, summary_op=None
+        is_chief=True,
+        logdir=str(logdir),
+        global_step=step,
+        save_model_secs=0,
+        save_summaries_secs=0,
+        summary_op=None,
     )
     return supervisor, train, w.value(), too_large
 
 
 @pytest.mark.cluster
-def test_a_managed_session_recovers_from_what_another_session_has_lost(tmp_path: pathlib.Path) -> None:
+def test_a_managed_session_recovers_from_what_another_session_has_lost(
+    tmp_path: pathlib.Path,
+) -> None:
     cluster = addresses(ps=1, worker=2)
     with (
         Program("python", "-c", NO_LIMIT + SERVE, json.dumps(cluster), "ps", "0"),
@@ -218,7 +246,10 @@ def test_a_managed_session_recovers_from_what_another_session_has_lost(tmp_path:
     ):
         supervisor, train, value, too_large = supervised(tmp_path)
         filters = rt.SessionConfig(device_filters=["/job:ps"])
-        with supervisor.managed_session(server.target) as managed, rt.Session(other.target, config=filters) as session:
+        with (
+            supervisor.managed_session(server.target) as managed,
+            rt.Session(other.target, config=filters) as session,
+        ):
             for _ in range(3):
                 managed.run(train)
             supervisor.saver.save(managed, supervisor.save_path, global_step=supervisor.global_step)
@@ -231,7 +262,9 @@ def test_a_managed_session_recovers_from_what_another_session_has_lost(tmp_path:
             assert managed.recoveries == 1
 
 
-def test_the_chief_restores_what_is_lost_while_it_does_something_else(tmp_path: pathlib.Path) -> None:
+def test_the_chief_restores_what_is_lost_while_it_does_something_else(
+    tmp_path: pathlib.Path,
+) -> None:
     with servers(sockets=True, ps=1, worker=2) as made:
         supervisor, train, value, too_large = supervised(tmp_path)
         filters = rt.SessionConfig(device_filters=["/job:ps"])
@@ -253,7 +286,9 @@ def test_the_chief_restores_what_is_lost_while_it_does_something_else(tmp_path: 
 def test_a_managed_session_does_not_try_for_ever(tmp_path: pathlib.Path) -> None:
     with servers(sockets=True, ps=1, worker=1) as made:
         supervisor, train, _, too_large = supervised(tmp_path)
-        with pytest.raises(rt.ResourceExhaustedError, match="out of memory running .* 3 recoveries"):
+        with pytest.raises(
+            rt.ResourceExhaustedError, match="out of memory running .* 3 recoveries"
+        ):
             with supervisor.managed_session(made[TARGET].target) as managed:
                 managed.run(train)
                 managed.run(too_large)

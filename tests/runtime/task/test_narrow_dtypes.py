@@ -12,7 +12,11 @@ DTYPES = [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_computed_with(kind: str) -> None:
-    with rt.Graph().as_default(), target_of_kind(kind) as target, rt.device("" if kind == "private" else "/job:ps"):
+    with (
+        rt.Graph().as_default(),
+        target_of_kind(kind) as target,
+        rt.device("" if kind == "private" else "/job:ps"),
+    ):
         for dtype in DTYPES:
             one = np.array([1, 2, 3, 1], dtype)
             name = np.dtype(dtype).name
@@ -28,5 +32,7 @@ def test_they_are_computed_with(kind: str) -> None:
                 np.testing.assert_array_equal(session.run(over), one[:3][::-1])
                 for _ in range(2):  # of what a program has given
                     session.run(v.assign(fed), {fed: one})
-                    np.testing.assert_array_equal(session.run(doubled, {fed: one}).astype(np.float32), [2, 4, 6, 2])
+                    np.testing.assert_array_equal(
+                        session.run(doubled, {fed: one}).astype(np.float32), [2, 4, 6, 2]
+                    )
                     np.testing.assert_array_equal(session.run(wide), [4, 8, 12, 4])

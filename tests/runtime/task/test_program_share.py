@@ -76,7 +76,10 @@ def test_one_long_program_counts() -> None:
         pytest.param({1: Load(0.4), 2: Load(0.1)}, id="four times as long"),
         pytest.param({1: Load(2.0, 0.01), 2: Load(2.0, 60.0)}, id="a fast worker and a slow one"),
         pytest.param({1: Load(2.0, 1.0), 2: Load(0.001)}, id="long updates with pauses"),
-        pytest.param({1: Load(2.0)} | {n: Load(0.001, updates=False) for n in range(2, 34)}, id="readers only"),
+        pytest.param(
+            {1: Load(2.0)} | {n: Load(0.001, updates=False) for n in range(2, 34)},
+            id="readers only",
+        ),
         pytest.param({NOBODY: Load(2.0), 2: Load(0.001), 3: Load(0.001)}, id="updates of a quorum"),
     ],
 )
@@ -151,7 +154,10 @@ def test_an_attacker_is_refused_and_training_continues(tmp_path: pathlib.Path) -
             stop.set()
             for thread in (*threads, trainer):
                 thread.join(BOUND)
-        assert "have kept updates of others waiting" in heard[0] and "program_share is 0.05" in heard[0]
+        assert (
+            "have kept updates of others waiting" in heard[0]
+            and "program_share is 0.05" in heard[0]
+        )
         # A refused program has changed nothing.
         assert session.run(step)[0] == steps[0] + 1 > 1
         assert session.run(step)[0] == steps[0] + 2

@@ -68,7 +68,9 @@ def graph() -> tuple[rt.Graph, dict[str, Any]]:
         pytest.param({"PJRT_NPROC": "2"}, id="on a thread of XLA's", marks=pytest.mark.chaos),
     ],
 )
-def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_path: pathlib.Path) -> None:
+def test_a_loop_without_an_end_is_an_outage_with_one(
+    env: dict[str, str], tmp_path: pathlib.Path
+) -> None:
     cluster = kit.addresses(ps=1, worker=2)
     made, ops = graph()
     with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad:
@@ -87,7 +89,8 @@ def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_pa
             assert told in ps.story()
         assert isinstance(heard[0], rt.AbortedError | rt.UnavailableError)
 
-        # Started again, as any task after kill -9; variables come from a checkpoint, here from the initialiser.
+        # Started again, as any task after kill -9; variables come from a checkpoint, here from the
+        # initialiser.
         with serve(cluster, tmp_path, **env), rt.Session(good.target, made) as session:
             session.run(ops["initialize"])
             assert session.run(ops["step"]).tolist() == [1] * 3
@@ -96,7 +99,9 @@ def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_pa
 BACKED_UP = kit.SERVE.replace("int(sys.argv[3])", "int(sys.argv[3]), ps_backups=1")
 
 
-def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path: pathlib.Path) -> None:
+def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(
+    tmp_path: pathlib.Path,
+) -> None:
     """The stages are in the backup, too; whoever called the endless one has gone."""
     cluster = kit.addresses(ps=2, worker=2)
 
@@ -105,19 +110,29 @@ def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path:
         return Program(*command, env=environment(tmp_path))
 
     made, ops = graph()
-    with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad, backed_up(1):
-        with backed_up(0) as ps, rt.Session(good.target, made) as session, rt.Session(bad.target, made) as hostile:
+    with (
+        rt.Server(cluster, "worker", 0) as good,
+        rt.Server(cluster, "worker", 1) as bad,
+        backed_up(1),
+    ):
+        with (
+            backed_up(0) as ps,
+            rt.Session(good.target, made) as session,
+            rt.Session(bad.target, made) as hostile,
+        ):
             session.run(ops["initialize"])
             for _ in range(5):
                 session.run(ops["step"])
             thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
             assert ps.wait(BOUND) == -signal.SIGKILL
-            hostile.close()  # else the endless program is called again, and ends the next process as well
+            # else the endless program is called again, and ends the next process as well
+            hostile.close()
             thread.join(BOUND)
             assert isinstance(heard[0], rt.OpError)
             with backed_up(0) as again:
                 again.expect("goes on from its backup at /job:ps/task:1")
-                assert session.run(ops["step"]).tolist() == [6] * 3  # in the same session: it has noticed a pause
+                # in the same session: it has noticed a pause
+                assert session.run(ops["step"]).tolist() == [6] * 3
 
 
 LONG_SECS = 3.0
@@ -132,7 +147,8 @@ def counted(value: Any, trips: Any) -> Any:
 
     def work(_: Any, carried: Any) -> Any:
         total, square = carried
-        return total + jax.numpy.where(square[0, 0] > 2, 0.0, 1.0), jax.numpy.tanh(square @ square)  # it never is
+        # it never is
+        return total + jax.numpy.where(square[0, 0] > 2, 0.0, 1.0), jax.numpy.tanh(square @ square)
 
     return jax.lax.fori_loop(0, trips, work, (value, jax.numpy.eye(64) * 0.5))[0]
 
@@ -148,7 +164,9 @@ def test_time_in_which_the_process_is_frozen_does_not_count(tmp_path: pathlib.Pa
 
         def run(fetch: Any, feeds: Any = None) -> Any:
             """In a session of its own: one whose task was silent for so long may have given it up."""
-            with rt.Session(worker.target, made, rt.SessionConfig(start_timeout_secs=BOUND)) as session:
+            with rt.Session(
+                worker.target, made, rt.SessionConfig(start_timeout_secs=BOUND)
+            ) as session:
                 return session.run(fetch, feeds)
 
         with serve(cluster, tmp_path, BELLWETHER_LIMITS=f"program_secs={FROZEN_LIMIT}") as ps:

@@ -65,18 +65,27 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
     return np.asarray(outputs[0]).tolist()
 
 
-def test_a_false_description_is_refused_whatever_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_false_description_is_refused_whatever_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The registry has forgotten the program, the compiler has not."""
     monkeypatch.setattr(rt.Limits, "spare_stages", 1)
     task, program = worker(), doubled(3.5)
     assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
     assert task.register(sent(doubled(1.5)), foreign=True) is not None
-    assert len(task.registry) == 1 and task.register(sent(program, with_blob=False), foreign=True) is None
-    with pytest.raises(rt.InvalidArgumentError, match=r"gives \(float32\[3\]\), its stage declares \(int32\[3\]\)"):
+    assert (
+        len(task.registry) == 1
+        and task.register(sent(program, with_blob=False), foreign=True) is None
+    )
+    with pytest.raises(
+        rt.InvalidArgumentError, match=r"gives \(float32\[3\]\), its stage declares \(int32\[3\]\)"
+    ):
         task.register(sent(lie(program)), foreign=True)
 
 
-def test_the_description_of_a_first_sender_is_believed_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_of_a_first_sender_is_believed_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, program = worker(), doubled(4.5)
     compiling, may_end = threading.Event(), threading.Event()
     compiled = compiler._compile
@@ -90,14 +99,18 @@ def test_the_description_of_a_first_sender_is_believed_for_no_other(monkeypatch:
     monkeypatch.setattr(compiler, "_compile", slowly)
     thread, heard = in_thread(lambda: task.register(sent(lie(program)), foreign=True))
     assert compiling.wait(60)
-    assert task.register(sent(program, with_blob=False), foreign=True) is None, "its bytes are asked for"
+    assert task.register(sent(program, with_blob=False), foreign=True) is None, (
+        "its bytes are asked for"
+    )
     assert run(task, task.register(sent(program), foreign=True)) == [4.5] * 3
     may_end.set()
     thread.join(60)
     assert isinstance(heard[0], rt.InvalidArgumentError)
 
 
-@pytest.mark.parametrize("fn", [jnp.linalg.cholesky, lambda a: a + 1], ids=["of a custom call", "plain"])
+@pytest.mark.parametrize(
+    "fn", [jnp.linalg.cholesky, lambda a: a + 1], ids=["of a custom call", "plain"]
+)
 def test_a_module_of_another_process_is_no_program(fn: Callable[[Any], Any]) -> None:
     """Neither as bytes, nor by the hash of a program that the task has compiled for its own process."""
     task = worker()
@@ -130,7 +143,10 @@ def test_callbacks_do_not_even_leave_the_client() -> None:
 
 
 def test_a_server_that_may_compile_nothing_does_not_start() -> None:
-    with jax.disable_jit(), pytest.raises(rt.InvalidArgumentError, match="JAX_DISABLE_JIT is set.*unset it"):
+    with (
+        jax.disable_jit(),
+        pytest.raises(rt.InvalidArgumentError, match="JAX_DISABLE_JIT is set.*unset it"),
+    ):
         rt.Server({"local": ["localhost:0"]}, "local", 0)
 
 
@@ -147,7 +163,10 @@ def test_decompositions_run_on_a_ps() -> None:
     with servers(ps=1, worker=1) as cluster:
         with rt.Graph().as_default(), rt.device("/job:ps/task:0"):
             v = rt.Variable(matrix, name="v")
-            found = [rt.call(fn, v, name=fn.__name__) for fn in (jnp.linalg.cholesky, jnp.linalg.inv, jnp.linalg.det)]
+            found = [
+                rt.call(fn, v, name=fn.__name__)
+                for fn in (jnp.linalg.cholesky, jnp.linalg.inv, jnp.linalg.det)
+            ]
             with rt.Session(cluster[TARGET].target) as session:
                 session.run(v.initializer)
                 values = session.run(found)

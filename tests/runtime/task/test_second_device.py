@@ -53,7 +53,9 @@ with rt.Session() as session:
 """
 
 
-@pytest.mark.parametrize("script", [TRAIN, MESH], ids=["training", "a program of both devices is refused"])
+@pytest.mark.parametrize(
+    "script", [TRAIN, MESH], ids=["training", "a program of both devices is refused"]
+)
 def test_a_stage_runs_on_the_second_device_and_on_one_device(script: str) -> None:
     environment = {
         "PATH": os.environ.get("PATH", ""),
@@ -62,6 +64,11 @@ def test_a_stage_runs_on_the_second_device_and_on_one_device(script: str) -> Non
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=ROOT, timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=ROOT,
+        timeout=100,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr

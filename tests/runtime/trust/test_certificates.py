@@ -108,7 +108,10 @@ def test_a_host_without_a_pair_is_told_how_to_make_one(several: pathlib.Path) ->
     with pytest.raises(UnauthenticatedError) as caught:
         choose(several, "w9")
     said = str(caught.value)
-    assert "fd00::2, ps0, w0 and none of w9" in said and f"harness.certs --out={several} --hosts=w9" in said
+    assert (
+        "fd00::2, ps0, w0 and none of w9" in said
+        and f"harness.certs --out={several} --hosts=w9" in said
+    )
     assert "\n" not in said
 
 
@@ -141,7 +144,9 @@ def lay(directory: pathlib.Path, layout: str, authority: CA, ends: float = DAY) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_that_others_mount_are_known_by_their_names(tmp_path: pathlib.Path, layout: str, authority: CA) -> None:
+def test_files_that_others_mount_are_known_by_their_names(
+    tmp_path: pathlib.Path, layout: str, authority: CA
+) -> None:
     lay(tmp_path, layout, authority)
     found = Certificates(tmp_path, "ps0")
     assert found.pair == (tmp_path / LAYOUTS[layout][0], tmp_path / LAYOUTS[layout][1])
@@ -209,8 +214,14 @@ def locked_key(directory: pathlib.Path, authority: CA) -> None:
     [
         (no_directory, "has no certificate of a CA .*harness.certs"),
         (no_authority, "has no certificate of a CA .*ca.pem, ca.crt.*harness.certs"),
-        (no_pair, "has no certificate with a key that this user can read, as NAME.pem and NAME.key"),
-        (anothers_key, "here.pem, here.key and ca.pem do not make a credential: KEY_VALUES_MISMATCH"),
+        (
+            no_pair,
+            "has no certificate with a key that this user can read, as NAME.pem and NAME.key",
+        ),
+        (
+            anothers_key,
+            "here.pem, here.key and ca.pem do not make a credential: KEY_VALUES_MISMATCH",
+        ),
         (no_certificate, "do not make a credential"),
         (no_authority_inside, "do not make a credential"),
         (open_key, "others can read the key in .*here.key: chmod 600"),
@@ -236,14 +247,18 @@ def put(directory: pathlib.Path, name: str, content: bytes) -> None:
     os.replace(directory / ".new", directory / name)
 
 
-def test_files_are_read_again_when_they_have_changed_only(tmp_path: pathlib.Path, authority: CA) -> None:
+def test_files_are_read_again_when_they_have_changed_only(
+    tmp_path: pathlib.Path, authority: CA
+) -> None:
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
     first = found.current
     assert found.current is first and found.server_context() is first.server
     write(directory, "here", authority, pair_of(authority, ends=2 * DAY))
     second = found.current
-    assert second is not first and second.end > first.end and found.client_context() is second.client
+    assert (
+        second is not first and second.end > first.end and found.client_context() is second.client
+    )
 
 
 def test_a_pair_of_which_half_is_replaced_is_not_used(
@@ -256,7 +271,11 @@ def test_a_pair_of_which_half_is_replaced_is_not_used(
     key, pem = pair_of(authority, ends=2 * DAY)
     put(directory, "here.key", key)
     assert found.current is first and found.current is first
-    said = [r.getMessage() for r in caplog.records if "going on with the certificate of before" in r.getMessage()]
+    said = [
+        r.getMessage()
+        for r in caplog.records
+        if "going on with the certificate of before" in r.getMessage()
+    ]
     assert len(said) == 1 and "MISMATCH" in said[0]  # once for each change
     put(directory, "here.pem", pem)
     assert found.current.end > first.end
@@ -264,7 +283,9 @@ def test_a_pair_of_which_half_is_replaced_is_not_used(
     assert found.current.end > first.end
 
 
-def test_two_connections_one_before_and_one_after_a_change(tmp_path: pathlib.Path, authority: CA) -> None:
+def test_two_connections_one_before_and_one_after_a_change(
+    tmp_path: pathlib.Path, authority: CA
+) -> None:
     """The first goes on, by a certificate that is no more; the second shows the new one."""
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
@@ -273,8 +294,12 @@ def test_two_connections_one_before_and_one_after_a_change(tmp_path: pathlib.Pat
     for ends in (DAY, 2 * DAY):
         write(directory, "here", authority, pair_of(authority, ends=ends))
         ours, theirs = socket.socketpair()
-        client = found.client_context().wrap_socket(ours, server_hostname="localhost", do_handshake_on_connect=False)
-        server = found.server_context().wrap_socket(theirs, server_side=True, do_handshake_on_connect=False)
+        client = found.client_context().wrap_socket(
+            ours, server_hostname="localhost", do_handshake_on_connect=False
+        )
+        server = found.server_context().wrap_socket(
+            theirs, server_side=True, do_handshake_on_connect=False
+        )
         shake(client, server)
         shown.append(client.getpeercert(binary_form=True))
         pairs.append((client, server))
@@ -316,7 +341,9 @@ def shake(client: ssl.SSLSocket, server: ssl.SSLSocket) -> None:
         (DAY, -5, True),
     ],
 )
-def test_the_end_is_near_at_a_tenth_of_a_life_or_seven_days(life: float, left: float, near: bool) -> None:
+def test_the_end_is_near_at_a_tenth_of_a_life_or_seven_days(
+    life: float, left: float, near: bool
+) -> None:
     assert is_near_end(1000.0, 1000.0 + life, 1000.0 + life - left) == near
 
 
@@ -326,7 +353,9 @@ def test_an_end_is_told_once_an_hour(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = Certificates(make(tmp_path / "certs", authority, begins=-9 * DAY, ends=DAY / 2), "localhost")
+    found = Certificates(
+        make(tmp_path / "certs", authority, begins=-9 * DAY, ends=DAY / 2), "localhost"
+    )
     now = time.monotonic()
     monkeypatch.setattr("runtime.concurrency.monotonic", lambda: now)
     for _ in range(3):
@@ -339,20 +368,27 @@ def test_an_end_is_told_once_an_hour(
     assert "has ended" in caplog.records[-1].getMessage() and len(caplog.records) == 2
 
 
-def test_who_is_before_the_beginning_is_told_of_clocks(tmp_path: pathlib.Path, authority: CA) -> None:
-    with pytest.raises(UnauthenticatedError, match=r"begins 20.*is the clock of this machine right"):
+def test_who_is_before_the_beginning_is_told_of_clocks(
+    tmp_path: pathlib.Path, authority: CA
+) -> None:
+    with pytest.raises(
+        UnauthenticatedError, match=r"begins 20.*is the clock of this machine right"
+    ):
         Certificates(make(tmp_path / "certs", authority, begins=3600), "localhost")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(10 * DAY, "10 days"), (DAY, "24 hours"), (7200, "2 hours"), (90, "90 seconds"), (0.4, "0 s")]
+    ("seconds", "said"),
+    [(10 * DAY, "10 days"), (DAY, "24 hours"), (7200, "2 hours"), (90, "90 seconds"), (0.4, "0 s")],
 )
 def test_times_in_words(seconds: float, said: str) -> None:
     assert words(seconds).startswith(said)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_a_directory_that_others_write_is_refused(tmp_path: pathlib.Path, mode: int, authority: CA) -> None:
+def test_a_directory_that_others_write_is_refused(
+    tmp_path: pathlib.Path, mode: int, authority: CA
+) -> None:
     """With a group of several users, or for all: who can write there can replace the CA."""
     directory = make(tmp_path / "certs", authority)
     directory.chmod(mode)
@@ -360,7 +396,9 @@ def test_a_directory_that_others_write_is_refused(tmp_path: pathlib.Path, mode: 
         if os.geteuid() != 0:
             pytest.skip("only root can give a directory to a group of others")
         os.chown(directory, -1, 65534)
-    with pytest.raises(UnauthenticatedError, match=r"others can write .*certs \(mode 0.*chmod go-w"):
+    with pytest.raises(
+        UnauthenticatedError, match=r"others can write .*certs \(mode 0.*chmod go-w"
+    ):
         Certificates(directory)
     directory.chmod(0o700)
     tmp_path.chmod(0o777)
@@ -392,6 +430,9 @@ def test_a_ca_that_others_may_have_put_there_is_not_taken(
         for _ in range(2):
             with pytest.raises(UnauthenticatedError):
                 rt.probe(server.address, 60, security=foreign)
-        assert "going on with the certificate of before" in caplog.text and "others can write" in caplog.text
+        assert (
+            "going on with the certificate of before" in caplog.text
+            and "others can write" in caplog.text
+        )
         ours = Security(certificates=make(tmp_path / "ours", authority))
         assert rt.probe(server.address, 60, security=ours).task == "/job:ps/task:0"

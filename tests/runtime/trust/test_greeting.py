@@ -40,7 +40,11 @@ def test_it_does_not_matter_in_which_pieces_it_comes(cuts: list[int]) -> None:
     greeting = Greeting(TASK, SECRET, 77)
     challenge = heard(greeting, frame(frames.HELLO, frames.encode_hello(HELLO)), cuts)
     fields = frames.unpack_header(challenge)
-    assert (fields[1], fields[5], fields[6]) == (frames.CHALLENGE, 77, frames.NONCE_BYTES + frames.PROOF_BYTES)
+    assert (fields[1], fields[5], fields[6]) == (
+        frames.CHALLENGE,
+        77,
+        frames.NONCE_BYTES + frames.PROOF_BYTES,
+    )
     nonce = challenge[frames.HEADER_BYTES :][: frames.NONCE_BYTES]
     assert challenge.endswith(tensor_proof(SECRET, b"server", nonce, HELLO, TASK, 77))
     proof = tensor_proof(SECRET, b"client", nonce, HELLO, TASK, 77)
@@ -62,9 +66,18 @@ def test_without_a_key_a_hello_is_all() -> None:
         (frame(frames.HELLO, b""), DataLossError),
         (frame(frames.HELLO, bytes(frames.HELLO_BYTES + 1)), DataLossError),
         (frame(frames.HELLO, frames.encode_hello(HELLO._replace(client=0))), InvalidArgumentError),
-        (frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.PROOF, b""), UnauthenticatedError),
-        (frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.PROOF, bytes(32)), UnauthenticatedError),
-        (frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.HELLO, bytes(9)), DataLossError),
+        (
+            frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.PROOF, b""),
+            UnauthenticatedError,
+        ),
+        (
+            frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.PROOF, bytes(32)),
+            UnauthenticatedError,
+        ),
+        (
+            frame(frames.HELLO, frames.encode_hello(HELLO)) + frame(frames.HELLO, bytes(9)),
+            DataLossError,
+        ),
     ],
 )
 def test_what_is_no_greeting_ends_it(said: bytes, error: type[OpError]) -> None:
@@ -74,7 +87,11 @@ def test_what_is_no_greeting_ends_it(said: bytes, error: type[OpError]) -> None:
 
 def test_a_process_of_another_user_is_told_so() -> None:
     with pytest.raises(UnauthenticatedError, match="another user"):
-        heard(Greeting(TASK, SECRET, 77, of_other_user=True), frame(frames.HELLO, frames.encode_hello(HELLO)), [])
+        heard(
+            Greeting(TASK, SECRET, 77, of_other_user=True),
+            frame(frames.HELLO, frames.encode_hello(HELLO)),
+            [],
+        )
 
 
 def test_strangers_that_say_hello_have_no_thread() -> None:

@@ -53,7 +53,9 @@ def test_every_token_is_another() -> None:
         file.close()
 
 
-def test_a_new_file_takes_the_place_of_an_old_one_which_then_leaves_it_alone(place: pathlib.Path) -> None:
+def test_a_new_file_takes_the_place_of_an_old_one_which_then_leaves_it_alone(
+    place: pathlib.Path,
+) -> None:
     old = TokenFile("one@")
     new = TokenFile("one@")
     old.close()
@@ -71,7 +73,9 @@ def _hold(name: str, pipe: Any) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("signum", [signal.SIGKILL, None])
-def test_what_a_process_leaves_behind_counts_for_nothing_and_is_swept(place: pathlib.Path, signum: int | None) -> None:
+def test_what_a_process_leaves_behind_counts_for_nothing_and_is_swept(
+    place: pathlib.Path, signum: int | None
+) -> None:
     with Task(_hold, "theirs@") as other:
         key = other.hear("KEY")[1]
         found = read_left("theirs@")
@@ -117,7 +121,9 @@ def test_what_is_no_private_directory_is_refused(
     else:
         tmp_path.chmod(0o777)
     monkeypatch.setattr(token_files, "_places", lambda: [place])
-    with pytest.raises(PermissionDeniedError, match="no place for a token .*XDG_RUNTIME_DIR") as caught:
+    with pytest.raises(
+        PermissionDeniedError, match="no place for a token .*XDG_RUNTIME_DIR"
+    ) as caught:
         TokenFile("one@")
     assert "\n" not in str(caught.value)
 
@@ -136,7 +142,9 @@ def test_what_is_no_private_directory_is_refused(
         (None, 0o600, "there is no .*: give a directory"),
     ],
 )
-def test_a_file_that_the_user_names(tmp_path: pathlib.Path, content: str | None, rights: int, message: str) -> None:
+def test_a_file_that_the_user_names(
+    tmp_path: pathlib.Path, content: str | None, rights: int, message: str
+) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content)
@@ -146,7 +154,11 @@ def test_a_file_that_the_user_names(tmp_path: pathlib.Path, content: str | None,
         return
     with pytest.raises(UnauthenticatedError, match=message) as caught:
         read(str(path))
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value) and TOKEN not in str(caught.value)
+    assert (
+        str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+        and TOKEN not in str(caught.value)
+    )
 
 
 def test_a_directory_or_a_pipe_holds_no_token(tmp_path: pathlib.Path) -> None:
@@ -196,14 +208,18 @@ def test_ctrl_c_leaks_no_descriptor(place: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")
-def test_a_squatted_directory_has_a_way_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_squatted_directory_has_a_way_out(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another user who makes the directory first keeps nobody from starting who does what the message says."""
     squatted = tmp_path / f"bellwether-{os.geteuid()}"
     squatted.mkdir(mode=0o700)
     os.chown(squatted, 65534, 65534)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(token_files, "_places", lambda: [squatted])
-    with pytest.raises(PermissionDeniedError, match="no directory of this user.*set XDG_RUNTIME_DIR.*mkdir -m 700"):
+    with pytest.raises(
+        PermissionDeniedError, match="no directory of this user.*set XDG_RUNTIME_DIR.*mkdir -m 700"
+    ):
         TokenFile("one@")
     monkeypatch.undo()
     own = tmp_path / "run"
@@ -225,10 +241,15 @@ print(*resource.getrlimit(resource.RLIMIT_CORE))
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("allowed", "limits"), [("", "0 1024\n"), ("1", "1024 1024\n")])
-def test_a_process_with_a_secret_leaves_no_core(tmp_path: pathlib.Path, allowed: str, limits: str) -> None:
+def test_a_process_with_a_secret_leaves_no_core(
+    tmp_path: pathlib.Path, allowed: str, limits: str
+) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
     command = [sys.executable, "-c", CORE, str(path)]
     environment = {**os.environ, "BELLWETHER_CORE_DUMPS": allowed}
-    assert subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout == limits
+    assert (
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+        == limits
+    )

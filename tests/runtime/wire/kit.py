@@ -33,7 +33,9 @@ CLIENT = 0xC0FFEE
 ADD, SUM, ECHO, BLOCK, FAIL, BUG, LANE, ECHO_FIXED, WRONG, STRIDED, NOTHING, SLOW_ADD = range(1, 13)
 
 NUMBER = Layout([TensorSpec((), np.dtype(np.int64))])
-PADDED_NUMBER = Layout([TensorSpec((), np.dtype(np.int64)), TensorSpec((4096,), np.dtype(np.uint8))])
+PADDED_NUMBER = Layout(
+    [TensorSpec((), np.dtype(np.int64)), TensorSpec((4096,), np.dtype(np.uint8))]
+)
 EMPTY = Layout([])
 MIXED = Layout(
     [
@@ -131,9 +133,13 @@ class Desk:
 
 def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer, Desk]:
     desk = desk or Desk()
-    shared = {name: options.pop(name) for name in ("incarnation", "limits", "tls") if name in options}
+    shared = {
+        name: options.pop(name) for name in ("incarnation", "limits", "tls") if name in options
+    }
     lanes = LaneTable[Reply](shared.get("limits"))
-    context = ServerContext(handler=desk, lanes=lanes, **{"task": TASK, "key": SECRET, "incarnation": 77, **shared})
+    context = ServerContext(
+        handler=desk, lanes=lanes, **{"task": TASK, "key": SECRET, "incarnation": 77, **shared}
+    )
     server = TensorServer(context, hosts=["127.0.0.1"], **options)
     server.start()
     return server, desk
@@ -163,7 +169,8 @@ class ServerProcess(Task):
             self.wait()
         super().close()
         assert self.endpoint.unix_path is not None
-        shutil.rmtree(os.path.dirname(self.endpoint.unix_path), ignore_errors=True)  # it stays after kill -9
+        # it stays after kill -9
+        shutil.rmtree(os.path.dirname(self.endpoint.unix_path), ignore_errors=True)
 
 
 class CuttingProxy:
@@ -183,7 +190,8 @@ class CuttingProxy:
 
     def close(self) -> None:
         self._shut(self._listener)
-        self._threads[0].join(10)  # from now on nobody accepts: a client that connects again at once is not left open
+        # from now on nobody accepts: a client that connects again at once is not left open
+        self._threads[0].join(10)
         for sock in self._sockets:
             self._shut(sock)
         for thread in self._threads:

@@ -62,7 +62,10 @@ def resolved_to(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) ->
     def answer(host: Any, *args: Any, flags: int = 0, **kwargs: Any) -> Sequence[Any]:
         if host != NAME or flags & socket.AI_NUMERICHOST:
             return ask(host, *args, flags=flags, **kwargs)
-        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address)
+            for address in addresses
+        ]
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 
@@ -98,7 +101,9 @@ def test_an_address_that_refuses_is_passed_over_at_once(monkeypatch: pytest.Monk
     server.stop()
 
 
-def test_a_refusal_beside_silence_has_the_task_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_beside_silence_has_the_task_asked_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The task has moved to another port: the address that answers refuses, and the other one says nothing."""
     server, _ = make_server()
     asked: list[float] = []
@@ -106,7 +111,13 @@ def test_a_refusal_beside_silence_has_the_task_asked_where_it_is(monkeypatch: py
     def resolve(timeout: float) -> Endpoint:
         asked.append(timeout)
         found = endpoint(server)
-        return Endpoint(NAME if len(asked) == 1 else "127.0.0.1", found.port, None, found.host_id, found.incarnation)
+        return Endpoint(
+            NAME if len(asked) == 1 else "127.0.0.1",
+            found.port,
+            None,
+            found.host_id,
+            found.incarnation,
+        )
 
     with black_hole() as first, refusing() as second:
         resolved_to(monkeypatch, first, second)
@@ -129,12 +140,16 @@ def _acquired(peer: Peer, errors: list[BaseException]) -> threading.Thread:
     return thread
 
 
-def test_closing_ends_a_connect_to_several_silent_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_a_connect_to_several_silent_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with black_hole() as first, black_hole() as second:
         resolved_to(monkeypatch, first, second)
         there = Endpoint(NAME, first[1], None, "", 1)
         began = threading.Event()
-        peer = make_peer(lambda timeout: (began.set(), there)[1], options=ChannelOptions(reconnect_secs=60))
+        peer = make_peer(
+            lambda timeout: (began.set(), there)[1], options=ChannelOptions(reconnect_secs=60)
+        )
         errors: list[BaseException] = []
         thread = _acquired(peer, errors)
         assert began.wait(60)
@@ -143,7 +158,9 @@ def test_closing_ends_a_connect_to_several_silent_addresses(monkeypatch: pytest.
         assert [type(error) for error in errors] == [CancelledError]
 
 
-def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ask, over = socket.getaddrinfo, threading.Event()
     asked: list[str] = []
 
@@ -185,9 +202,11 @@ with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worke
         print("VALUES", session.run(v).tolist())
 """
 SWALLOW = (
-    "ip link set lo up && ip link add hole type veth peer name gone && ip addr add 10.98.0.1/24 dev hole && "
+    "ip link set lo up && ip link add hole type veth peer name gone && ip addr add 10.98.0.1/24 "
+    "dev hole && "
     "ip -6 addr add 2001:db8::2/64 dev hole nodad && ip link set hole up && ip link set gone up && "
-    "ip -6 neigh add 2001:db8::1 lladdr 02:00:00:00:00:01 dev hole && mount --bind {hosts} /etc/hosts"
+    "ip -6 neigh add 2001:db8::1 lladdr 02:00:00:00:00:01 dev hole && mount --bind {hosts} "
+    "/etc/hosts"
 )
 
 
@@ -200,7 +219,10 @@ def _possible() -> bool:
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(not _possible(), reason="needs unshare and ip, and the right to make namespaces with IPv6 in them")
+@pytest.mark.skipif(
+    not _possible(),
+    reason="needs unshare and ip, and the right to make namespaces with IPv6 in them",
+)
 def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: Any) -> None:
     """Its name has an IPv6 address, which comes first, and no answer there; and an IPv4 address."""
     hosts = tmp_path / "hosts"
@@ -211,6 +233,11 @@ def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: 
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "BELLWETHER_FAST_PATH": "0", "BELLWETHER_SECURITY": "insecure"},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "BELLWETHER_FAST_PATH": "0",
+            "BELLWETHER_SECURITY": "insecure",
+        },
     )
     assert "VALUES [0.0, 1.0, 2.0, 3.0]" in done.stdout, done.stdout + done.stderr[-4000:]

@@ -59,7 +59,10 @@ class Pair:
         server = server or self.server
         channel = ChannelOptions(prefer_unix=self.way == "unix", **options.pop("channel", {}))
         peer = make_peer(
-            lambda timeout: server.endpoint("127.0.0.1"), options=channel, certificates=self.certificates, **options
+            lambda timeout: server.endpoint("127.0.0.1"),
+            options=channel,
+            certificates=self.certificates,
+            **options,
         )
         self.peers.append(peer)
         return peer
@@ -124,7 +127,11 @@ def test_reply_buffer_is_reused_and_fresh_memory_is_not(pair):
 
 def test_dynamic_payloads_and_strings(pair):
     lane = pair.peer.acquire()
-    values = [*MIXED, np.array([[b"a", b""], [b"\0\xff", b"long" * 1000]], object), np.zeros(100_000)]
+    values = [
+        *MIXED,
+        np.array([[b"a", b""], [b"\0\xff", b"long" * 1000]], object),
+        np.zeros(100_000),
+    ]
     got = lane.call(kit.ECHO, 1, values, None, dynamic=True)
     assert [g.tolist() for g in got] == [v.tolist() for v in values]
     assert lane.call(kit.ECHO, 1, [], None, dynamic=True) == []
@@ -163,7 +170,9 @@ def test_strided_tensors_are_sent_in_order(pair):
 
 def test_errors_keep_type_text_and_task_and_the_lane(pair):
     lane = pair.peer.acquire()
-    with pytest.raises(FailedPreconditionError, match="variable w is not initialised .step 9") as caught:
+    with pytest.raises(
+        FailedPreconditionError, match="variable w is not initialised .step 9"
+    ) as caught:
         lane.call(kit.FAIL, 9, [], kit.NUMBER)
     assert caught.value.task == TASK
     with pytest.raises(InternalError, match="ZeroDivisionError: oops"):
@@ -201,7 +210,9 @@ def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
     large = [np.zeros(5000, np.uint8)]
     small = pair.connect(channel={"max_payload_bytes": 1000})
     lane = small.acquire()
-    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"):
+    with pytest.raises(
+        ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"
+    ):
         lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.usable
     assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
@@ -209,7 +220,9 @@ def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
     server, _ = pair.serve(limits=Limits(payload_bytes=1000))
     peer = pair.connect(server)
     lane = peer.acquire()
-    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"):
+    with pytest.raises(
+        ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"
+    ):
         lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     peer.release(lane)
@@ -234,7 +247,9 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
                 sock.recv(4096)
                 sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, 0, 0, 0, 77, 0))
                 sock.recv(4096)
-                sock.sendall(frames.pack_header(frames.MAGIC, frames.REPLY, frames.DYNAMIC, 9, 1, 0, 1 << 60))
+                sock.sendall(
+                    frames.pack_header(frames.MAGIC, frames.REPLY, frames.DYNAMIC, 9, 1, 0, 1 << 60)
+                )
                 sock.recv(1)  # until the client hangs up
 
         thread = threading.Thread(target=serve)
@@ -242,7 +257,10 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
         there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
         peer = make_peer(lambda timeout: there, key=None, options=ChannelOptions(heartbeat_secs=60))
         lane = peer.acquire()
-        with pytest.raises(ResourceExhaustedError, match=f"/job:ps/task:0.*no memory for a reply of {1 << 60} bytes"):
+        with pytest.raises(
+            ResourceExhaustedError,
+            match=f"/job:ps/task:0.*no memory for a reply of {1 << 60} bytes",
+        ):
             lane.call(9, 1, [], None)
         peer.release(lane)
         thread.join(60)
@@ -492,7 +510,8 @@ def test_close_cancels_a_call_under_way(pair):
 def test_garbage_closes_its_connection_only(pair, garbage):
     with socket.create_connection(("127.0.0.1", pair.server.port), timeout=60) as sock:
         sock.sendall(garbage)
-        with contextlib.suppress(ConnectionResetError):  # closed with our bytes unread: as good as an end
+        # closed with our bytes unread: as good as an end
+        with contextlib.suppress(ConnectionResetError):
             while sock.recv(1000):
                 continue
     lane = pair.peer.acquire()
@@ -562,10 +581,15 @@ def test_silent_strangers_are_cut(often):
 
 def test_too_many_connections():
     server, _ = make_server(limits=Limits(connections=1))
-    peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=60))
+    peer = make_peer(
+        lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=60)
+    )
     lane = peer.acquire()
     # The lane or the heartbeat has the only place; whoever comes next is told.
-    with pytest.raises(ResourceExhaustedError, match="1 connections.*the limit connections is 1 .--limit_connections"):
+    with pytest.raises(
+        ResourceExhaustedError,
+        match="1 connections.*the limit connections is 1 .--limit_connections",
+    ):
         for _ in range(3):
             peer.acquire()
     peer.release(lane)

@@ -88,7 +88,9 @@ def test_damaged_dynamic_payloads_give_clean_errors(values, data):
     for _ in range(data.draw(st.integers(1, 4))):
         match data.draw(st.sampled_from(["flip", "cut", "insert", "word"])):
             case "flip" if payload:
-                payload[data.draw(st.integers(0, min(len(payload), 80) - 1))] = data.draw(st.integers(0, 255))
+                payload[data.draw(st.integers(0, min(len(payload), 80) - 1))] = data.draw(
+                    st.integers(0, 255)
+                )
             case "cut":
                 del payload[data.draw(st.integers(0, len(payload))) :]
             case "insert":

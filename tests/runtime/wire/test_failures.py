@@ -15,7 +15,15 @@ from runtime.wire.listener import TensorServer
 from runtime.wire.reply_cache import LaneTable
 from tests.kit.waits import until
 from tests.runtime.wire import kit
-from tests.runtime.wire.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server
+from tests.runtime.wire.kit import (
+    TASK,
+    CuttingProxy,
+    Desk,
+    ServerProcess,
+    addend,
+    make_peer,
+    make_server,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_open_ends")]
 
@@ -48,7 +56,9 @@ class Caller(threading.Thread):
 
 @WAYS
 def test_kill_in_the_middle_of_a_call(other, prefer_unix):
-    peer = make_peer(other.resolve, options=ChannelOptions(prefer_unix=prefer_unix, reconnect_secs=7200))
+    peer = make_peer(
+        other.resolve, options=ChannelOptions(prefer_unix=prefer_unix, reconnect_secs=7200)
+    )
     lane = peer.acquire()
     assert kit.is_unix(lane) == prefer_unix
     lane.send(kit.BLOCK, 1, [])
@@ -93,7 +103,9 @@ def test_peer_that_stays_frozen(other):
     lane = peer.acquire()
     other.freeze()
     lane.send(kit.ADD, 1, addend(1))
-    with pytest.raises(UnavailableError, match=r"no contact at \S+ for \d+\.\d s \(reconnect_secs=0.5\)") as caught:
+    with pytest.raises(
+        UnavailableError, match=r"no contact at \S+ for \d+\.\d s \(reconnect_secs=0.5\)"
+    ) as caught:
         lane.receive(kit.NUMBER)
     assert caught.value.task == TASK
     peer.release(lane)
@@ -137,7 +149,9 @@ def test_cancel_while_reconnecting(other):
 
 
 def test_close_does_not_wait_for_a_frozen_peer(other):
-    peer = make_peer(other.resolve, options=ChannelOptions(heartbeat_timeout_secs=60, reconnect_secs=120))
+    peer = make_peer(
+        other.resolve, options=ChannelOptions(heartbeat_timeout_secs=60, reconnect_secs=120)
+    )
     lane = peer.acquire()
     other.freeze()
     lane.send(kit.ADD, 1, addend(1))
@@ -151,7 +165,9 @@ def test_close_does_not_wait_for_a_frozen_peer(other):
 
 def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
     server, _ = make_server(unix=False)
-    peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02))
+    peer = make_peer(
+        lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02)
+    )
     peer.release(peer.acquire())
     until(lambda: peer._heart._lane.incarnation)
 
@@ -175,7 +191,9 @@ def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
 def test_long_calls_to_a_living_peer_are_left_alone(prefer_unix):
     server, desk = make_server()
     # A loaded machine answers within the time limit, too.
-    options = ChannelOptions(heartbeat_secs=0.05, heartbeat_timeout_secs=5.0, prefer_unix=prefer_unix)
+    options = ChannelOptions(
+        heartbeat_secs=0.05, heartbeat_timeout_secs=5.0, prefer_unix=prefer_unix
+    )
     peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=options)
     lane = peer.acquire()
     lane.send(kit.BLOCK, 1, [])
@@ -215,7 +233,11 @@ def test_server_that_moved_is_found_again():
     server, desk = make_server(incarnation=1)
     proxy = CuttingProxy(server.port, 0, 0)
     places = [proxy.port]
-    peer = make_peer(lambda timeout: dataclasses.replace(server.endpoint("127.0.0.1"), port=places[-1], unix_path=None))
+    peer = make_peer(
+        lambda timeout: dataclasses.replace(
+            server.endpoint("127.0.0.1"), port=places[-1], unix_path=None
+        )
+    )
     lane = peer.acquire()
     assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     places.append(server.port)
@@ -287,10 +309,14 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
     assert desk.total == desk.runs == threads * calls
 
 
-def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> None:
+def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> (
+    None
+):
     """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
     desk = Desk()
-    context = ServerContext(handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1, lanes=LaneTable())
+    context = ServerContext(
+        handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1, lanes=LaneTable()
+    )
     server = TensorServer(context, hosts=["127.0.0.1"], unix=False, lane_memory_secs=6.0)
     server.inherit(77, {})
     server.start()

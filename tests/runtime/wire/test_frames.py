@@ -34,7 +34,8 @@ def test_any_bytes_are_a_hello_or_a_clean_error(payload):
 def test_error_round_trip(message, task):
     task = task.encode(errors="replace").decode()
     error = frames.decode_error(
-        frames.pack_error(0, FailedPreconditionError(message, task=task))[frames.HEADER_BYTES :], "/job:ps/task:9"
+        frames.pack_error(0, FailedPreconditionError(message, task=task))[frames.HEADER_BYTES :],
+        "/job:ps/task:9",
     )
     assert type(error) is FailedPreconditionError
     assert error.message == message.encode(errors="replace").decode()
@@ -50,7 +51,9 @@ def test_any_bytes_are_an_error_or_a_clean_error(payload):
 
 
 def test_long_texts_are_cut_to_what_a_frame_may_carry():
-    payload = frames.pack_error(0, UnknownError("x" * 10**6, task="y" * 10**6))[frames.HEADER_BYTES :]
+    payload = frames.pack_error(0, UnknownError("x" * 10**6, task="y" * 10**6))[
+        frames.HEADER_BYTES :
+    ]
     assert len(payload) <= frames.MAX_CONTROL_BYTES
     assert frames.decode_error(payload, "").task == "y" * 1024
 
@@ -67,7 +70,10 @@ def test_good_header_passes():
     ("fields", "text"),
     [
         (header(magic=0x1234), "not a frame"),
-        (header(magic=frames.MAGIC + 1), f"wire version {WIRE_VERSION + 1}, and this process {WIRE_VERSION}"),
+        (
+            header(magic=frames.MAGIC + 1),
+            f"wire version {WIRE_VERSION + 1}, and this process {WIRE_VERSION}",
+        ),
         (header(kind=0), "unknown kind 0"),
         (header(kind=99), "unknown kind 99"),
         (header(length=11), "11 bytes, the limit is 10"),
@@ -81,5 +87,9 @@ def test_bad_headers_are_refused(fields, text):
 
 def test_times_stand_in_one_table() -> None:
     """No module of the room but `times` has a time of its own."""
-    modules = [path for path in pathlib.Path(times.__file__).parent.glob("*.py") if path.name != "times.py"]
-    assert [path.name for path in modules if re.search(r"^\w+_SECS\b.* = ", path.read_text(), re.M)] == []
+    modules = [
+        path for path in pathlib.Path(times.__file__).parent.glob("*.py") if path.name != "times.py"
+    ]
+    assert [
+        path.name for path in modules if re.search(r"^\w+_SECS\b.* = ", path.read_text(), re.M)
+    ] == []

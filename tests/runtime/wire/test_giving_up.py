@@ -1,4 +1,7 @@
-"""A call that may wait is given up in a way that loses no answer. One that waits says so, and outlives cuts."""
+"""A call that may wait is given up in a way that loses no answer.
+
+One that waits says so, and outlives cuts.
+"""
 
 import logging
 import threading
@@ -43,7 +46,9 @@ def patient(monkeypatch):
 
 def test_an_answer_that_is_on_its_way_at_the_deadline_arrives(pair, patient):
     lane = pair.peer.acquire()  # BLOCK answers when it is told that the client has hung up
-    assert lane.call(kit.BLOCK, 1, [], kit.NUMBER, deadline=time.monotonic() + 0.1, waits=True) == [1]
+    assert lane.call(kit.BLOCK, 1, [], kit.NUMBER, deadline=time.monotonic() + 0.1, waits=True) == [
+        1
+    ]
     assert not lane.usable
     pair.peer.release(lane)
     until(lambda: pair.server.counters.lanes <= 1)  # the heartbeat's: this one was taken leave of
@@ -75,7 +80,9 @@ def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair, monkeypat
 
 
 @pytest.mark.parametrize("answers", ["at once", "late", "never"])
-def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(pair, often, patient, answers, monkeypatch):
+def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(
+    pair, often, patient, answers, monkeypatch
+):
     if answers == "late":  # many ticks later
         late = threading.Timer(0.3, pair.desk.release.set)
         pair.desk.disconnected = lambda client, lane: late.start()
@@ -185,7 +192,9 @@ def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, cap
 
 
 @pytest.mark.cluster
-def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_ends, monkeypatch, caplog):
+def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(
+    no_open_ends, monkeypatch, caplog
+):
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
     other = ServerProcess()
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=60.0, **QUICK))

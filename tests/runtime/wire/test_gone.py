@@ -12,7 +12,17 @@ from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
 from runtime.wire.receiver import CallReceiver
 from runtime.wire.reply_cache import LaneTable
-from tests.runtime.wire.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, finds, make_peer, make_server
+from tests.runtime.wire.kit import (
+    CLIENT,
+    NUMBER,
+    SECRET,
+    SUM,
+    TASK,
+    Desk,
+    finds,
+    make_peer,
+    make_server,
+)
 
 
 class GoneDesk(Desk):
@@ -66,8 +76,11 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
     server.stop()
 
 
-def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dawdle(self: CallReceiver, used: int) -> None:  # after the reply, until the listener has seen the hang-up
+def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # after the reply, until the listener has seen the hang-up
+    def dawdle(self: CallReceiver, used: int) -> None:
         deadline = time.monotonic() + 20
         while not connection.caller_is_gone() and time.monotonic() < deadline:
             threading.Event().wait(0.001)
@@ -122,7 +135,9 @@ def test_who_has_no_connection_is_given_up_once() -> None:
     assert table.give_up(31.0) == [1]
 
 
-def test_a_signal_in_the_start_of_the_heartbeat_does_not_fail_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_the_start_of_the_heartbeat_does_not_fail_the_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server, _, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     start = threading.Thread.start

@@ -46,7 +46,9 @@ def test_what_is_asked_and_what_the_answers_mean() -> None:
         ask(b"HTTP/1.1 200 " + b"x" * 5000)
 
 
-def test_addresses_of_ipv6_have_brackets_where_a_port_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_ipv6_have_brackets_where_a_port_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")

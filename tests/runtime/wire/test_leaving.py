@@ -47,7 +47,9 @@ def served_by_tls(directory: pathlib.Path, heartbeat_secs: float) -> tuple[Any, 
     certificates = Certificates(make(directory / "here"))
     server, _ = make_server(tls=certificates.server_context)
     endpoint = server.endpoint("127.0.0.1")
-    options = ChannelOptions(prefer_unix=False, heartbeat_secs=heartbeat_secs, heartbeat_timeout_secs=60.0)
+    options = ChannelOptions(
+        prefer_unix=False, heartbeat_secs=heartbeat_secs, heartbeat_timeout_secs=60.0
+    )
     peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
     peer.release(peer.acquire())
     return server, peer
@@ -55,8 +57,11 @@ def served_by_tls(directory: pathlib.Path, heartbeat_secs: float) -> tuple[Any, 
 
 @WAYS
 @pytest.mark.parametrize(("leaving", "error"), [(True, TaskLeftError), (False, UnavailableError)])
-def test_a_call_after_the_server_has_gone(leaving: bool, error: type[Exception], prefer_unix: bool) -> None:
-    server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=60.0)  # nobody but the call finds out
+def test_a_call_after_the_server_has_gone(
+    leaving: bool, error: type[Exception], prefer_unix: bool
+) -> None:
+    # nobody but the call finds out
+    server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=60.0)
     lane = peer.acquire()
     assert lane.call(ADD, 1, addend(1), kit.NUMBER)
     server.stop(1.0, leaving=leaving)

@@ -61,7 +61,9 @@ def main() -> None:
         elif line.strip() == "counters":
             answer = [server.counters.connections, server.counters.accepted]
         else:
-            resource.setrlimit(resource.RLIMIT_NPROC, (1 if line.strip() == "no threads" else most, most))
+            resource.setrlimit(
+                resource.RLIMIT_NPROC, (1 if line.strip() == "no threads" else most, most)
+            )
         print(json.dumps(answer), flush=True)
     desk.release.set()
     server.stop()

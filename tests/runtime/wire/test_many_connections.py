@@ -38,7 +38,10 @@ def serving(desk: kit.Desk | None = None, **limits: Any) -> Iterator[tuple[Tenso
 
 @contextlib.contextmanager
 def connected(server: TensorServer) -> Iterator[tuple[socket.socket, Any]]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock, sock.makefile("rwb") as file:
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock,
+        sock.makefile("rwb") as file,
+    ):
         yield sock, file
 
 
@@ -104,7 +107,9 @@ def test_a_client_has_so_many_connections_and_the_others_are_not_harmed() -> Non
         for lane, file in enumerate(files[:3]):
             assert hello(file, 1, lane)[0] == WELCOMED
         kind, payload = hello(files[3], 1, 3)
-        assert kind == frames.ERROR and isinstance(frames.decode_error(payload, ""), ResourceExhaustedError)
+        assert kind == frames.ERROR and isinstance(
+            frames.decode_error(payload, ""), ResourceExhaustedError
+        )
         assert b"the limit client_connections is 3" in payload
         works(server)
         files[0].close()
@@ -127,7 +132,9 @@ class BusyDesk(kit.Desk):
         self.go_on.wait(60)
 
 
-def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(tmp_path: pathlib.Path) -> None:
+def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(
+    tmp_path: pathlib.Path,
+) -> None:
     """A TLS newcomer with the descriptor of a client that had hung up was ended in place of it."""
     certificates = Certificates(make(tmp_path / "here"))
     with limited(handshakes=1, hello_secs=600) as limits, contextlib.ExitStack() as stack:
@@ -150,15 +157,20 @@ def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(tmp_path: 
         desk.go_on.set()
         until(lambda: server.counters.accepted == 4)
         context = certificates.client_context()
-        with context.wrap_socket(new, server_hostname="127.0.0.1") as secure:  # it is welcome to shake hands
+        # it is welcome to shake hands
+        with context.wrap_socket(new, server_hostname="127.0.0.1") as secure:
             assert secure.version()
 
 
-def test_an_idle_connection_gives_way_and_not_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_gives_way_and_not_one_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(times, "WORKS_SECS", 0.5)
     with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
         made = [stack.enter_context(connected(server)) for _ in range(6)]
-        for (_, file), (client, lane) in zip(made, ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (4, 1)), strict=True):
+        for (_, file), (client, lane) in zip(
+            made, ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (4, 1)), strict=True
+        ):
             assert hello(file, client, lane)[0] == WELCOMED
         waits, pings = made[3][0], made[4][0]
         waits.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.BLOCK, 1, 1, 0))
@@ -200,9 +212,15 @@ def lets_in(server: TensorServer, client: int, stack: contextlib.ExitStack) -> b
 @pytest.mark.usefixtures("often")
 def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
     length = kit.MIXED.nbytes
-    with serving(frame_secs=0.2, frame_rate=1 << 20) as (server, _), connected(server) as (sock, file):
+    with (
+        serving(frame_secs=0.2, frame_rate=1 << 20) as (server, _),
+        connected(server) as (sock, file),
+    ):
         assert hello(file, 1)[0] == WELCOMED
-        sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, length) + bytes(length // 2))
+        sock.sendall(
+            frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, length)
+            + bytes(length // 2)
+        )
         assert file.read() == b""
         works(server)
 
@@ -220,7 +238,10 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
     length = kit.MIXED.nbytes
     with serving(frame_secs=0.2, frame_rate=1) as (server, _), connected(server) as (sock, file):
         assert hello(file, 1)[0] == WELCOMED
-        sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
+        sock.sendall(
+            frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length)
+            + bytes(length - 1)
+        )
         connection, *_ = server._connections.values()
         until(lambda: connection.receiver._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
@@ -233,10 +254,13 @@ def test_a_hello_that_is_heard_after_its_client_has_left_leaves_nothing() -> Non
     with serving(desk) as (server, _):
         with connected(server) as (sock, file):
             assert hello(file, 1, 1)[0] == WELCOMED
-            sock.sendall(frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0))
+            sock.sendall(
+                frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
+            )
             assert desk.told.wait(60)
         with connected(server) as (_, file):
-            assert hello(file, 1, 2)[0] == WELCOMED  # it was sent before the goodbye, on another connection
+            # it was sent before the goodbye, on another connection
+            assert hello(file, 1, 2)[0] == WELCOMED
             assert server.counters.lanes == 1
         until(lambda: server.counters.connections == 0)
         assert server.counters.lanes == 0
@@ -247,7 +271,9 @@ def test_a_client_that_comes_again_after_its_goodbye_is_remembered_once_it_has_c
     with serving(desk) as (server, _):
         with connected(server) as (sock, file):
             assert hello(file, 1, 1)[0] == WELCOMED
-            sock.sendall(frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0))
+            sock.sendall(
+                frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
+            )
             assert desk.told.wait(60)
         with connected(server) as (sock, file):
             assert hello(file, 1, 2)[0] == WELCOMED

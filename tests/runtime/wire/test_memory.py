@@ -93,7 +93,11 @@ def test_waiting_connection_ends_when_superseded():
 def test_forget_and_expire():
     table: LaneTable[str] = LaneTable()
     owners = [Client() for _ in range(4)]
-    records = [table.attach(client, lane, 1, owners[2 * client + lane], 0.0)[0] for client in (0, 1) for lane in (0, 1)]
+    records = [
+        table.attach(client, lane, 1, owners[2 * client + lane], 0.0)[0]
+        for client in (0, 1)
+        for lane in (0, 1)
+    ]
     table.detach(0, 0, records[0], owners[0], 10.0)
     table.expire(10.0)
     assert len(table) == 4, "closed at 10, so not before 10"
@@ -117,7 +121,9 @@ def test_late_close_spares_a_client_that_is_back():
     assert table.connected(1)
 
 
-@hypothesis.given(st.lists(st.sampled_from(["call", "cut before", "cut after", "stale"]), max_size=40))
+@hypothesis.given(
+    st.lists(st.sampled_from(["call", "cut before", "cut after", "stale"]), max_size=40)
+)
 def test_every_remembered_call_runs_once(events):
     # A client that repeats a call until it is answered, on a network that cuts where it is told to.
     table: LaneTable[int] = LaneTable()
@@ -151,7 +157,9 @@ def test_every_remembered_call_runs_once(events):
 
 
 _TURNS = st.tuples(
-    st.sampled_from(["attach", "detach", "begin", "finish", "forget", "leave", "give_up", "expire"]),
+    st.sampled_from(
+        ["attach", "detach", "begin", "finish", "forget", "leave", "give_up", "expire"]
+    ),
     st.integers(0, 2),
     st.integers(0, 2),
 )
@@ -162,7 +170,8 @@ def test_lane_table_keeps_its_invariants(turns):
     """A connection that is neither closed nor superseded keeps its lane until its client leaves."""
     limits = Limits(connections=32)
     table: LaneTable[str] = LaneTable(limits)
-    # By client and lane: the connection with its record. Connections whose lane was forgotten stay open.
+    # By client and lane: the connection with its record. Connections whose lane was forgotten stay
+    # open.
     held: dict[tuple[int, int], tuple[Client, LaneRecord[str]]] = {}
     stray: list[tuple[int, int, Client, LaneRecord[str]]] = []
     running: list[LaneRecord[str]] = []

@@ -21,12 +21,15 @@ def dead_pid() -> int:
     return process.pid
 
 
-def _directory(parent: pathlib.Path, pid: int, name: str, *, socket_file: bool = True) -> pathlib.Path:
+def _directory(
+    parent: pathlib.Path, pid: int, name: str, *, socket_file: bool = True
+) -> pathlib.Path:
     path = parent / f"bellwether-{pid}-{name}"
     path.mkdir()
     if socket_file:
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path / socket_dirs.SOCKET_NAME))  # closed at once: the file stays, nobody listens
+            # closed at once: the file stays, nobody listens
+            listener.bind(str(path / socket_dirs.SOCKET_NAME))
     return path
 
 
@@ -43,16 +46,21 @@ def test_what_a_live_process_may_need_stays(tmp_path: pathlib.Path) -> None:
     assert path.exists()
 
 
-def test_a_socket_that_answers_stays_whatever_its_process_id_says(tmp_path: pathlib.Path, dead_pid: int) -> None:
+def test_a_socket_that_answers_stays_whatever_its_process_id_says(
+    tmp_path: pathlib.Path, dead_pid: int
+) -> None:
     path = _directory(tmp_path, dead_pid, "a", socket_file=False)
-    with socket.socket(socket.AF_UNIX) as listener:  # of another container, as far as the sweep can know
+    # of another container, as far as the sweep can know
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path / socket_dirs.SOCKET_NAME))
         listener.listen()
         assert socket_dirs.sweep(tmp_path) == 0
     assert socket_dirs.sweep(tmp_path) == 1
 
 
-def test_a_directory_without_a_socket_goes_when_it_is_old(tmp_path: pathlib.Path, dead_pid: int) -> None:
+def test_a_directory_without_a_socket_goes_when_it_is_old(
+    tmp_path: pathlib.Path, dead_pid: int
+) -> None:
     path = _directory(tmp_path, dead_pid, "a", socket_file=False)
     assert socket_dirs.sweep(tmp_path) == 0
     old = time.time() - 3600
@@ -61,7 +69,12 @@ def test_a_directory_without_a_socket_goes_when_it_is_old(tmp_path: pathlib.Path
 
 
 def test_names_that_are_not_ours_stay(tmp_path: pathlib.Path, dead_pid: int) -> None:
-    for name in ("bellwether-abc-d", "bellwether-", f"other-{dead_pid}-a", "bellwether-99999999999999999999999-x"):
+    for name in (
+        "bellwether-abc-d",
+        "bellwether-",
+        f"other-{dead_pid}-a",
+        "bellwether-99999999999999999999999-x",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / f"bellwether-{dead_pid}-file").write_text("")
     os.symlink(tmp_path / "bellwether-abc-d", tmp_path / f"bellwether-{dead_pid}-link")

@@ -1,6 +1,11 @@
 """Hooks: code around the life of a monitored session, and around every step."""
 
-from harness.training.run.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.run.hooks.base import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from harness.training.run.hooks.checkpoint import CheckpointSaverHook, CheckpointSaverListener
 from harness.training.run.hooks.control import (
     EarlyStoppingHook,

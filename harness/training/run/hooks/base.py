@@ -20,7 +20,8 @@ class SessionRunArgs:
     """The addition of a hook to a step.
 
     Attributes:
-        fetches: Structure of fetches beside the caller's own, as in ``Session.run``; None for nothing.
+        fetches: Structure of fetches beside the caller's own, as in ``Session.run``; None for
+            nothing.
         feed_dict: Feeds beside the caller's own.
         options: ``runtime.RunOptions``, merged with the caller's.
 
@@ -40,7 +41,8 @@ class SessionRunValues:
     """The result of a step for one hook.
 
     Attributes:
-        results: Values of the hook's own fetches, in their structure; None when the hook asked for none.
+        results: Values of the hook's own fetches, in their structure; None when the hook asked for
+            none.
         options: Options of the step, or None.
         run_metadata: The ``runtime.RunMetadata`` of the step; None when nobody asked for metadata.
     """
@@ -70,7 +72,10 @@ class SessionRunContext:
         return self._stop
 
     def request_stop(self) -> None:
-        """Stops training. The present ``run`` still returns its value; then ``should_stop`` is true."""
+        """Stops training.
+
+        The present ``run`` still returns its value; then ``should_stop`` is true.
+        """
         self._stop = True
 
 
@@ -78,7 +83,10 @@ class SessionRunHook:
     """Base of all hooks; the methods do nothing."""
 
     def begin(self) -> None:
-        """Adds to the graph. The call comes once, before the session is made and the graph is final."""
+        """Adds to the graph.
+
+        The call comes once, before the session is made and the graph is final.
+        """
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Begins a session. The call comes with every new session, also after a recovery."""
@@ -103,12 +111,18 @@ class GlobalStepHook(SessionRunHook):
     _step: rt.Tensor | rt.Variable
 
     def begin(self) -> None:
-        """Finds the global step. Raises RuntimeError, with the name of the hook, when there is none."""
+        """Finds the global step.
+
+        Raises RuntimeError, with the name of the hook, when there is none.
+        """
         # Found here and not in the constructor: TF1 programs make hooks before the graph is whole.
         step = get_global_step()
         if step is None:
             name = type(self).__name__
-            raise RuntimeError(f"Global step should be created to use {name}: call harness.get_or_create_global_step()")
+            raise RuntimeError(
+                f"Global step should be created to use {name}: call "
+                "harness.get_or_create_global_step()"
+            )
         self._step = step
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -119,8 +133,9 @@ class GlobalStepHook(SessionRunHook):
 class EventsHook(GlobalStepHook):
     """Base of the hooks that write events.
 
-    The hooks of a process share one writer for each directory. A session owns the file of that writer: the file is
-    closed at the end of the session. A writer that the caller has given stays open.
+    The hooks of a process share one writer for each directory. A session owns the file of that
+    writer: the file is closed at the end of the session. A writer that the caller has given stays
+    open.
 
     Args:
         output_dir: Directory of the events; None for none.
@@ -144,7 +159,8 @@ class EventsHook(GlobalStepHook):
         """Closes the file of the directory's writer until something is added to it; flushes a writer of the caller."""
         if self.writer is None:
             return
-        # The writer opens its file again when something is added, so a later session may go on with it.
+        # The writer opens its file again when something is added, so a later session may go on with
+        # it.
         if self._output_dir:
             self.writer.close()
         else:
@@ -167,7 +183,8 @@ class StopsEverybody(Protocol):
     """A hook that may end training on all tasks.
 
     Attributes:
-        stop_everybody: Function that orders all tasks of the run to stop, with a reason; set by a monitored session.
+        stop_everybody: Function that orders all tasks of the run to stop, with a reason; set by a
+            monitored session.
     """
 
     stop_everybody: Callable[[str], None]

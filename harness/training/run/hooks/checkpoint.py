@@ -40,22 +40,25 @@ class CheckpointSaverListener:
 class CheckpointSaverHook(EventsHook):
     """A hook that saves checkpoints: with every new session, at intervals, and at the end.
 
-    Training continues during a save. A save that is due while another one runs is skipped, and counted in the saver. A
-    hook with listeners waits for each save, because its listeners may read the checkpoint. A full disk costs that
-    checkpoint, and is an error at the end; other failures are raised in the training loop.
+    Training continues during a save. A save that is due while another one runs is skipped, and
+    counted in the saver. A hook with listeners waits for each save, because its listeners may read
+    the checkpoint. A full disk costs that checkpoint, and is an error at the end; other failures
+    are raised in the training loop.
 
     Args:
         checkpoint_dir: Directory of the checkpoints.
         save_secs: Seconds between checkpoints; exactly one of this and ``save_steps``.
         save_steps: Global steps between checkpoints.
-        saver: Saver of the variables; at most one of this and ``scaffold``. Without both, the graph's first saver.
+        saver: Saver of the variables; at most one of this and ``scaffold``. Without both, the
+            graph's first saver.
         checkpoint_basename: First part of the names.
         scaffold: Scaffold with the saver.
         listeners: Listeners to call, in this order.
         save_graph_def: True to write the graph for TensorBoard.
 
     Raises:
-        ValueError: There are a saver and a scaffold, not exactly one interval, or the basename is a path.
+        ValueError: There are a saver and a scaffold, not exactly one interval, or the basename is a
+            path.
 
     Example:
         >>> import harness
@@ -118,12 +121,13 @@ class CheckpointSaverHook(EventsHook):
         if self._checkpoints is not None:
             self._checkpoints.inspect(run_context.session)
         moved = self._timer.should_trigger_for_step(step)
-        # Set by the thread that hears of a ps that is told to go; this thread alone saves, between two steps.
+        # Set by the thread that hears of a ps that is told to go; this thread alone saves, between
+        # two steps.
         if self._soon.is_set():
             self._soon.clear()
             moved = True
-        # Variables may change while the global step stands still, as in a program that counts no steps. To look costs a
-        # question to each ps, so the look waits for the interval.
+        # Variables may change while the global step stands still, as in a program that counts no
+        # steps. To look costs a question to each ps, so the look waits for the interval.
         if moved or self._timer.secs_are_over():
             due = moved or self._has_changed(run_context.session)
             self._timer.update_last_triggered_step(step)
@@ -138,9 +142,12 @@ class CheckpointSaverHook(EventsHook):
         """Saves the last steps and ends the listeners."""
         step = int(session.run(self._step))
         assert self._checkpoints is not None
-        if self._listeners and (step != self._timer.last_triggered_step() or self._has_changed(session)):
+        if self._listeners and (
+            step != self._timer.last_triggered_step() or self._has_changed(session)
+        ):
             self._announce_and_save(session, step)
-        # Also without listeners, and where the last save was skipped or had no room; it does nothing if all is saved.
+        # Also without listeners, and where the last save was skipped or had no room; it does
+        # nothing if all is saved.
         self._checkpoints.save(session)
         for listener in self._listeners:
             listener.end(session, step)

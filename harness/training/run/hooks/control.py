@@ -28,7 +28,8 @@ class StopAtStepHook(GlobalStepHook):
     Several workers end a little above that step, because each worker finishes the step under way.
 
     Args:
-        num_steps: Steps to train from the step of the first session on; exactly one of this and ``last_step``.
+        num_steps: Steps to train from the step of the first session on; exactly one of this and
+            ``last_step``.
         last_step: Global step to stop at.
 
     Raises:
@@ -64,19 +65,21 @@ class StopAtStepHook(GlobalStepHook):
 class EarlyStoppingHook(GlobalStepHook):
     """A hook that stops training on all workers when a metric gets no better.
 
-    The chief's hook decides, and the other workers need none. The values since the best one are part of each
-    checkpoint, so a chief that is started again continues to count. A value that is not finite is no improvement.
+    The chief's hook decides, and the other workers need none. The values since the best one are
+    part of each checkpoint, so a chief that is started again continues to count. A value that is
+    not finite is no improvement.
 
     Args:
-        metric: The function that the chief calls with the session; it returns a number, such as the loss on a
-            validation set. Or a tensor of one number, fetched with a training step.
+        metric: The function that the chief calls with the session; it returns a number, such as the
+            loss on a validation set. Or a tensor of one number, fetched with a training step.
         patience: Number of values in a row without an improvement after which training stops.
         every_n_steps: Global steps between values.
         mode: "min" or "max": the direction of an improvement.
         min_delta: The least improvement that counts.
 
     Raises:
-        ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1, or ``min_delta`` negative.
+        ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1, or
+            ``min_delta`` negative.
 
     Example:
         >>> import harness
@@ -96,7 +99,9 @@ class EarlyStoppingHook(GlobalStepHook):
     ) -> None:
         # A patience of zero would stop training at the first value.
         if patience < 1 or every_n_steps < 1:
-            raise ValueError(f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}")
+            raise ValueError(
+                f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}"
+            )
         self._metric, self._every = metric, every_n_steps
         self._goal = Goal("metric", mode, min_delta, patience)
         self._seen: tuple[Evaluation, ...] = ()
@@ -132,14 +137,17 @@ class EarlyStoppingHook(GlobalStepHook):
         from harness.checkpoints import layout, manifest, states
 
         # Keyed by the task: two sessions of one process may train on two tasks, as tests do.
-        states.checkpointable(_STATE, self._state, self._set_state, task=session.target or session.task)
+        states.checkpointable(
+            _STATE, self._state, self._set_state, task=session.target or session.task
+        )
         if self._seen or checkpoint_dir is None:
             return
         newest = layout.latest_checkpoint(checkpoint_dir)
         try:
             saved = None if newest is None else manifest.read_manifest(newest)
         except rt.DataLossError as error:
-            # The session is open, so the tasks kept a live model: no restore needed this checkpoint.
+            # The session is open, so the tasks kept a live model: no restore needed this
+            # checkpoint.
             logging.warning("early stopping counts anew: %s", error)
             saved = None
         held = {} if saved is None else saved.states.get(session.task, {})
@@ -160,7 +168,9 @@ class EarlyStoppingHook(GlobalStepHook):
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Returns the global step as a fetch, and the metric where that is a tensor."""
-        return SessionRunArgs([self._step] if callable(self._metric) else [self._step, self._metric])
+        return SessionRunArgs(
+            [self._step] if callable(self._metric) else [self._step, self._metric]
+        )
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Compares a value of the metric with the best one, when a value is due."""
@@ -172,7 +182,9 @@ class EarlyStoppingHook(GlobalStepHook):
         if not self.leads():
             return
         # The session underneath: a metric that recovers in the middle would mix two models.
-        value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])
+        value = float(
+            self._metric(run_context.session) if callable(self._metric) else run_values.results[1]
+        )
         seen = added(self._seen, Evaluation(step, 0.0, {"metric": value}))
         found = standing(seen, self._goal)
         # Values before the best one decide nothing any more, and each checkpoint holds the rest.

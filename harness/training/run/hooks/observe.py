@@ -50,11 +50,19 @@ class LoggingTensorHook(SessionRunHook):
         at_end: bool = False,
         formatter: Callable[[Mapping[str, object]], str] | None = None,
     ) -> None:
-        if every_n_iter is not None and every_n_secs is not None or (not at_end and every_n_iter == every_n_secs):
-            raise ValueError("exactly one of every_n_iter and every_n_secs must be provided, or at_end=True")
+        if (
+            every_n_iter is not None
+            and every_n_secs is not None
+            or (not at_end and every_n_iter == every_n_secs)
+        ):
+            raise ValueError(
+                "exactly one of every_n_iter and every_n_secs must be provided, or at_end=True"
+            )
         if every_n_iter is not None and every_n_iter <= 0:
             raise ValueError(f"invalid every_n_iter={every_n_iter}.")
-        self._tensors = dict(tensors) if isinstance(tensors, Mapping) else {_tag(t): t for t in tensors}
+        self._tensors = (
+            dict(tensors) if isinstance(tensors, Mapping) else {_tag(t): t for t in tensors}
+        )
         self._formatter = formatter
         self._at_end = at_end
         timed = every_n_iter is not None or every_n_secs is not None
@@ -86,7 +94,11 @@ class LoggingTensorHook(SessionRunHook):
             self._log(session.run(self._tensors))
 
     def _log(self, values: Mapping[str, object]) -> None:
-        secs = self._timer.update_last_triggered_step(self._steps)[0] if self._timer is not None else None
+        secs = (
+            self._timer.update_last_triggered_step(self._steps)[0]
+            if self._timer is not None
+            else None
+        )
         if self._formatter is not None:
             logging.info("%s", self._formatter(values))
             return
@@ -141,8 +153,8 @@ class StepCounterHook(EventsHook):
 class SummarySaverHook(EventsHook):
     """A hook that writes summaries at intervals of global steps or seconds.
 
-    Summaries are fetched in the user's own step, with its feeds. Without ``output_dir`` and ``summary_writer`` nothing
-    is written, and a warning says so.
+    Summaries are fetched in the user's own step, with its feeds. Without ``output_dir`` and
+    ``summary_writer`` nothing is written, and a warning says so.
 
     Args:
         save_steps: Steps between summaries; exactly one of this and ``save_secs``.
@@ -182,14 +194,20 @@ class SummarySaverHook(EventsHook):
         """Finds the global step and opens the writer."""
         super().begin()
         if self.writer is None:
-            logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
+            logging.warning(
+                "SummarySaverHook was given no output_dir and no summary_writer: no summary is "
+                "written"
+            )
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Returns the summary as a fetch when a summary is due, as in the first step."""
         op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         wanted = op is not None and self.writer is not None
-        # The step after the last one: a step that is fetched together with the summary is known too late.
-        self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
+        # The step after the last one: a step that is fetched together with the summary is known too
+        # late.
+        self._requested = wanted and (
+            self._next is None or self._timer.should_trigger_for_step(self._next)
+        )
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:

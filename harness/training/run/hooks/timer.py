@@ -52,7 +52,11 @@ class SecondOrStepTimer:
         # A step that is run again after a recovery is not due twice.
         if step == last_step:
             return False
-        return self.secs_are_over() if self._every_steps is None else step >= last_step + self._every_steps
+        return (
+            self.secs_are_over()
+            if self._every_steps is None
+            else step >= last_step + self._every_steps
+        )
 
     def secs_are_over(self) -> bool:
         """Returns True if the seconds have passed, also where the step stands still."""

@@ -38,7 +38,9 @@ def _fed(dtype: Any, value: Any) -> Any:
     ],
     ids=repr,
 )
-def test_what_another_dtype_can_hold_is_converted(dtype: Any, value: Any, expected: Any, caplog: Any) -> None:
+def test_what_another_dtype_can_hold_is_converted(
+    dtype: Any, value: Any, expected: Any, caplog: Any
+) -> None:
     with caplog.at_level(logging.WARNING):
         got = _fed(dtype, value)
     assert got.dtype == dtype and np.array_equal(got, expected)
@@ -97,7 +99,9 @@ def test_it_is_told_once_for_each_placeholder(caplog: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_tensorflow_refuses_is_refused_by_name(dtype: Any, value: Any, error: type[Exception], said: str) -> None:
+def test_what_tensorflow_refuses_is_refused_by_name(
+    dtype: Any, value: Any, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=f"'x:0'.*{said}"):
         _fed(dtype, value)
 

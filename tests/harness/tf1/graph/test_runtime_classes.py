@@ -35,7 +35,9 @@ print(sorted(f"{kind.__module__}.{kind.__qualname__}.{name}" for kind, name in c
 @pytest.mark.cluster
 def test_import_changes_no_class_of_runtime() -> None:
     """Every attribute of every class of `runtime` is the same object before and after the import."""
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "[]"
 
@@ -48,6 +50,8 @@ def test_runtime_graphs_keep_their_own_methods() -> None:
     with rt.Graph().as_default() as plain:
         assert not hasattr(rt.constant(1.0), "get_shape") and not hasattr(rt.no_op(), "node_def")
     with tf.Graph().as_default() as graph:
-        assert rt.constant([1.0]).get_shape().as_list() == [1] and rt.no_op("n").node_def.name == "n"
+        assert (
+            rt.constant([1.0]).get_shape().as_list() == [1] and rt.no_op("n").node_def.name == "n"
+        )
         assert rt.Variable(1.0).get_shape().ndims == 0 and rt.constant(1.0).consumers() == []
     assert isinstance(plain, tf.Graph) and isinstance(tf.get_default_graph(), type(graph))

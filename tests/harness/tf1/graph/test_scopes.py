@@ -50,7 +50,14 @@ def _nested() -> list[str]:
 
 def _explicit_names_count() -> list[str]:
     made = []
-    for name, default in [("fc", None), (None, "fc"), (None, "fc"), ("fc_3", None), (None, "fc"), (None, "fc")]:
+    for name, default in [
+        ("fc", None),
+        (None, "fc"),
+        (None, "fc"),
+        ("fc_3", None),
+        (None, "fc"),
+        (None, "fc"),
+    ]:
         with scope(name, default):
             made.append(_variable())
     return made

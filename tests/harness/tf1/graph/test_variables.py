@@ -124,7 +124,10 @@ def test_get_variable_makes_and_finds() -> None:
 
 def test_scopes_nest_and_pass_their_defaults_on() -> None:
     with tf.variable_scope(
-        "outer", initializer=tf.constant_initializer(4.0), regularizer=tf.nn.l2_loss, dtype=tf.float64
+        "outer",
+        initializer=tf.constant_initializer(4.0),
+        regularizer=tf.nn.l2_loss,
+        dtype=tf.float64,
     ):
         with tf.variable_scope("inner"):
             v = tf.get_variable("v", [2])
@@ -175,8 +178,12 @@ def test_initializers_fill_their_shapes() -> None:
     assert got["constant"].tolist() == [1, 2, 3]
     assert -2 <= got["uniform"].min() and got["uniform"].max() < -1
     assert abs(got["normal"].mean() - 5) < 0.1 and abs(got["truncated"]).max() <= 0.2
-    assert abs(got["glorot"]).max() <= (6 / 50) ** 0.5 and abs(got["glorot"]).max() > 0.8 * (6 / 50) ** 0.5
-    assert abs(got["scaling"]).max() <= 2 * (2 / 90) ** 0.5 / 0.8796  # cut at two standard deviations, then widened
+    assert (
+        abs(got["glorot"]).max() <= (6 / 50) ** 0.5
+        and abs(got["glorot"]).max() > 0.8 * (6 / 50) ** 0.5
+    )
+    # cut at two standard deviations, then widened
+    assert abs(got["scaling"]).max() <= 2 * (2 / 90) ** 0.5 / 0.8796
     assert abs(got["unit"]).max() <= 0.5
     with pytest.raises(ValueError, match="its shape must be given"):
         tf.get_variable("x", initializer=tf.zeros_initializer())
@@ -188,9 +195,17 @@ def test_initializers_fill_their_shapes() -> None:
 def test_local_variables_are_apart() -> None:
     tf.Variable(1.0, name="shared")
     mine = tf.Variable(0, False, [tf.GraphKeys.LOCAL_VARIABLES], name="mine")
-    assert tf.local_variables() == [mine] and [v.name for v in tf.global_variables()] == ["shared:0"]
+    assert tf.local_variables() == [mine] and [v.name for v in tf.global_variables()] == [
+        "shared:0"
+    ]
     with tf.Session() as sess:
         assert sess.run(tf.report_uninitialized_variables()).tolist() == [b"shared", b"mine"]
-        sess.run([tf.global_variables_initializer(), tf.initialize_local_variables(), tf.initialize_all_tables()])
+        sess.run(
+            [
+                tf.global_variables_initializer(),
+                tf.initialize_local_variables(),
+                tf.initialize_all_tables(),
+            ]
+        )
         assert sess.run(tf.report_uninitialized_variables()).size == 0
         assert sess.run(tf.is_variable_initialized(mine))

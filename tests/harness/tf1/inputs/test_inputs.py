@@ -30,9 +30,14 @@ def test_every_row_is_given_out_once_per_epoch_and_in_order_without_a_shuffle() 
         queue = tf.train.input_producer(rows, num_epochs=2, shuffle=False)
         assert [row.tolist() for row in run_out(queue.dequeue())] == rows.tolist() * 2
     with tf.Graph().as_default():
-        numbers = [int(n) for n in run_out(tf.train.range_input_producer(6, num_epochs=3, seed=1).dequeue())]
+        numbers = [
+            int(n)
+            for n in run_out(tf.train.range_input_producer(6, num_epochs=3, seed=1).dequeue())
+        ]
         epochs = [numbers[i : i + 6] for i in (0, 6, 12)]
-        assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 3 and len({tuple(e) for e in epochs}) > 1
+        assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 3 and len(
+            {tuple(e) for e in epochs}
+        ) > 1
 
 
 def test_strings_are_given_out() -> None:
@@ -44,7 +49,9 @@ def test_strings_are_given_out() -> None:
 def test_slices_of_several_tensors_go_together_in_batches_with_a_smaller_last_one() -> None:
     with tf.Graph().as_default():
         images, labels = np.arange(14.0).reshape(7, 2), np.arange(7)
-        image, label = tf.train.slice_input_producer([images, labels], num_epochs=1, shuffle=True, seed=2)
+        image, label = tf.train.slice_input_producer(
+            [images, labels], num_epochs=1, shuffle=True, seed=2
+        )
         batch = tf.train.batch({"x": image, "y": label}, 3, allow_smaller_final_batch=True)
         found = run_out(batch)
         assert [len(b["y"]) for b in found] == [3, 3, 1]
@@ -55,11 +62,18 @@ def test_slices_of_several_tensors_go_together_in_batches_with_a_smaller_last_on
 
 def test_batches_of_many_at_once_and_shuffled_ones() -> None:
     with tf.Graph().as_default():
-        row = tf.train.input_producer(np.arange(8).reshape(4, 2), num_epochs=1, shuffle=False).dequeue()
-        assert [b.tolist() for b in run_out(tf.train.batch(row, 4, enqueue_many=True))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        row = tf.train.input_producer(
+            np.arange(8).reshape(4, 2), num_epochs=1, shuffle=False
+        ).dequeue()
+        assert [b.tolist() for b in run_out(tf.train.batch(row, 4, enqueue_many=True))] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+        ]
     with tf.Graph().as_default():
         number = tf.train.range_input_producer(40, num_epochs=1, shuffle=False).dequeue()
-        (batch,) = run_out(tf.train.shuffle_batch([number], 40, capacity=50, min_after_dequeue=30, seed=3))
+        (batch,) = run_out(
+            tf.train.shuffle_batch([number], 40, capacity=50, min_after_dequeue=30, seed=3)
+        )
         assert sorted(batch.tolist()) == list(range(40)) != batch.tolist()
 
 

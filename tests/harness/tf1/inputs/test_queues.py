@@ -58,10 +58,22 @@ def test_queues_of_one_shared_name_are_one_queue() -> None:
         with tf.Session() as sess:
             sess.run([one.enqueue(1), lonely.enqueue(7)])
             sess.run(other.enqueue(2))
-            assert sess.run([one.size(), other.size(), by_node_name.size(), lonely.size()]) == [2, 2, 1, 1]
-            assert sess.run(apart.size()) == 2, "without a shared name the operation's name is the key"
+            assert sess.run([one.size(), other.size(), by_node_name.size(), lonely.size()]) == [
+                2,
+                2,
+                1,
+                1,
+            ]
+            assert sess.run(apart.size()) == 2, (
+                "without a shared name the operation's name is the key"
+            )
             assert sess.run(apart.dequeue()) == 1
-        assert [q.name for q in (one, other, apart, lonely)] == ["fifo_queue", "worker/mine", "tokens", "worker/lonely"]
+        assert [q.name for q in (one, other, apart, lonely)] == [
+            "fifo_queue",
+            "worker/mine",
+            "tokens",
+            "worker/lonely",
+        ]
 
 
 def test_accumulators_of_one_shared_name_are_one_accumulator() -> None:
@@ -89,7 +101,9 @@ def test_a_shared_queue_of_another_kind_is_refused_by_its_shared_name() -> None:
         with tf.Session() as sess:
             sess.run(tf.get_default_graph().get_operations()[0])
             other = tf.FIFOQueue(11, tf.int32, shapes=[[]], shared_name="tokens", name="larger")
-            with pytest.raises(tf.errors.InvalidArgumentError, match="'tokens' is there with another capacity"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="'tokens' is there with another capacity"
+            ):
                 sess.run(other.size())
 
 

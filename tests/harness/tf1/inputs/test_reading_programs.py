@@ -17,7 +17,10 @@ PROGRAMS = "tests/harness/tf1/programs"
 
 
 def _run(name: str, *flags: str) -> list[str]:
-    """Runs a ps and two workers unchanged; gives what the workers said. All must end by themselves, with code 0."""
+    """Runs a ps and two workers unchanged; gives what the workers said.
+
+    All must end by themselves, with code 0.
+    """
     hosts = [f"--{job}_hosts={','.join(at)}" for job, at in addresses(ps=1, worker=2).items()]
     command = ["python", "-m", "harness.tf1", f"{PROGRAMS}/{name}.py", *hosts, *flags]
     with processes.programs() as start:
@@ -37,7 +40,9 @@ def records(tmp_path: pathlib.Path) -> pathlib.Path:
                 pixels = np.zeros(16, np.uint8)
                 pixels[i % 4 * 4 : i % 4 * 4 + 4] = 255
                 features = {
-                    "pixels": tf.train.Feature(bytes_list=tf.train.BytesList(value=[pixels.tobytes()])),
+                    "pixels": tf.train.Feature(
+                        bytes_list=tf.train.BytesList(value=[pixels.tobytes()])
+                    ),
                     "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i % 4])),
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=features))

@@ -64,7 +64,9 @@ def test_pooling_and_convolution_of_either_layout(data_format: str) -> None:
     def build() -> Any:
         pooled = tf.layers.average_pooling2d(x, 2, 2, data_format=data_format)
         ones = tf.ones_initializer()
-        return pooled, tf.layers.conv2d(x, 1, (2, 2), 2, data_format=data_format, kernel_initializer=ones)
+        return pooled, tf.layers.conv2d(
+            x, 1, (2, 2), 2, data_format=data_format, kernel_initializer=ones
+        )
 
     pooled, convolved = evaluate(build, init=True)
     np.testing.assert_allclose(pooled.ravel(), [2.5, 4.5, 10.5, 12.5])
@@ -100,7 +102,10 @@ def test_dropout_by_a_bool_or_a_fed_one() -> None:
         kept = slim.dropout(x, 0.75)
         with tf.Session() as sess:
             for out in (sess.run(fed, {training: True}), sess.run(kept)):
-                assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)} and 0.7 < np.mean(out > 0) < 0.8
+                assert (
+                    set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)}
+                    and 0.7 < np.mean(out > 0) < 0.8
+                )
             np.testing.assert_array_equal(sess.run(fed, {training: False}), x)
             np.testing.assert_array_equal(sess.run(tf.layers.dropout(x, 0.25)), x)
 
@@ -124,7 +129,9 @@ def test_what_a_layer_needs_to_know_is_named() -> None:
 def test_slim_by_its_own_names_with_arguments_from_a_scope() -> None:
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 8, 8, 3])
-        with slim.arg_scope([slim.conv2d, slim.fully_connected], weights_regularizer=slim.l2_regularizer(0.5)) as given:
+        with slim.arg_scope(
+            [slim.conv2d, slim.fully_connected], weights_regularizer=slim.l2_regularizer(0.5)
+        ) as given:
             with slim.arg_scope([slim.conv2d], normalizer_fn=slim.batch_norm, stride=2):
                 h = slim.conv2d(x, 4, [3, 3], scope="conv")
             h = slim.flatten(slim.max_pool2d(h, 2))
@@ -143,10 +150,17 @@ def test_slim_by_its_own_names_with_arguments_from_a_scope() -> None:
             "out/biases:0": (2,),
         }
         losses = tf.losses.get_regularization_losses()
-        assert [loss.name.partition("/Reg")[0] for loss in losses] == ["conv/weights", "fully_connected/weights"]
+        assert [loss.name.partition("/Reg")[0] for loss in losses] == [
+            "conv/weights",
+            "fully_connected/weights",
+        ]
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
-            weights = [v for v in tf.trainable_variables() if v.name in ("conv/weights:0", "fully_connected/weights:0")]
+            weights = [
+                v
+                for v in tf.trainable_variables()
+                if v.name in ("conv/weights:0", "fully_connected/weights:0")
+            ]
             for loss, value in zip(*sess.run([losses, weights]), strict=True):
                 np.testing.assert_allclose(loss, 0.25 * np.sum(value**2), rtol=1e-5)
         with pytest.raises(ValueError, match="not decorated"):
@@ -178,7 +192,11 @@ def softmax(x: np.ndarray) -> np.ndarray:
         ("absolute_difference", np.abs(LABELS - GUESSES)),
         (
             "huber_loss",
-            np.where(np.abs(LABELS - GUESSES) <= 1, (LABELS - GUESSES) ** 2 / 2, np.abs(LABELS - GUESSES) - 0.5),
+            np.where(
+                np.abs(LABELS - GUESSES) <= 1,
+                (LABELS - GUESSES) ** 2 / 2,
+                np.abs(LABELS - GUESSES) - 0.5,
+            ),
         ),
         ("hinge_loss", np.maximum(0, 1 - (2 * LABELS - 1) * GUESSES)),
         ("sigmoid_cross_entropy", np.logaddexp(0, GUESSES) - LABELS * GUESSES),
@@ -209,9 +227,17 @@ def test_cross_entropies_of_classes() -> None:
 
     def build() -> Any:
         dense = tf.losses.softmax_cross_entropy(onehot, GUESSES)
-        sparse = tf.losses.sparse_softmax_cross_entropy([[1], [0], [1]], GUESSES, weights=[1.0, 0.0, 1.0])
+        sparse = tf.losses.sparse_softmax_cross_entropy(
+            [[1], [0], [1]], GUESSES, weights=[1.0, 0.0, 1.0]
+        )
         smooth = tf.losses.softmax_cross_entropy(onehot, GUESSES, label_smoothing=0.2)
-        return dense, sparse, smooth, tf.losses.get_total_loss(), tf.losses.get_regularization_loss()
+        return (
+            dense,
+            sparse,
+            smooth,
+            tf.losses.get_total_loss(),
+            tf.losses.get_regularization_loss(),
+        )
 
     dense, sparse, smooth, total, none = evaluate(build)
     np.testing.assert_allclose(dense, expected.mean(), rtol=1e-5)

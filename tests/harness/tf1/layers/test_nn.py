@@ -70,17 +70,29 @@ def _cases() -> dict:
         "softmax dim": (tf.nn.softmax(tf.transpose(logits), 0), _softmax(L).T),
         "log_softmax": (tf.nn.log_softmax(logits), np.log(_softmax(L))),
         "l2_loss": (tf.nn.l2_loss(logits), (L**2).sum() / 2),
-        "l2_normalize": (tf.nn.l2_normalize(logits, 1), L / np.linalg.norm(L, axis=1, keepdims=True)),
+        "l2_normalize": (
+            tf.nn.l2_normalize(logits, 1),
+            L / np.linalg.norm(L, axis=1, keepdims=True),
+        ),
         "zero_fraction": (tf.nn.zero_fraction([0.0, 1.0, 0.0, 2.0]), np.float32(0.5)),
         "bias_add": (tf.nn.bias_add(x, [1.0, 2.0, 3.0]), X + [1, 2, 3]),
         "bias_add first": (tf.nn.bias_add(x, np.ones(5, np.float32) * 2, "NCHW"), X + 2),
         "xw_plus_b": (tf.nn.xw_plus_b(logits, L.T, np.ones(4, np.float32)), L @ L.T + 1),
-        "relu_layer": (tf.nn.relu_layer(logits, L.T, np.ones(4, np.float32)), np.maximum(L @ L.T + 1, 0)),
-        "sparse xent": (tf.nn.sparse_softmax_cross_entropy_with_logits(labels=Y, logits=logits), xent),
+        "relu_layer": (
+            tf.nn.relu_layer(logits, L.T, np.ones(4, np.float32)),
+            np.maximum(L @ L.T + 1, 0),
+        ),
+        "sparse xent": (
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=Y, logits=logits),
+            xent,
+        ),
         "sparse xent old": (tf.nn.sparse_softmax_cross_entropy_with_logits(logits, Y), xent),
         "xent": (tf.nn.softmax_cross_entropy_with_logits(logits=logits, labels=ONE_HOT), xent),
         "xent old": (tf.nn.softmax_cross_entropy_with_logits(logits, ONE_HOT), xent),
-        "xent v2": (tf.nn.softmax_cross_entropy_with_logits_v2(labels=ONE_HOT, logits=logits), xent),
+        "xent v2": (
+            tf.nn.softmax_cross_entropy_with_logits_v2(labels=ONE_HOT, logits=logits),
+            xent,
+        ),
         "sigmoid xent": (
             tf.nn.sigmoid_cross_entropy_with_logits(labels=ONE_HOT, logits=logits),
             np.log1p(np.exp(L)) - L * ONE_HOT,
@@ -99,13 +111,22 @@ def _cases() -> dict:
         ),
         "top_k": (tf.nn.top_k([1.0, 5.0, 3.0], 2)[1], np.array([1, 2], np.int32)),
         "conv2d same": (tf.nn.conv2d(x, k, [1, 1, 1, 1], "SAME"), _convolve(X, K, 1, "SAME")),
-        "conv2d valid": (tf.nn.conv2d(x, filter=k, strides=[1, 2, 2, 1], padding="VALID"), _convolve(X, K, 2, "VALID")),
-        "conv2d stride same": (tf.nn.conv2d(x, k, [1, 2, 2, 1], padding="SAME"), _convolve(X, K, 2, "SAME")),
+        "conv2d valid": (
+            tf.nn.conv2d(x, filter=k, strides=[1, 2, 2, 1], padding="VALID"),
+            _convolve(X, K, 2, "VALID"),
+        ),
+        "conv2d stride same": (
+            tf.nn.conv2d(x, k, [1, 2, 2, 1], padding="SAME"),
+            _convolve(X, K, 2, "SAME"),
+        ),
         "conv2d first": (
             tf.nn.conv2d(X.transpose(0, 3, 1, 2), k, [1, 1, 1, 1], "SAME", data_format="NCHW"),
             _convolve(X, K, 1, "SAME").transpose(0, 3, 1, 2),
         ),
-        "depthwise": (tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME"), _convolve(X, _depthwise(K), 1, "SAME")),
+        "depthwise": (
+            tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME"),
+            _convolve(X, _depthwise(K), 1, "SAME"),
+        ),
         "separable": (
             tf.nn.separable_conv2d(x, k, point, [1, 1, 1, 1], "SAME"),
             _convolve(_convolve(X, _depthwise(K), 1, "SAME"), point, 1, "VALID"),
@@ -115,7 +136,11 @@ def _cases() -> dict:
             _convolve(
                 X,
                 np.stack(
-                    [np.stack([K[0, 0], 0 * K[0, 0], K[0, 1]]), 0 * K[:, 0], np.stack([K[1, 0], 0 * K[0, 0], K[1, 1]])]
+                    [
+                        np.stack([K[0, 0], 0 * K[0, 0], K[0, 1]]),
+                        0 * K[:, 0],
+                        np.stack([K[1, 0], 0 * K[0, 0], K[1, 1]]),
+                    ]
                 ),
                 1,
                 "VALID",
@@ -124,11 +149,15 @@ def _cases() -> dict:
         "max_pool": (tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"), _pooled(X, "max")),
         "avg_pool": (tf.nn.avg_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"), _pooled(X, "mean")),
         "avg_pool same": (
-            tf.nn.avg_pool(small, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")[0, :, :, 0],
+            tf.nn.avg_pool(small, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")[
+                0, :, :, 0
+            ],
             np.array([[2.0, 3.5], [6.5, 8.0]], np.float32),
         ),
         "max_pool same": (
-            tf.nn.max_pool(small, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")[0, :, :, 0],
+            tf.nn.max_pool(small, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")[
+                0, :, :, 0
+            ],
             np.array([[4, 5], [7, 8]], np.float32),
         ),
         "moments": (mean, X.mean((0, 1, 2))),
@@ -139,9 +168,18 @@ def _cases() -> dict:
         ),
         "lrn": (tf.nn.lrn(x, 1, 2.0, 0.5, 0.75), _lrn(X)),
         "embedding_lookup": (tf.nn.embedding_lookup(table, [[3, 1]]), table[[[3, 1]]]),
-        "embedding_lookup mod": (tf.nn.embedding_lookup([table[0::2], table[1::2]], [3, 4, 0]), table[[3, 4, 0]]),
-        "embedding_lookup div": (tf.nn.embedding_lookup([table[:3], table[3:]], [3, 4, 0], "div"), table[[3, 4, 0]]),
-        "embedding_lookup norm": (tf.nn.embedding_lookup(np.array([[3.0, 4.0]]), [0], max_norm=1.0), [[0.6, 0.8]]),
+        "embedding_lookup mod": (
+            tf.nn.embedding_lookup([table[0::2], table[1::2]], [3, 4, 0]),
+            table[[3, 4, 0]],
+        ),
+        "embedding_lookup div": (
+            tf.nn.embedding_lookup([table[:3], table[3:]], [3, 4, 0], "div"),
+            table[[3, 4, 0]],
+        ),
+        "embedding_lookup norm": (
+            tf.nn.embedding_lookup(np.array([[3.0, 4.0]]), [0], max_norm=1.0),
+            [[0.6, 0.8]],
+        ),
         "dropout of all kept": (tf.nn.dropout(logits, 1.0), L),
     }
 
@@ -182,7 +220,10 @@ def test_dropout_keeps_the_mean_and_takes_a_fed_probability() -> None:
             assert sess.run(dropped, {keep: 1.0}).tolist() == [1.0] * 1000
     assert set(half.tolist()) == {0.0, 2.0} and abs(half.mean() - 1) < 0.2
     assert {tuple(r) for r in rows.tolist()} == {(0.0,) * 10, (2.0,) * 10}
-    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"keep_prob must be in \(0, 1\], not 1.5"):
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match=r"keep_prob must be in \(0, 1\], not 1.5"),
+    ):
         tf.nn.dropout([1.0], 1.5)
 
 
@@ -200,7 +241,9 @@ def test_conv2d_transpose_is_the_transpose() -> None:
 def test_losses_have_gradients() -> None:
     def make() -> list:
         logits = tf.constant(L)
-        loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=Y, logits=logits))
+        loss = tf.reduce_sum(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=Y, logits=logits)
+        )
         labels = tf.constant(ONE_HOT)
         stopped = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         assert tf.gradients(tf.reduce_sum(stopped), [labels]) == [None]
@@ -217,7 +260,8 @@ def test_mixed_up_arguments_are_told() -> None:
         with pytest.raises(ValueError, match="both labels and logits must be given"):
             tf.nn.sparse_softmax_cross_entropy_with_logits(logits=L)
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"labels of shape \(4,\) go with these logits, not \(4, 1\)"
+            tf.errors.InvalidArgumentError,
+            match=r"labels of shape \(4,\) go with these logits, not \(4, 1\)",
         ):
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels=Y[:, None], logits=L)
         with pytest.raises(ValueError, match="must be 1"):

@@ -31,13 +31,17 @@ def rnn(x: np.ndarray, h: Any, kernel: np.ndarray, bias: np.ndarray) -> tuple[np
     return h, h
 
 
-def gru(x: np.ndarray, h: Any, gates: np.ndarray, bias: np.ndarray, kernel: np.ndarray, own: np.ndarray) -> Any:
+def gru(
+    x: np.ndarray, h: Any, gates: np.ndarray, bias: np.ndarray, kernel: np.ndarray, own: np.ndarray
+) -> Any:
     r, u = np.split(sigmoid(np.concatenate([x, h], 1) @ gates + bias), 2, 1)
     h = u * h + (1 - u) * np.tanh(np.concatenate([x, r * h], 1) @ kernel + own)
     return h, h
 
 
-def loop(step: Callable[..., Any], x: np.ndarray, state: Any, weights: list[np.ndarray]) -> tuple[np.ndarray, Any]:
+def loop(
+    step: Callable[..., Any], x: np.ndarray, state: Any, weights: list[np.ndarray]
+) -> tuple[np.ndarray, Any]:
     outputs = []
     for t in range(x.shape[1]):
         output, state = step(x[:, t], state, *weights)
@@ -73,20 +77,26 @@ def test_dynamic_and_static_loops_are_the_recurrence(name: str) -> None:
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
             values = sess.run(weights)
-            got, end, apart, end_too, first = sess.run([outputs, state, unrolled, last, by_hand], {x: X})
+            got, end, apart, end_too, first = sess.run(
+                [outputs, state, unrolled, last, by_hand], {x: X}
+            )
     expected, after = loop(step, X, begin, values)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(np.stack(apart, 1), got, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(first, expected[:, 0], rtol=1e-4, atol=1e-6)
     for one, other, wanted in zip(*(np.ravel(s) for s in (end, end_too, after)), strict=True):
-        assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6) and other == pytest.approx(one, rel=1e-5, abs=1e-7)
+        assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6) and other == pytest.approx(
+            one, rel=1e-5, abs=1e-7
+        )
 
 
 def test_lengths_end_a_sequence_and_backwards_begins_at_its_end() -> None:
     lengths = [2, TIME]
     with tf.Graph().as_default():
         with tf.variable_scope("a"):
-            outputs, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.BasicLSTMCell(UNITS), X, lengths, dtype=tf.float32)
+            outputs, state = tf.nn.dynamic_rnn(
+                tf.nn.rnn_cell.BasicLSTMCell(UNITS), X, lengths, dtype=tf.float32
+            )
         (_, back), (_, last) = tf.nn.bidirectional_dynamic_rnn(
             tf.nn.rnn_cell.GRUCell(UNITS), tf.nn.rnn_cell.BasicRNNCell(UNITS, activation=tf.nn.relu), X, lengths,
             dtype=tf.float32,
@@ -108,12 +118,17 @@ def test_lengths_end_a_sequence_and_backwards_begins_at_its_end() -> None:
 def test_cells_on_top_of_each_other_with_dropout_are_trained() -> None:
     with tf.Graph().as_default():
         keep = tf.placeholder(tf.float32, [])
-        cells = [tf.contrib.rnn.DropoutWrapper(tf.contrib.rnn.BasicLSTMCell(UNITS), keep, keep) for _ in range(2)]
+        cells = [
+            tf.contrib.rnn.DropoutWrapper(tf.contrib.rnn.BasicLSTMCell(UNITS), keep, keep)
+            for _ in range(2)
+        ]
         outputs, state = tf.nn.dynamic_rnn(tf.contrib.rnn.MultiRNNCell(cells), X, dtype=tf.float32)
         loss = tf.reduce_mean(tf.square(outputs[:, -1] - 0.5))
         train = tf.train.AdamOptimizer(0.05).minimize(loss)
         assert {v.name for v in tf.trainable_variables()} == {
-            f"rnn/multi_rnn_cell/cell_{i}/basic_lstm_cell/{kind}:0" for i in (0, 1) for kind in ("kernel", "bias")
+            f"rnn/multi_rnn_cell/cell_{i}/basic_lstm_cell/{kind}:0"
+            for i in (0, 1)
+            for kind in ("kernel", "bias")
         }
         assert [type(s).__name__ for s in state] == ["LSTMStateTuple"] * 2
         with tf.Session() as sess:
@@ -144,5 +159,7 @@ def test_a_cell_of_the_program_is_called_step_by_step() -> None:
             tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(2), X)
         with pytest.raises(ValueError, match="peepholes"):
             tf.nn.rnn_cell.LSTMCell(2, use_peepholes=True)
-        with pytest.raises(AttributeError, match=r"tf\.nn\.rnn_cell\.\w+ is not in harness\.tf1: .*jax\.lax\.scan"):
+        with pytest.raises(
+            AttributeError, match=r"tf\.nn\.rnn_cell\.\w+ is not in harness\.tf1: .*jax\.lax\.scan"
+        ):
             tf.nn.rnn_cell.NASCell  # noqa: B018

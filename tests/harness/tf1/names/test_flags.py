@@ -13,7 +13,11 @@ pytestmark = pytest.mark.cluster
 
 def _run(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *argv], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program), *argv],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -58,7 +62,11 @@ def test_a_flag_that_the_program_defines_twice_is_refused() -> None:
         exec("import harness.tf1 as tf\\ntf.app.flags.DEFINE_integer('log_dir', 1, 'theirs')", vars(other))
         """
     )
-    assert ended.returncode == 1 and "DuplicateFlagError" in ended.stderr and "'log_dir'" in ended.stderr
+    assert (
+        ended.returncode == 1
+        and "DuplicateFlagError" in ended.stderr
+        and "'log_dir'" in ended.stderr
+    )
 
 
 def test_the_beginning_of_a_name_will_do_where_it_is_the_only_one() -> None:
@@ -71,4 +79,6 @@ def test_the_beginning_of_a_name_will_do_where_it_is_the_only_one() -> None:
         tf.app.run(lambda argv: print(FLAGS.task_index, FLAGS.ps_hosts, FLAGS.ps_ports, argv[1:]))
         """
     ended = _run(program, "--task=3", "--ps=both?", "--ps_h", "a:1", "--verb=2", "rest")
-    assert (ended.returncode, ended.stdout) == (0, "3 a:1  ['--ps=both?', '--verb=2', 'rest']\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "3 a:1  ['--ps=both?', '--verb=2', 'rest']\n"), (
+        ended.stderr
+    )

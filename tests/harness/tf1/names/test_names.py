@@ -13,13 +13,26 @@ import runtime as rt
 
 
 def test_a_dtype_is_numpys_and_more() -> None:
-    assert tf.float32 == np.float32 and np.dtype(np.float32) == tf.float32 and tf.float32 != tf.float64
+    assert (
+        tf.float32 == np.float32 and np.dtype(np.float32) == tf.float32 and tf.float32 != tf.float64
+    )
     assert tf.placeholder(tf.int64, []).dtype in (tf.int32, tf.int64)
     assert {tf.float32: 1}[np.dtype(np.float32)] == 1
-    assert tf.as_dtype("double") is tf.float64 and tf.as_dtype(np.int8) is tf.int8 and tf.as_dtype(str) is tf.string
-    assert (tf.float16.is_floating, tf.int8.is_integer, tf.uint8.is_unsigned, tf.bool.is_bool) == (True,) * 4
+    assert (
+        tf.as_dtype("double") is tf.float64
+        and tf.as_dtype(np.int8) is tf.int8
+        and tf.as_dtype(str) is tf.string
+    )
+    assert (tf.float16.is_floating, tf.int8.is_integer, tf.uint8.is_unsigned, tf.bool.is_bool) == (
+        True,
+    ) * 4
     assert tf.complex64.real_dtype is tf.float32 and tf.float32.base_dtype is tf.float32
-    assert (tf.int8.min, tf.int8.max, tf.float32.size, tf.bfloat16.name) == (-128, 127, 4, "bfloat16")
+    assert (tf.int8.min, tf.int8.max, tf.float32.size, tf.bfloat16.name) == (
+        -128,
+        127,
+        4,
+        "bfloat16",
+    )
     assert np.zeros(2, tf.int32).dtype == np.int32 and tf.float32.as_numpy_dtype is np.float32
     assert tf.string != tf.int8 and repr(tf.int32) == "tf.int32"
     with pytest.raises(TypeError, match="not a data type"):
@@ -29,12 +42,27 @@ def test_a_dtype_is_numpys_and_more() -> None:
 def test_shapes() -> None:
     x = tf.placeholder(tf.float32, [None, 4])
     shape = x.get_shape()
-    assert shape.as_list() == [None, 4] and shape.ndims == 2 and len(shape) == 2 and str(shape) == "(?, 4)"
-    assert shape[1].value == 4 and int(shape[1]) == 4 and shape[0].value is None and shape[1] * 2 == 8
-    assert shape[1:].as_list() == [4] and not shape.is_fully_defined() and shape.num_elements() is None
+    assert (
+        shape.as_list() == [None, 4]
+        and shape.ndims == 2
+        and len(shape) == 2
+        and str(shape) == "(?, 4)"
+    )
+    assert (
+        shape[1].value == 4 and int(shape[1]) == 4 and shape[0].value is None and shape[1] * 2 == 8
+    )
+    assert (
+        shape[1:].as_list() == [4] and not shape.is_fully_defined() and shape.num_elements() is None
+    )
     assert shape.is_compatible_with([3, 4]) and not shape.is_compatible_with([3, 5])
-    assert shape.merge_with([3, None]) == [3, 4] and shape.concatenate([2]).as_list() == [None, 4, 2]
-    assert np.zeros(tf.TensorShape([2, 3]).as_list()).shape == (2, 3) and range(shape[1]) == range(4)
+    assert shape.merge_with([3, None]) == [3, 4] and shape.concatenate([2]).as_list() == [
+        None,
+        4,
+        2,
+    ]
+    assert np.zeros(tf.TensorShape([2, 3]).as_list()).shape == (2, 3) and range(shape[1]) == range(
+        4
+    )
     x.set_shape([7, None])
     assert x.get_shape() == tf.TensorShape([7, 4])
     with pytest.raises(ValueError, match=r"shapes \(7, 4\) and \(8, 4\) are incompatible"):
@@ -46,20 +74,28 @@ def test_shapes() -> None:
 
 
 def test_a_config_is_set_field_by_field_and_is_a_session_config() -> None:
-    config = tf.ConfigProto(allow_soft_placement=True, gpu_options=tf.GPUOptions(per_process_gpu_memory_fraction=0.5))
+    config = tf.ConfigProto(
+        allow_soft_placement=True, gpu_options=tf.GPUOptions(per_process_gpu_memory_fraction=0.5)
+    )
     config.log_device_placement = True
     config.gpu_options.allow_growth = True
     config.device_filters.append("/job:ps")
     config.device_filters.extend(["/job:worker/task:1"])
     config.operation_timeout_in_ms = 2500
     config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
-    assert isinstance(config, rt.SessionConfig) and config.operation_timeout_secs == config.start_timeout_secs == 2.5
+    assert (
+        isinstance(config, rt.SessionConfig)
+        and config.operation_timeout_secs == config.start_timeout_secs == 2.5
+    )
     assert tuple(config.device_filters) == ("/job:ps", "/job:worker/task:1")
     with pytest.raises(ValueError, match="isolate_session_state"):
         tf.ConfigProto(isolate_session_state=True)
     with pytest.raises(TypeError, match="no_such_option"):
         tf.ConfigProto(no_such_option=1)
-    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as sess:
+    with (
+        tf.Graph().as_default(),
+        tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as sess,
+    ):
         with tf.device("/gpu:7"):
             assert sess.run(tf.constant(3) + 1) == 4
         assert isinstance(sess, tf.Session) and isinstance(rt.Session(graph=tf.Graph()), tf.Session)
@@ -80,7 +116,11 @@ def test_control_flow_helpers() -> None:
             assert tf.constant(1).device == ""
         tf.add_to_collection("mine", v)
         tf.get_collection_ref("mine").append(both)
-        assert tf.get_collection("mine") == [v, both] and graph is tf.get_default_graph() and pair[1] is None
+        assert (
+            tf.get_collection("mine") == [v, both]
+            and graph is tf.get_default_graph()
+            and pair[1] is None
+        )
         ok = tf.assert_equal([1, 2], [1, 2])
         wrong = tf.assert_less(tf.constant([1, 5]), 3, message="too large:")
         low = tf.assert_positive([1.0, 0.0])
@@ -114,7 +154,9 @@ def test_gradients_take_lists() -> None:
     with tf.Graph().as_default():
         x, y = tf.constant(3.0), tf.constant(4.0)
         stopped = tf.stop_gradient(x) * x
-        grads = tf.gradients([x * y, stopped], [x, y, tf.constant(1.0)], grad_ys=[tf.constant(2.0), tf.constant(1.0)])
+        grads = tf.gradients(
+            [x * y, stopped], [x, y, tf.constant(1.0)], grad_ys=[tf.constant(2.0), tf.constant(1.0)]
+        )
         alone = tf.gradients(x * x, x, stop_gradients=[y], name="alone")
         assert grads[2] is None and alone[0].op.name.startswith("alone/")
         with tf.Session() as sess:
@@ -124,13 +166,23 @@ def test_gradients_take_lists() -> None:
 def test_what_is_not_there_says_what_to_use_instead() -> None:
     with pytest.raises(AttributeError, match="tf.hessians is not in harness.tf1: .*jax.hessian"):
         tf.hessians  # noqa: B018
-    with pytest.raises(AttributeError, match="tf.train.batch_join is not in harness.tf1: tf.train.batch and"):
+    with pytest.raises(
+        AttributeError, match="tf.train.batch_join is not in harness.tf1: tf.train.batch and"
+    ):
         tf.train.batch_join  # noqa: B018
     with pytest.raises(AttributeError, match="tf.nn.raw_rnn is not in harness.tf1: .*jax.lax.scan"):
         tf.nn.raw_rnn  # noqa: B018
-    with pytest.raises(AttributeError, match="tf.no_such_thing is not in harness.tf1; docs/tf1_names.md lists what is"):
+    with pytest.raises(
+        AttributeError,
+        match="tf.no_such_thing is not in harness.tf1; docs/tf1_names.md lists what is",
+    ):
         tf.no_such_thing  # noqa: B018
-    assert not hasattr(tf, "keras") and hasattr(tf, "matmul") and "matmul" in dir(tf) and "relu" in dir(tf.nn)
+    assert (
+        not hasattr(tf, "keras")
+        and hasattr(tf, "matmul")
+        and "matmul" in dir(tf)
+        and "relu" in dir(tf.nn)
+    )
 
 
 def test_nothing_is_both_there_and_missing() -> None:
@@ -140,7 +192,8 @@ def test_nothing_is_both_there_and_missing() -> None:
         *namespaces, last = name.split(".")[1:]
         holder = tf
         for namespace in namespaces:
-            holder = getattr(holder, namespace, None)  # a module that is not there at all, such as tf.debug
+            # a module that is not there at all, such as tf.debug
+            holder = getattr(holder, namespace, None)
         assert not hasattr(holder, last), name
 
 
@@ -152,8 +205,14 @@ def test_files(tmp_path: pathlib.Path) -> None:
         f.write("text")
     tf.gfile.Copy(f"{base}/one", f"{base}/two")
     tf.gfile.Rename(f"{base}/two", f"{base}/three")
-    assert tf.gfile.Exists(base) and tf.gfile.IsDirectory(base) and not tf.gfile.IsDirectory(f"{base}/one")
-    assert tf.gfile.ListDirectory(base) == ["one", "three"] and tf.gfile.Glob(f"{base}/o*") == [f"{base}/one"]
+    assert (
+        tf.gfile.Exists(base)
+        and tf.gfile.IsDirectory(base)
+        and not tf.gfile.IsDirectory(f"{base}/one")
+    )
+    assert tf.gfile.ListDirectory(base) == ["one", "three"] and tf.gfile.Glob(f"{base}/o*") == [
+        f"{base}/one"
+    ]
     with tf.gfile.FastGFile(f"{base}/three") as f:
         assert f.read() == "text"
     assert tf.gfile.Stat(f"{base}/one").st_size == 4
@@ -161,7 +220,13 @@ def test_files(tmp_path: pathlib.Path) -> None:
     with pytest.raises(tf.errors.AlreadyExistsError, match="overwrite=True"):
         tf.gfile.Copy(f"{base}/one", f"{base}/three")
     tf.gfile.Remove(f"{base}/one")
-    for broken in (tf.gfile.Remove, tf.gfile.Open, tf.gfile.Stat, tf.gfile.ListDirectory, tf.gfile.DeleteRecursively):
+    for broken in (
+        tf.gfile.Remove,
+        tf.gfile.Open,
+        tf.gfile.Stat,
+        tf.gfile.ListDirectory,
+        tf.gfile.DeleteRecursively,
+    ):
         with pytest.raises(tf.errors.NotFoundError, match="no such file"):
             broken(f"{base}/one")
     tf.gfile.DeleteRecursively(str(tmp_path / "a"))
@@ -175,7 +240,9 @@ def _run(tmp_path: pathlib.Path, program: str, *args: str) -> subprocess.Complet
     import os
 
     env = {**os.environ, "PYTHONPATH": root}
-    return subprocess.run([sys.executable, str(path), *args], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, str(path), *args], env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.cluster
@@ -197,8 +264,12 @@ def test_flags_are_parsed_by_run_and_by_the_first_use(tmp_path: pathlib.Path) ->
         if __name__ == "__main__":
             tf.app.run()
         """
-    done = _run(tmp_path, program, "--ps_hosts=a:1,b:2", "--task_index=1", "--sync", "--other=5", "word")
-    assert done.stdout.splitlines() == ["['a:1', 'b:2']", "1 True ['--other=5', 'word']"], done.stderr
+    done = _run(
+        tmp_path, program, "--ps_hosts=a:1,b:2", "--task_index=1", "--sync", "--other=5", "word"
+    )
+    assert done.stdout.splitlines() == ["['a:1', 'b:2']", "1 True ['--other=5', 'word']"], (
+        done.stderr
+    )
     assert done.returncode == 3
 
 
@@ -212,7 +283,10 @@ def test_logging_has_tensorflows_names(caplog: pytest.LogCaptureFixture) -> None
             tf.logging.debug("not shown")
     finally:
         tf.logging.set_verbosity(before)
-    assert [r.getMessage() for r in caplog.records if r.getMessage() != "not shown"] == ["step 7", "careful"]
+    assert [r.getMessage() for r in caplog.records if r.getMessage() != "not shown"] == [
+        "step 7",
+        "careful",
+    ]
 
 
 def test_old_and_new_summaries_are_one() -> None:
@@ -225,7 +299,11 @@ def test_old_and_new_summaries_are_one() -> None:
         part = tf.merge_summary(tf.get_collection(tf.GraphKeys.SUMMARIES)[:1])
         with tf.Session() as sess:
             both, one = sess.run([merged, part])
-        assert all(tag in both for tag in (b"loss", b"rate", b"h")) and b"loss" in one and b"rate" not in one
+        assert (
+            all(tag in both for tag in (b"loss", b"rate", b"h"))
+            and b"loss" in one
+            and b"rate" not in one
+        )
         with pytest.raises(TypeError, match="one tag"):
             tf.scalar_summary(["a", "b"], tf.constant([1.0, 2.0]))
     assert tf.train.SummaryWriter is tf.summary.FileWriter

@@ -19,11 +19,15 @@ def test_files_by_their_lower_case_names(tmp_path: pathlib.Path) -> None:
     with file_io.FileIO(str(tmp_path / "a/y.txt"), "a") as file:
         file.write(" more")
     assert file_io.read_file_to_string(str(tmp_path / "a/y.txt")) == "some text more"
-    assert file_io.read_file_to_string(str(tmp_path / "a/b/x.txt"), binary_mode=True) == b"some text"
+    assert (
+        file_io.read_file_to_string(str(tmp_path / "a/b/x.txt"), binary_mode=True) == b"some text"
+    )
     assert file_io.get_matching_files(str(tmp_path / "a/*.txt")) == [str(tmp_path / "a/y.txt")]
     file_io.delete_recursively(str(tmp_path / "a"))
     assert not file_io.file_exists(str(tmp_path / "a"))
-    with pytest.raises(AttributeError, match=r"tf\.python\.lib\.io\.file_io\.no_such is not in harness\.tf1"):
+    with pytest.raises(
+        AttributeError, match=r"tf\.python\.lib\.io\.file_io\.no_such is not in harness\.tf1"
+    ):
         file_io.no_such  # noqa: B018
 
 
@@ -35,9 +39,15 @@ def test_an_events_writer_writes_what_tensorboard_reads(tmp_path: pathlib.Path) 
     assert writer.Flush() and writer.Close()
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("events.out.tfevents.") and str(path).encode() == writer.FileName()
-    first, *events = [tf.Event.FromString(record) for record in tf.python_io.tf_record_iterator(str(path))]
+    first, *events = [
+        tf.Event.FromString(record) for record in tf.python_io.tf_record_iterator(str(path))
+    ]
     assert first.file_version == "brain.Event:2"
-    assert [(e.step, e.summary.value[0].simple_value) for e in events] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert [(e.step, e.summary.value[0].simple_value) for e in events] == [
+        (0, 0.0),
+        (1, 0.5),
+        (2, 1.0),
+    ]
     with pytest.raises(tf.errors.FailedPreconditionError):
         writer.WriteEvent(tf.Event())
 

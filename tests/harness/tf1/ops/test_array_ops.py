@@ -14,7 +14,10 @@ def _cases() -> dict:
     a, v = tf.constant(A), tf.constant(V)
     first, second = tf.split(0, 3, a)[:2], tf.split(a, [1, -1], 1)
     return {
-        "constant fills up": (tf.constant([1, 2], shape=[2, 2]), np.array([[1, 2], [2, 2]], np.int32)),
+        "constant fills up": (
+            tf.constant([1, 2], shape=[2, 2]),
+            np.array([[1, 2], [2, 2]], np.int32),
+        ),
         "constant dtype": (tf.constant(1, tf.float32, [2]), np.ones(2, np.float32)),
         "zeros": (tf.zeros([2, 3]), np.zeros((2, 3), np.float32)),
         "zeros wide": (tf.zeros([2], tf.int64), np.zeros(2, np.int64)),
@@ -29,7 +32,10 @@ def _cases() -> dict:
         "range three": (tf.range(3, 9, 2), np.arange(3, 9, 2, np.int32)),
         "range limit": (tf.range(start=1, limit=3), np.arange(1, 3, dtype=np.int32)),
         "one_hot": (tf.one_hot(v, 4), np.eye(4, dtype=np.float32)[V]),
-        "one_hot values": (tf.one_hot([0, 2], 3, 5, -1), np.array([[5, -1, -1], [-1, -1, 5]], np.int32)),
+        "one_hot values": (
+            tf.one_hot([0, 2], 3, 5, -1),
+            np.array([[5, -1, -1], [-1, -1, 5]], np.int32),
+        ),
         "one_hot axis": (tf.one_hot(v, 4, axis=0), np.eye(4, dtype=np.float32)[V].T),
         "diag": (tf.diag([1, 2]), np.diag([1, 2]).astype(np.int32)),
         "diag_part": (tf.diag_part(tf.diag([1, 2])), np.array([1, 2], np.int32)),
@@ -77,9 +83,15 @@ def _cases() -> dict:
         "gather_nd": (tf.gather_nd(a, [[0, 1], [2, 3]]), A[[0, 2], [1, 3]]),
         "scatter_nd": (tf.scatter_nd([[1], [1]], [5, 6], [3]), np.array([0, 11, 0], np.int32)),
         "where": (tf.where(tf.greater(a, 5), a, -a), np.where(A > 5, A, -A)),
-        "select rows": (tf.select([True, False, True], a, -a), np.where([[True], [False], [True]], A, -A)),
+        "select rows": (
+            tf.select([True, False, True], a, -a),
+            np.where([[True], [False], [True]], A, -A),
+        ),
         "invert_permutation": (tf.invert_permutation([2, 0, 1]), np.array([1, 2, 0], np.int32)),
-        "meshgrid": (tf.meshgrid([1, 2], [3, 4, 5])[1], np.meshgrid([1, 2], [3, 4, 5])[1].astype(np.int32)),
+        "meshgrid": (
+            tf.meshgrid([1, 2], [3, 4, 5])[1],
+            np.meshgrid([1, 2], [3, 4, 5])[1].astype(np.int32),
+        ),
         "identity": (tf.identity(a, name="same"), A),
         "convert packs": (tf.convert_to_tensor([v, v]), np.stack([V, V])),
         "nested tensors": (tf.add([tf.constant(1.0), 2.0], 1.0), np.array([2, 3], np.float32)),
@@ -110,7 +122,9 @@ def test_a_shape_may_come_from_shapes_of_tensors() -> None:
 def test_a_shape_that_is_computed_from_values_is_refused() -> None:
     with tf.Graph().as_default():
         n = tf.placeholder(tf.int32, [], name="n")
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the value of 'stack:0' is known only in the step"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="the value of 'stack:0' is known only in the step"
+        ):
             tf.zeros(tf.stack([n, 2]))
 
 
@@ -135,7 +149,9 @@ def test_numpy_arrays_keep_their_dtype_and_python_numbers_are_32_bits_wide() -> 
         "bool": True,
     }
     with tf.Graph().as_default():
-        assert {name: tf.constant(v).dtype.name for name, v in values.items()} == {name: name for name in values}
+        assert {name: tf.constant(v).dtype.name for name, v in values.items()} == {
+            name: name for name in values
+        }
         assert tf.Variable(np.ones(2)).dtype == tf.float64
         assert tf.constant(2**40).dtype == tf.int64
         assert tf.convert_to_tensor(np.float64(1)).dtype == tf.float64

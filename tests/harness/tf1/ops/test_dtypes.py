@@ -31,7 +31,9 @@ def test_a_data_type_by_name_or_python_type(given: object, expected: str) -> Non
     assert tf.placeholder(given).dtype == tf.as_dtype(expected)
 
 
-@pytest.mark.parametrize("given", ["int", "complex", "long", "f4", "single", int, complex, None], ids=repr)
+@pytest.mark.parametrize(
+    "given", ["int", "complex", "long", "f4", "single", int, complex, None], ids=repr
+)
 def test_what_is_no_data_type_is_refused_by_its_name(given: object) -> None:
     with pytest.raises(TypeError, match="is not a data type.*"):
         tf.as_dtype(given)
@@ -54,4 +56,6 @@ def test_a_classic_tutorial_stays_at_32_bits() -> None:
 
 def test_data_types_compare_by_name_too() -> None:
     assert all(tf.float32 == same for same in ("float", np.float32, float, np.dtype("f4")))
-    assert tf.float64 == "double" and all(tf.float64 != other for other in ("float", float, int, None))
+    assert tf.float64 == "double" and all(
+        tf.float64 != other for other in ("float", float, int, None)
+    )

@@ -52,9 +52,18 @@ def _cases() -> dict:
         "square": (tf.square(i), I * I),
         "tan": (tf.tan(a), np.tan(A)),
         "tanh": (tf.tanh(a), np.tanh(A)),
-        "is_finite": (tf.is_finite(tf.constant([1.0, math.inf, math.nan])), np.array([True, False, False])),
-        "is_inf": (tf.is_inf(tf.constant([1.0, math.inf, math.nan])), np.array([False, True, False])),
-        "is_nan": (tf.is_nan(tf.constant([1.0, math.inf, math.nan])), np.array([False, False, True])),
+        "is_finite": (
+            tf.is_finite(tf.constant([1.0, math.inf, math.nan])),
+            np.array([True, False, False]),
+        ),
+        "is_inf": (
+            tf.is_inf(tf.constant([1.0, math.inf, math.nan])),
+            np.array([False, True, False]),
+        ),
+        "is_nan": (
+            tf.is_nan(tf.constant([1.0, math.inf, math.nan])),
+            np.array([False, False, True]),
+        ),
         # two by two: the order of the arguments shows
         "add": (tf.add(a, b), A + B),
         "sub": (tf.sub(a, b), A - B),
@@ -77,7 +86,10 @@ def _cases() -> dict:
         "minimum": (tf.minimum(a, b), np.minimum(A, B)),
         "squared_difference": (tf.squared_difference(a, b), (A - B) ** 2),
         "atan2": (tf.atan2(a, b), np.arctan2(A, B)),
-        "equal": (tf.equal(i, [[7, 0, 5], [1, 0, 3]]), np.array([[True, False, True], [True, False, True]])),
+        "equal": (
+            tf.equal(i, [[7, 0, 5], [1, 0, 3]]),
+            np.array([[True, False, True], [True, False, True]]),
+        ),
         "not_equal": (tf.not_equal(i, j), I != J),
         "less": (tf.less(a, b), A < B),
         "less_equal": (tf.less_equal(a, a), A <= A),  # noqa: PLR0124
@@ -91,9 +103,15 @@ def _cases() -> dict:
         # reductions
         "reduce_sum": (tf.reduce_sum(a), A.sum()),
         "reduce_sum axis": (tf.reduce_sum(a, 1), A.sum(1)),
-        "reduce_sum old": (tf.reduce_sum(a, reduction_indices=[1], keep_dims=True), A.sum(1, keepdims=True)),
+        "reduce_sum old": (
+            tf.reduce_sum(a, reduction_indices=[1], keep_dims=True),
+            A.sum(1, keepdims=True),
+        ),
         "reduce_sum both": (tf.reduce_sum(a, [0, 1], True), A.sum(keepdims=True)),
-        "reduce_sum of integers": (tf.reduce_sum(i, axis=0, keepdims=True), I.sum(0, keepdims=True, dtype=np.int32)),
+        "reduce_sum of integers": (
+            tf.reduce_sum(i, axis=0, keepdims=True),
+            I.sum(0, keepdims=True, dtype=np.int32),
+        ),
         "reduce_sum of nothing": (tf.reduce_sum(a, []), A),
         "reduce_mean": (tf.reduce_mean(a, 0), A.mean(0)),
         "reduce_mean of integers": (tf.reduce_mean(i, 1), np.array([1, 2], np.int32)),
@@ -111,7 +129,10 @@ def _cases() -> dict:
         "cumsum": (tf.cumsum(a, 1), A.cumsum(1)),
         "cumsum exclusive": (tf.cumsum([1, 2, 3], exclusive=True), np.array([0, 1, 3], np.int32)),
         "cumsum reverse": (tf.cumsum([1, 2, 3], 0, False, True), np.array([6, 5, 3], np.int32)),
-        "cumsum both": (tf.cumsum([1, 2, 3], exclusive=True, reverse=True), np.array([5, 3, 0], np.int32)),
+        "cumsum both": (
+            tf.cumsum([1, 2, 3], exclusive=True, reverse=True),
+            np.array([5, 3, 0], np.int32),
+        ),
         "cumprod": (tf.cumprod([2, 3, 4], exclusive=True), np.array([1, 2, 6], np.int32)),
         # types
         "cast": (tf.cast(a, tf.int32), A.astype(np.int32)),
@@ -121,7 +142,10 @@ def _cases() -> dict:
         "to_int32": (tf.to_int32(a), A.astype(np.int32)),
         "to_double": (tf.to_double(i), I.astype(np.float64)),
         "to_float": (tf.to_float(i), I.astype(np.float32)),
-        "saturate_cast": (tf.saturate_cast(tf.constant([300.0, -5.0]), tf.uint8), np.array([255, 0], np.uint8)),
+        "saturate_cast": (
+            tf.saturate_cast(tf.constant([300.0, -5.0]), tf.uint8),
+            np.array([255, 0], np.uint8),
+        ),
         "bitcast": (tf.bitcast(tf.constant(1.0), tf.int32), np.float32(1.0).view(np.int32)),
         # matrices
         "matmul": (tf.matmul(a, b, False, True), A @ B.T),
@@ -143,9 +167,18 @@ def _cases() -> dict:
         "clip_by_value": (tf.clip_by_value(a, -1, 1), np.clip(A, -1, 1)),
         "clip_by_norm": (tf.clip_by_norm(a, 1.0), A / np.linalg.norm(A)),
         "clip_by_norm small": (tf.clip_by_norm(a, 100.0), A),
-        "clip_by_average_norm": (tf.clip_by_average_norm(a, 0.1), A * (0.1 / (np.linalg.norm(A) / 6))),
-        "clip_by_global_norm": (tf.clip_by_global_norm([a, None, b], 1.0)[0][2], B / np.sqrt((A**2 + B**2).sum())),
-        "clip_by_global_norm norm": (tf.clip_by_global_norm([a, b], 1.0)[1], np.sqrt((A**2 + B**2).sum())),
+        "clip_by_average_norm": (
+            tf.clip_by_average_norm(a, 0.1),
+            A * (0.1 / (np.linalg.norm(A) / 6)),
+        ),
+        "clip_by_global_norm": (
+            tf.clip_by_global_norm([a, None, b], 1.0)[0][2],
+            B / np.sqrt((A**2 + B**2).sum()),
+        ),
+        "clip_by_global_norm norm": (
+            tf.clip_by_global_norm([a, b], 1.0)[1],
+            np.sqrt((A**2 + B**2).sum()),
+        ),
         "global_norm": (tf.global_norm([a, b]), np.sqrt((A**2 + B**2).sum())),
         # operators
         "operators": ((a + b) * 2.0 - b / 4.0, (A + B) * 2 - B / 4),
@@ -186,7 +219,10 @@ def test_a_wrong_argument_names_the_function() -> None:
         pytest.raises(TypeError, match="reduce_sum: got an unexpected keyword argument 'dim'"),
     ):
         tf.reduce_sum([1.0], dim=0)
-    with tf.Graph().as_default(), pytest.raises(TypeError, match="add: missing a required argument: 'y'"):
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(TypeError, match="add: missing a required argument: 'y'"),
+    ):
         tf.add(1.0)
 
 

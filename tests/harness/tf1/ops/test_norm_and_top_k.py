@@ -28,7 +28,9 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 def test_norms(ord: Any, axis: Any, expected: Any) -> None:  # noqa: A002 - tf.norm's own name
     got, kept = evaluate(lambda: [tf.norm(X, ord, axis), tf.norm(X, ord, axis, keep_dims=True)])
     np.testing.assert_allclose(got, expected, rtol=1e-6)
-    assert kept.shape == ((1, 1) if axis is None or isinstance(axis, list | tuple) else {0: (1, 3), 1: (2, 1)}[axis])
+    assert kept.shape == (
+        (1, 1) if axis is None or isinstance(axis, list | tuple) else {0: (1, 3), 1: (2, 1)}[axis]
+    )
     np.testing.assert_allclose(kept.ravel(), np.ravel(expected), rtol=1e-6)
 
 

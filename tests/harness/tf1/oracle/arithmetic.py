@@ -71,11 +71,24 @@ CASES.add("complex", "mixed", Fed([1.0]), Fed([1.0], "float64"))
 BINARY = """add atan2 div divide equal floordiv floormod greater greater_equal less less_equal maximum minimum mod
 multiply not_equal pow squared_difference subtract truediv realdiv truncatediv truncatemod""".split()
 OLD_BINARY = {"mul": "multiply", "sub": "subtract"}
-X, Y = [7.0, -7.0, 7.0, -7.0, 0.0, 2.5, NAN, 1.0, INF], [2.0, 2.0, -2.0, -2.0, 5.0, 2.5, 1.0, NAN, 2.0]
+X, Y = (
+    [7.0, -7.0, 7.0, -7.0, 0.0, 2.5, NAN, 1.0, INF],
+    [2.0, 2.0, -2.0, -2.0, 5.0, 2.5, 1.0, NAN, 2.0],
+)
 WHOLE_X, WHOLE_Y = [7, -7, 7, -7, 0, 6, 5], [2, 2, -2, -2, 5, 3, 5]
 POW_Y = [2, 3, 0, 1, 5, 3, 4]
 EVERY_DTYPE = "add multiply subtract div floordiv mod maximum equal less truediv".split()
-DIVIDING = {"div", "divide", "floordiv", "floormod", "mod", "truediv", "truncatediv", "truncatemod", "realdiv"}
+DIVIDING = {
+    "div",
+    "divide",
+    "floordiv",
+    "floormod",
+    "mod",
+    "truediv",
+    "truncatediv",
+    "truncatemod",
+    "realdiv",
+}
 
 for _op in BINARY:
     CASES.add(_op, "float32", Fed(X), Fed(Y))
@@ -87,7 +100,9 @@ for _op in BINARY:
         CASES.add(_op, "empty", Fed(np.zeros([0, 2])), Fed([1.0, 2.0]))
         CASES.add(_op, "two literals", [7, -7], 2)
     for _dtype in ("int32", "int64"):
-        CASES.add(_op, _dtype, Fed(WHOLE_X, _dtype), Fed(POW_Y if _op == "pow" else WHOLE_Y, _dtype))
+        CASES.add(
+            _op, _dtype, Fed(WHOLE_X, _dtype), Fed(POW_Y if _op == "pow" else WHOLE_Y, _dtype)
+        )
     CASES.add(_op, "bool", Fed([True, False, True], "bool"), Fed([True, True, False], "bool"))
     CASES.add(_op, "complex64", Fed([1 + 2j, 2j], "complex64"), Fed([1 - 1j, 2.0], "complex64"))
     CASES.add(_op, "broadcast", Fed([[1.0], [2.0]]), Fed([3.0, 4.0, 5.0]))
@@ -111,12 +126,19 @@ for _op in sorted(DIVIDING - {"realdiv", "divide"}):
     CASES.add(_op, "large", Fed([16777217, -16777217], "int32"), Fed([1, 1], "int32"))
 for _op in "add atan2 div floordiv floormod maximum minimum multiply pow squared_difference subtract truediv".split():
     CASES.add(_op, "slope", Fed([5.5, 2.0, 1.0]), Fed([2.0, 2.0, 3.0]), case={"slopes": True})
-    CASES.add(_op, "slope of broadcast", Fed([[5.5], [2.0]]), Fed([1.5, 2.0]), case={"slopes": True})
+    CASES.add(
+        _op, "slope of broadcast", Fed([[5.5], [2.0]]), Fed([1.5, 2.0]), case={"slopes": True}
+    )
 CASES.add("pow", "negative exponent", Fed([2, 3], "int32"), Fed([-1, 2], "int32"))
 CASES.add("pow", "slope at zero", Fed([0.0, 2.0]), Const([2.0, 0.0]), case={"slopes": True})
 CASES.add("atan2", "signs", Fed([0.0, -0.0, 1.0, -1.0]), Fed([-1.0, -1.0, 0.0, -0.0]))
 for _op in ("logical_and", "logical_or", "logical_xor"):
-    CASES.add(_op, "bool", Fed([True, True, False, False], "bool"), Fed([True, False, True, False], "bool"))
+    CASES.add(
+        _op,
+        "bool",
+        Fed([True, True, False, False], "bool"),
+        Fed([True, False, True, False], "bool"),
+    )
     CASES.add(_op, "broadcast", Fed([[True], [False]], "bool"), Fed([True, False], "bool"))
     CASES.add(_op, "literal", Fed([True, False], "bool"), True)
     CASES.add(_op, "int32", Fed([1, 0], "int32"), Fed([1, 1], "int32"))
@@ -138,7 +160,9 @@ for _op in OPERATORS:
     if _op in ("add", "lt"):
         CASES.add(f"@{_op}", "variable", Var([7.0, -7.0]), 2.0)
 for _op in ("and_", "or_", "xor"):
-    CASES.add(f"@{_op}", "bool", Fed([True, True, False], "bool"), Fed([True, False, False], "bool"))
+    CASES.add(
+        f"@{_op}", "bool", Fed([True, True, False], "bool"), Fed([True, False, False], "bool")
+    )
 CASES.add("@neg", "int32", Fed([7, -7], "int32"))
 CASES.add("@abs", "float32", Fed([7.0, -7.0]))
 CASES.add("@invert", "bool", Fed([True, False], "bool"))
@@ -249,7 +273,8 @@ FROM = {
 INTO = "float32 float64 float16 bfloat16 int32 int64 int8 bool complex64".split()
 for _from, _values in FROM.items():
     for _into in INTO:
-        if not (_into == "int8" and _from in ("float32", "float64")):  # beyond the range C++ has no answer
+        # beyond the range C++ has no answer
+        if not (_into == "int8" and _from in ("float32", "float64")):
             CASES.add("cast", f"{_from} to {_into}", Fed(_values, _from), Type(_into))
 CASES.add("cast", "by name", Fed([1.7]), "int32")
 CASES.add("cast", "to float by name", Fed([1.7], "float64"), "float")
@@ -293,7 +318,13 @@ CASES.add("matmul", "int32", Fed(WHOLE_M := [[1, 2], [3, -4]], "int32"), Fed(WHO
 CASES.add("matmul", "complex64", Fed([[1 + 1j]], "complex64"), Fed([[2j]], "complex64"))
 CASES.add("matmul", "transposed", Fed(A), Fed(A), transpose_b=True)
 CASES.add("matmul", "transposed first", Fed(A), Fed(A), transpose_a=True)
-CASES.add("matmul", "adjoint", Fed([[1j, 2.0]], "complex64"), Fed([[1j, 2.0]], "complex64"), adjoint_b=True)
+CASES.add(
+    "matmul",
+    "adjoint",
+    Fed([[1j, 2.0]], "complex64"),
+    Fed([[1j, 2.0]], "complex64"),
+    adjoint_b=True,
+)
 CASES.add("matmul", "transposed and adjoint", Fed(A), Fed(B), transpose_a=True, adjoint_a=True)
 CASES.add("matmul", "batch", Fed([A, A]), Fed([B, B]))
 CASES.add("matmul", "batch broadcast", Fed([A, A]), Fed(B))
@@ -385,11 +416,28 @@ CASES.add("count_nonzero", "bool as int32", Fed([True, False, True], "bool"), dt
 CASES.add("count_nonzero", "int32", Fed([0, 5, 0], "int32"))
 CASES.add("count_nonzero", "unknown", Fed(ZEROS, shape=[None, 3]), [1])
 CASES.add("count_nonzero", "empty", Fed(np.zeros([0, 2])), 0)
-for _label, _labels, _found in (("literal", [0, 2, 1], [0, 1, 1]), ("column", [[0], [1]], [[1], [1]])):
+for _label, _labels, _found in (
+    ("literal", [0, 2, 1], [0, 1, 1]),
+    ("column", [[0], [1]], [[1], [1]]),
+):
     CASES.add("confusion_matrix", _label, _labels, _found)
 CASES.add("confusion_matrix", "computed", Fed([0, 1, 1], "int32"), Fed([0, 1, 0], "int32"), 3)
-CASES.add("confusion_matrix", "int64", Fed([0, 1, 1], "int64"), Fed([0, 1, 0], "int64"), 2, dtype=Type("float32"))
-CASES.add("confusion_matrix", "weighted", Fed([0, 1, 1], "int32"), Fed([0, 1, 1], "int32"), 2, weights=[2, 3, 4])
+CASES.add(
+    "confusion_matrix",
+    "int64",
+    Fed([0, 1, 1], "int64"),
+    Fed([0, 1, 0], "int64"),
+    2,
+    dtype=Type("float32"),
+)
+CASES.add(
+    "confusion_matrix",
+    "weighted",
+    Fed([0, 1, 1], "int32"),
+    Fed([0, 1, 1], "int32"),
+    2,
+    weights=[2, 3, 4],
+)
 CASES.add("confusion_matrix", "no class", Fed([0, 3], "int32"), Fed([0, 1], "int32"), 2)
 CASES.add("confusion_matrix", "below", Fed([0, 1], "int32"), Fed([0, -1], "int32"), 2)
 for _label, _values in (("finite", [1.0, 2.0]), ("NaN", [1.0, NAN]), ("infinite", [INF])):

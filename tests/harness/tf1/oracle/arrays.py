@@ -43,7 +43,12 @@ CASES.add("reshape", "unknown", Fed(M, shape=UNKNOWN), [-1, 1])
 CASES.add("reshape", "unknown to flat", Fed(M, shape=[None, None]), [-1])
 CASES.add("reshape", "int64", Fed([[1, 2]], "int64"), [2])
 CASES.add("reshape", "empty", Fed(np.zeros([0, 3])), [3, -1])
-CASES.add("reshape", "by shape of another", Fed(M), Call("shape", (Fed([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]]),)))
+CASES.add(
+    "reshape",
+    "by shape of another",
+    Fed(M),
+    Call("shape", (Fed([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]]),)),
+)
 CASES.add("reshape", "strings", Const(["a", "b"], "string"), [2, 1])
 for _axis in (0, 1, 2, -1, -2, -3, 3, -4):
     CASES.add("expand_dims", f"axis {_axis}", Fed(M), _axis)
@@ -219,7 +224,9 @@ CASES.add("stack", "literal beside float32", [Fed(1.0), 2])
 CASES.add("stack", "literals", [1, 2, 3])
 CASES.add("stack", "none", [])
 CASES.add("stack", "unknown", [Fed(M, shape=UNKNOWN), Fed(M)])
-CASES.add("pack", "old name", [Fed([1.0]), Fed([2.0])], asked=Call("stack", ([Fed([1.0]), Fed([2.0])],)))
+CASES.add(
+    "pack", "old name", [Fed([1.0]), Fed([2.0])], asked=Call("stack", ([Fed([1.0]), Fed([2.0])],))
+)
 CASES.add("unstack", "rows", Fed(M))
 CASES.add("unstack", "axis 1", Fed(M), axis=1)
 CASES.add("unstack", "axis -1", Fed(M), axis=-1)
@@ -252,7 +259,14 @@ CASES.add("split", "axis 1", Fed(CUBE), 3, 1)
 CASES.add("split", "unknown by sizes", Fed(_TEN, shape=[None]), [4, 6])
 CASES.add("split", "unknown by parts", Fed(M, shape=[None, 3]), 2)
 CASES.add("split", "old order", 1, 3, Fed(M), asked=Call("split", (Fed(M), 3, 1)))
-CASES.add("split", "old keywords", split_dim=1, num_split=3, value=Fed(M), asked=Call("split", (Fed(M), 3, 1)))
+CASES.add(
+    "split",
+    "old keywords",
+    split_dim=1,
+    num_split=3,
+    value=Fed(M),
+    asked=Call("split", (Fed(M), 3, 1)),
+)
 CASES.add("split_v", "sizes", Fed(M), [1, 2], 1, asked=Call("split", (Fed(M), [1, 2], 1)))
 for _label, _begin, _size in (
     ("within", [0, 1], [2, 2]),
@@ -394,16 +408,37 @@ CASES.add("scatter_nd", "literal beyond", [[3]], [1.0], [3])
 CASES.add("scatter_nd", "other sizes", Fed([[1], [2]], "int32"), Fed([1.0]), [3])
 for _op in ("where",):
     CASES.add(_op, "same shape", Fed([True, False], "bool"), Fed([1.0, 2.0]), Fed([3.0, 4.0]))
-    CASES.add(_op, "rows", Fed([True, False], "bool"), Fed([[1.0, 2.0], [3.0, 4.0]]), Fed([[5.0, 6.0], [7.0, 8.0]]))
+    CASES.add(
+        _op,
+        "rows",
+        Fed([True, False], "bool"),
+        Fed([[1.0, 2.0], [3.0, 4.0]]),
+        Fed([[5.0, 6.0], [7.0, 8.0]]),
+    )
     CASES.add(_op, "scalar", Fed(True, "bool"), Fed([1.0, 2.0]), Fed([3.0, 4.0]))
-    CASES.add(_op, "nan is not chosen", Fed([True, False], "bool"), Fed([1.0, NAN]), Fed([NAN, 4.0]))
+    CASES.add(
+        _op, "nan is not chosen", Fed([True, False], "bool"), Fed([1.0, NAN]), Fed([NAN, 4.0])
+    )
     CASES.add(_op, "mixed", Fed([True], "bool"), Fed([1.0]), Fed([3], "int32"))
     CASES.add(_op, "int32 condition", Fed([1, 0], "int32"), Fed([1.0, 2.0]), Fed([3.0, 4.0]))
     CASES.add(_op, "other shapes", Fed([True, False], "bool"), Fed([1.0, 2.0]), Fed(3.0))
-    CASES.add(_op, "matrix condition of a vector", Fed([[True, False]], "bool"), Fed([1.0, 2.0]), Fed([3.0, 4.0]))
+    CASES.add(
+        _op,
+        "matrix condition of a vector",
+        Fed([[True, False]], "bool"),
+        Fed([1.0, 2.0]),
+        Fed([3.0, 4.0]),
+    )
     CASES.add(_op, "literals", [True, False], [1, 2], [3, 4])
     CASES.add(_op, "int64", Fed([True, False], "bool"), Fed([1, 2], "int64"), Fed([3, 4], "int64"))
-    CASES.add(_op, "slope", Fed([True, False], "bool"), Fed([1.0, 2.0]), Fed([3.0, 4.0]), case={"slopes": True})
+    CASES.add(
+        _op,
+        "slope",
+        Fed([True, False], "bool"),
+        Fed([1.0, 2.0]),
+        Fed([3.0, 4.0]),
+        case={"slopes": True},
+    )
     CASES.add(_op, "x alone", Fed([True, False], "bool"), Fed([1.0, 2.0]))
 _sel = (Fed([True, False], "bool"), Fed([1.0, 2.0]), Fed([3.0, 4.0]))
 CASES.add("select", "old name", *_sel, asked=Call("where", _sel))
@@ -448,7 +483,16 @@ for _label, _value in {
     "beyond int64": 2**70,
 }.items():
     CASES.add("constant", _label, _value)
-    if _label in ("int", "list", "mixed list", "numpy float64", "ragged", "none", "string", "empty"):
+    if _label in (
+        "int",
+        "list",
+        "mixed list",
+        "numpy float64",
+        "ragged",
+        "none",
+        "string",
+        "empty",
+    ):
         CASES.add("convert_to_tensor", _label, _value)
 for _label, _value, _kw in (
     ("dtype", 1, {"dtype": Type("float32")}),
@@ -479,7 +523,9 @@ CASES.add("convert_to_tensor", "tensor", Fed([1.0]))
 CASES.add("convert_to_tensor", "other dtype", Fed([1.0]), Type("int32"))
 CASES.add("convert_to_tensor", "literal with dtype", [1, 2], Type("float64"))
 CASES.add("convert_to_tensor", "tensors in a list", [Fed(1.0), 2.0])
-CASES.add("identity", "tensors in lists", Call("convert_to_tensor", ([[Fed(1.0), 2.0], [3.0, Fed(4.0)]],)))
+CASES.add(
+    "identity", "tensors in lists", Call("convert_to_tensor", ([[Fed(1.0), 2.0], [3.0, Fed(4.0)]],))
+)
 CASES.add("convert_to_tensor", "variable", Var([1.0]))
 for _label, _value in {
     "fed": Fed([1.0]),
@@ -517,7 +563,12 @@ for _kind, _x, _y in (
     ("less_equal", [1, 2], [1, 3]),
 ):
     CASES.add(f"assert_{_kind}", "holds", Fed(_x, "int32"), Fed(_y, "int32"))
-    CASES.add(f"assert_{_kind}", "does not hold", Fed(_y if _kind != "equal" else [2, 1], "int32"), Fed(_x, "int32"))
+    CASES.add(
+        f"assert_{_kind}",
+        "does not hold",
+        Fed(_y if _kind != "equal" else [2, 1], "int32"),
+        Fed(_x, "int32"),
+    )
     CASES.add(
         f"assert_{_kind}",
         "broadcast",
@@ -525,11 +576,25 @@ for _kind, _x, _y in (
         _y[0] if _kind == "equal" else {"less": 9, "less_equal": 9}.get(_kind, 0),
     )
     CASES.add(f"assert_{_kind}", "empty", Fed(np.zeros([0])), Fed(np.zeros([0])))
-for _kind, _x, _bad in (("negative", [-1], [0]), ("non_negative", [0], [-1]), ("positive", [1], [0])):
+for _kind, _x, _bad in (
+    ("negative", [-1], [0]),
+    ("non_negative", [0], [-1]),
+    ("positive", [1], [0]),
+):
     CASES.add(f"assert_{_kind}", "holds", Fed(_x, "int32"))
     CASES.add(f"assert_{_kind}", "does not hold", Fed(_bad, "int32"))
     CASES.add(f"assert_{_kind}", "literal", _x)
-for _name in ("float32", "float64", "int32", "string", "bool", "complex64", "uint8", "float16", "bfloat16"):
+for _name in (
+    "float32",
+    "float64",
+    "int32",
+    "string",
+    "bool",
+    "complex64",
+    "uint8",
+    "float16",
+    "bfloat16",
+):
     CASES.add("placeholder", _name, Type(_name), [2, None], name="mine", case={"values": False})
 CASES.add("placeholder", "number", Type("int32"), 100, case={"values": False})
 CASES.add("placeholder", "no shape", Type("int32"), case={"values": False})
@@ -548,8 +613,12 @@ for _label, _args in {
 CASES.add("clip_by_value", "nan", Fed([NAN, INF, -INF]), 0.0, 6.0)
 CASES.add("clip_by_value", "int32", Fed([-1, 9], "int32"), 0, 6)
 CASES.add("clip_by_value", "fractions for int32", Fed([-1, 9], "int32"), 0.5, 6.5)
-CASES.add("clip_by_value", "slope", Fed([-1.0, 0.0, 1.0, 6.0, 7.0]), 0.0, 6.0, case={"slopes": True})
-CASES.add("clip_by_value", "slope of equal limits", Fed([-1.0, 1.0, 7.0]), 1.0, 1.0, case={"slopes": True})
+CASES.add(
+    "clip_by_value", "slope", Fed([-1.0, 0.0, 1.0, 6.0, 7.0]), 0.0, 6.0, case={"slopes": True}
+)
+CASES.add(
+    "clip_by_value", "slope of equal limits", Fed([-1.0, 1.0, 7.0]), 1.0, 1.0, case={"slopes": True}
+)
 for _label, _t, _n, _kw in (
     ("beyond", [3.0, 4.0], 4.0, {}),
     ("within", [3.0, 4.0], 6.0, {}),
@@ -560,7 +629,9 @@ for _label, _t, _n, _kw in (
     ("infinite", [INF, 1.0], 1.0, {}),
 ):
     CASES.add("clip_by_norm", _label, Fed(_t), _n, **_kw)
-    CASES.add("clip_by_norm", f"slope {_label}", Fed(_t), _n, case={"slopes": True, "ulps": 64}, **_kw)
+    CASES.add(
+        "clip_by_norm", f"slope {_label}", Fed(_t), _n, case={"slopes": True, "ulps": 64}, **_kw
+    )
 CASES.add("clip_by_average_norm", "beyond", Fed([3.0, 4.0]), 1.0)
 CASES.add("clip_by_average_norm", "within", Fed([3.0, 4.0]), 9.0)
 CASES.add("global_norm", "two", [Fed([3.0]), Fed([[4.0]])])
@@ -629,16 +700,33 @@ for _kind in ("add", "sub", "update", "mul"):
     CASES.add(_op, "literal beyond", Var(ROWS), [3], [[5.0, 5.0]])
     CASES.add(_op, "empty", Var(ROWS), Fed([], "int32"), Fed(np.zeros([0, 2])))
     if _kind in ("add", "sub"):
-        CASES.add(_op, "twice the same", Var(ROWS), Fed([1, 1], "int32"), Fed([[1.0, 1.0], [2.0, 2.0]]))
+        CASES.add(
+            _op, "twice the same", Var(ROWS), Fed([1, 1], "int32"), Fed([[1.0, 1.0], [2.0, 2.0]])
+        )
 CASES.add("is_variable_initialized", "initialised", Var(1.0))
 
 # -- rows from their end on ----------------------------------------------------------------------------------------
 
 for _label, _lengths in (("int32", "int32"), ("int64", "int64")):
-    CASES.add("reverse_sequence", _label, Fed(np.arange(12.0).reshape(3, 4)), Fed([1, 4, 0], _lengths), 1)
-CASES.add("reverse_sequence", "literal", Fed([[1, 2, 3], [4, 5, 6]], "int32"), [2, 3], seq_dim=1, batch_dim=0)
+    CASES.add(
+        "reverse_sequence", _label, Fed(np.arange(12.0).reshape(3, 4)), Fed([1, 4, 0], _lengths), 1
+    )
+CASES.add(
+    "reverse_sequence",
+    "literal",
+    Fed([[1, 2, 3], [4, 5, 6]], "int32"),
+    [2, 3],
+    seq_dim=1,
+    batch_dim=0,
+)
 CASES.add("reverse_sequence", "other axes", Fed(CUBE), [1, 2, 0, 2], seq_axis=0, batch_axis=2)
 CASES.add("reverse_sequence", "slope", Fed(M), [2, 3], 1, case={"slopes": True})
-CASES.add("reverse_sequence", "unknown", Fed(M, shape=[None, None]), Fed([2, 3], "int32", shape=[None]), seq_axis=1)
+CASES.add(
+    "reverse_sequence",
+    "unknown",
+    Fed(M, shape=[None, None]),
+    Fed([2, 3], "int32", shape=[None]),
+    seq_axis=1,
+)
 CASES.add("reverse_sequence", "too few lengths", Fed(M), [2], 1)
 CASES.add("reverse_sequence", "one axis", Fed(M), [2, 2, 2], 1, 1)

@@ -77,9 +77,11 @@ class Case:
     Attributes:
         name: stable; begins with the operation's name in ``tf`` and a slash.
         call: what is called.
-        slopes: also compares the derivatives of the result by each floating point argument that is fed.
+        slopes: also compares the derivatives of the result by each floating point argument that is
+            fed.
         values: False where only dtypes, shapes and names are compared: random numbers.
-        asked: what is asked of TensorFlow 2.21, where it has the old name or the old order of arguments no more.
+        asked: what is asked of TensorFlow 2.21, where it has the old name or the old order of
+            arguments no more.
         ulps: how many units in the last place a floating point number may be off.
     """
 

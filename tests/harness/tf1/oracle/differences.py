@@ -1,6 +1,7 @@
 """What is different on purpose, with the cases that show it: the rows of a table of docs/tf1_differences.md.
 
-``python -m tests.harness.tf1.oracle.differences docs/tf1_differences.md`` writes that table anew; a test compares.
+``python -m tests.harness.tf1.oracle.differences docs/tf1_differences.md`` writes that table anew; a
+test compares.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Difference:
         what: what is asked of both.
         there: what TensorFlow gives.
         here: what harness.tf1 gives, and why.
-        cases: name of a case, or a pattern for several -> what is expected here: ``COMPUTES`` (TensorFlow refuses it),
-            ``REFUSES`` (with an error), or the values of the first result.
+        cases: name of a case, or a pattern for several -> what is expected here: ``COMPUTES``
+            (TensorFlow refuses it), ``REFUSES`` (with an error), or the values of the first result.
         programs: names of programs that show it; ``test_behaviours`` says what they give here.
     """
 
@@ -42,9 +43,11 @@ class Difference:
 _SECOND_LOST = [1.0, 2.0, NAN, NAN]
 DIFFERENCES = (
     Difference(
-        "A computed index out of range in `tf.gather`, `tf.gather_nd`, `tf.nn.embedding_lookup`, `x[i]`",
+        "A computed index out of range in `tf.gather`, `tf.gather_nd`, `tf.nn.embedding_lookup`, "
+        "`x[i]`",
         "`InvalidArgumentError`",
-        "NaN, or the integer furthest from zero, because a compiled program cannot raise; `tf.Assert` checks. "
+        "NaN, or the integer furthest from zero, because a compiled program cannot raise; "
+        "`tf.Assert` checks. "
         "It never counts from the end, except in `x[i]` down to `-size`",
         {
             "gather/negative": _SECOND_LOST,
@@ -97,7 +100,8 @@ DIFFERENCES = (
         "some number, because a compiled program cannot raise",
         {
             **{
-                f"{op}/by zero": COMPUTES for op in ("div", "floordiv", "floormod", "mod", "truncatediv", "truncatemod")
+                f"{op}/by zero": COMPUTES
+                for op in ("div", "floordiv", "floormod", "mod", "truncatediv", "truncatemod")
             },
             "pow/negative exponent": COMPUTES,
         },
@@ -127,7 +131,8 @@ DIFFERENCES = (
     Difference(
         "Operators between tensors of two dtypes, or of integers with a fraction",
         "`TypeError`",
-        "promoted by JAX's rules, because operators are the runtime's; functions of `tf` refuse them too",
+        "promoted by JAX's rules, because operators are the runtime's; functions of `tf` refuse "
+        "them too",
         {"@*/mixed": COMPUTES, "@*/fraction beside integers": COMPUTES},
     ),
     Difference(
@@ -145,7 +150,8 @@ DIFFERENCES = (
     ),
     Difference(
         "Gradients of `tf.gather` and `tf.nn.embedding_lookup`",
-        "`IndexedSlices`, in whose norm (`tf.clip_by_global_norm`) a row that is looked up twice counts as two rows",
+        "`IndexedSlices`, in whose norm (`tf.clip_by_global_norm`) a row that is looked up twice "
+        "counts as two rows",
         "dense: a step that trains a large table moves all of it; the norm is that of the sum",
         {
             "gather/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
@@ -175,7 +181,10 @@ DIFFERENCES = (
         "`tf.linspace` between integers",
         "float64 in 2.21, refused in 1.x",
         "float32",
-        {"lin_space/of integers": [0.0, 1.0, 2.0, 3.0, 4.0], "linspace/of integers": [0.0, 1.0, 2.0, 3.0, 4.0]},
+        {
+            "lin_space/of integers": [0.0, 1.0, 2.0, 3.0, 4.0],
+            "linspace/of integers": [0.0, 1.0, 2.0, 3.0, 4.0],
+        },
     ),
     Difference(
         "NaN in a window of `tf.nn.max_pool`",
@@ -239,7 +248,10 @@ DIFFERENCES = (
         "`axis` of `tf.nn.softmax_cross_entropy_with_logits`, two strides of `tf.nn.conv2d`",
         "taken by 2.21, or another error",
         "refused, as in 1.0",
-        {"nn.softmax_cross_entropy_with_logits/axis 0": REFUSES, "nn.conv2d/too few strides": REFUSES},
+        {
+            "nn.softmax_cross_entropy_with_logits/axis 0": REFUSES,
+            "nn.conv2d/too few strides": REFUSES,
+        },
     ),
     Difference(
         "`tf.train.ExponentialMovingAverage.apply` after `reuse_variables()`",

@@ -41,7 +41,9 @@ def both(build: Callable[[Any, Any, Any], Any]) -> Case:
     return program
 
 
-def given(value: Any, build: Callable[[Any, Any], Any], dtype: Any = np.float32, shape: Any = ()) -> Case:
+def given(
+    value: Any, build: Callable[[Any, Any], Any], dtype: Any = np.float32, shape: Any = ()
+) -> Case:
     """``build(tf, x)`` of a fed ``x``; its own shape if none is given."""
 
     def program(tf: Any) -> Any:
@@ -80,17 +82,25 @@ cases(
     ),
     cond_of_several=both(lambda tf, p, x: tf.cond(p, lambda: (x, x + 1.0), lambda: (x * 3.0, x))),
     cond_of_a_list=both(lambda tf, p, x: tf.cond(p, lambda: [x, x + 1.0], lambda: [x * 3.0, x])),
-    cond_of_a_nest=both(lambda tf, p, x: tf.cond(p, lambda: (x, (x, x)), lambda: (x * 3.0, (x, x - 1.0)))[1]),
+    cond_of_a_nest=both(
+        lambda tf, p, x: tf.cond(p, lambda: (x, (x, x)), lambda: (x * 3.0, (x, x - 1.0)))[1]
+    ),
     cond_of_one_in_a_list=both(lambda tf, p, x: tf.cond(p, lambda: [x], lambda: [x * 3.0])),
     cond_strict=both(lambda tf, p, x: tf.cond(p, lambda: [x], lambda: [x * 3.0], strict=True)),
     cond_of_numbers=both(lambda tf, p, x: tf.cond(p, lambda: 1, lambda: 2)),
-    cond_of_constants=both(lambda tf, p, x: tf.cond(p, lambda: tf.constant(1.5), lambda: tf.constant(2.5))),
+    cond_of_constants=both(
+        lambda tf, p, x: tf.cond(p, lambda: tf.constant(1.5), lambda: tf.constant(2.5))
+    ),
     cond_of_what_is_outside=both(lambda tf, p, x: tf.cond(p, lambda: x, lambda: x)),
     cond_of_64_bits=both(
-        lambda tf, p, x: tf.cond(p, lambda: tf.cast(x, tf.float64) * 2, lambda: tf.constant(PAIR, tf.float64))
+        lambda tf, p, x: tf.cond(
+            p, lambda: tf.cast(x, tf.float64) * 2, lambda: tf.constant(PAIR, tf.float64)
+        )
     ),
     cond_that_casts_inside=both(
-        lambda tf, p, x: tf.cond(p, lambda: tf.cast(tf.cast(x, tf.int64) * 3, tf.float32), lambda: x)
+        lambda tf, p, x: tf.cond(
+            p, lambda: tf.cast(tf.cast(x, tf.int64) * 3, tf.float32), lambda: x
+        )
     ),
     cond_of_old_names=both(lambda tf, p, x: tf.cond(p, fn1=lambda: x, fn2=lambda: -x)),
     cond_of_a_computed_predicate=both(
@@ -98,14 +108,19 @@ cases(
     ),
     cond_within_cond=both(
         lambda tf, p, x: tf.cond(
-            p, lambda: tf.cond(x[0] > 5.0, lambda: x, lambda: -x), lambda: tf.cond(p, lambda: x, lambda: x * 10.0)
+            p,
+            lambda: tf.cond(x[0] > 5.0, lambda: x, lambda: -x),
+            lambda: tf.cond(p, lambda: x, lambda: x * 10.0),
         )
     ),
     cond_shapes_of_the_outside=both(
         lambda tf, p, x: tf.cond(p, lambda: tf.zeros(tf.shape(x)), lambda: tf.ones([tf.size(x)]))
     ),
     cond_names=both(
-        lambda tf, p, x: tf.cond(p, lambda: x, lambda: x, name="mine").name.partition("/")[0].partition(":")[0] and x
+        lambda tf, p, x: (
+            tf.cond(p, lambda: x, lambda: x, name="mine").name.partition("/")[0].partition(":")[0]
+            and x
+        )
     ),
     cond_true_is_a_python_bool=lambda tf: tf.cond(True, lambda: 1, lambda: 2),
     cond_fn_is_no_function=both(lambda tf, p, x: tf.cond(p, x, x)),
@@ -143,10 +158,14 @@ def _counts(tf: Any, make: Callable[[Any, Any, Any], Any], fetched: bool = False
 
 cases(
     cond_assigns_on_the_taken_side=lambda tf: _counts(
-        tf, lambda a, b, p: tf.cond(p, lambda: tf.assign_add(a, 1.0), lambda: tf.assign_add(b, 1.0)), True
+        tf,
+        lambda a, b, p: tf.cond(p, lambda: tf.assign_add(a, 1.0), lambda: tf.assign_add(b, 1.0)),
+        True,
     ),
     cond_assigns_a_value=lambda tf: _counts(
-        tf, lambda a, b, p: tf.cond(p, lambda: tf.assign(a, b * 2.0), lambda: tf.assign_sub(b, a)), True
+        tf,
+        lambda a, b, p: tf.cond(p, lambda: tf.assign(a, b * 2.0), lambda: tf.assign_sub(b, a)),
+        True,
     ),
     cond_of_operations=lambda tf: _counts(
         tf, lambda a, b, p: tf.cond(p, lambda: tf.group(tf.assign_add(a, 1.0)), lambda: tf.no_op())
@@ -168,13 +187,17 @@ cases(
     ),
     cond_what_is_made_outside_runs_in_any_case=lambda tf: _counts(tf, _outside(tf), True),
     cond_what_nobody_needs_does_not_run=lambda tf: _counts(
-        tf, lambda a, b, p: tf.cond(p, lambda: (tf.assign_add(a, 1.0), b + 1.0)[1], lambda: b + 2.0), True
+        tf,
+        lambda a, b, p: tf.cond(p, lambda: (tf.assign_add(a, 1.0), b + 1.0)[1], lambda: b + 2.0),
+        True,
     ),
     cond_trains=lambda tf: _counts(
         tf,
         lambda a, b, p: tf.cond(
             p,
-            lambda: tf.train.GradientDescentOptimizer(0.5).minimize(tf.square(a - 3.0), var_list=[a]),
+            lambda: tf.train.GradientDescentOptimizer(0.5).minimize(
+                tf.square(a - 3.0), var_list=[a]
+            ),
             lambda: tf.no_op(),
         ),
     ),
@@ -247,7 +270,10 @@ def cond_dequeues(tf: Any) -> Any:
     taken = tf.cond(pred, lambda: queue.dequeue(), lambda: tf.constant(-1.0))
     with tf.Session() as sess:
         sess.run(fill)
-        return [*(sess.run(taken, {pred: value}) for value in (True, False, True)), sess.run(queue.size())]
+        return [
+            *(sess.run(taken, {pred: value}) for value in (True, False, True)),
+            sess.run(queue.size()),
+        ]
 
 
 @case
@@ -287,7 +313,10 @@ def _case(value: float, **kwargs: Any) -> Case:
     def program(tf: Any) -> Any:
         x = tf.placeholder(tf.float32, [])
         pairs = [(x < 1.0, lambda: x * 10.0), (x < 2.0, lambda: x * 100.0)]
-        found = tf.case(pairs, **{k: (lambda v=v: tf.constant(v)) if k == "default" else v for k, v in kwargs.items()})
+        found = tf.case(
+            pairs,
+            **{k: (lambda v=v: tf.constant(v)) if k == "default" else v for k, v in kwargs.items()},
+        )
         return run(tf, found, {x: value})
 
     return program
@@ -310,22 +339,36 @@ cases(
 # -- while_loop ----------------------------------------------------------------------------------------------------
 
 cases(
-    while_counts=given(5, lambda tf, n: tf.while_loop(lambda i: i < n, lambda i: i + 1, [0]), np.int32),
+    while_counts=given(
+        5, lambda tf, n: tf.while_loop(lambda i: i < n, lambda i: i + 1, [0]), np.int32
+    ),
     while_of_two=given(
-        PAIR, lambda tf, x: tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), [tf.constant(0), x])
+        PAIR,
+        lambda tf, x: tf.while_loop(
+            lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), [tf.constant(0), x]
+        ),
     ),
     while_gives_a_list=given(
-        PAIR, lambda tf, x: tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, a * x], (tf.constant(0), x))
+        PAIR,
+        lambda tf, x: tf.while_loop(
+            lambda i, a: i < 3, lambda i, a: [i + 1, a * x], (tf.constant(0), x)
+        ),
     ),
     while_slopes=given(
         PAIR,
-        lambda tf, x: slopes(tf, tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, x])[1], x),
+        lambda tf, x: slopes(
+            tf, tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, x])[1], x
+        ),
     ),
     while_slopes_by_a_shape=given(
         ROWS,
         lambda tf, x: slopes(
             tf,
-            tf.while_loop(lambda i, a: i < tf.shape(x)[0], lambda i, a: (i + 1, a * 0.5 + x[i]), [0, tf.zeros([2])])[1],
+            tf.while_loop(
+                lambda i, a: i < tf.shape(x)[0],
+                lambda i, a: (i + 1, a * 0.5 + x[i]),
+                [0, tf.zeros([2])],
+            )[1],
             x,
         ),
         shape=[None, 2],
@@ -334,17 +377,23 @@ cases(
         PAIR,
         lambda tf, x: slopes(
             tf,
-            tf.while_loop(lambda i, a: i > 0, lambda i, a: (i - 2, tf.sin(a)), [tf.constant(7), x])[1],
+            tf.while_loop(lambda i, a: i > 0, lambda i, a: (i - 2, tf.sin(a)), [tf.constant(7), x])[
+                1
+            ],
             x,
         ),
     ),
     while_slopes_with_a_limit=given(
         0.3,
-        lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=20), x),
+        lambda tf, x: slopes(
+            tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=20), x
+        ),
     ),
     while_slopes_cut_by_the_limit=given(
         0.3,
-        lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=2), x),
+        lambda tf, x: slopes(
+            tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=2), x
+        ),
     ),
     while_slopes_that_depend_on_the_data=given(
         0.3, lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x]), x)
@@ -359,7 +408,9 @@ cases(
             tf,
             *(
                 lambda x: [
-                    tf.while_loop(lambda a: a < 100.0, lambda a: a * x + 1.0, [x], maximum_iterations=n),
+                    tf.while_loop(
+                        lambda a: a < 100.0, lambda a: a * x + 1.0, [x], maximum_iterations=n
+                    ),
                     x,
                 ]
             )(tf.constant(1.5)),
@@ -370,52 +421,83 @@ cases(
         0.3,
         lambda tf, x: (
             tf.gradients(
-                tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), [0, x], back_prop=False)[1], x
+                tf.while_loop(
+                    lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), [0, x], back_prop=False
+                )[1],
+                x,
             )[0]
             is None
             and x
         ),
     ),
     while_no_turn=given(
-        9.0, lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=3), x)
+        9.0,
+        lambda tf, x: slopes(
+            tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=3), x
+        ),
     ),
     while_counted_no_turn=given(
-        9.0, lambda tf, x: slopes(tf, tf.while_loop(lambda i, a: i < 0, lambda i, a: (i + 1, a * 2.0), [0, x])[1], x)
+        9.0,
+        lambda tf, x: slopes(
+            tf, tf.while_loop(lambda i, a: i < 0, lambda i, a: (i + 1, a * 2.0), [0, x])[1], x
+        ),
     ),
     while_limit_zero=given(
-        0.3, lambda tf, x: tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=0)
+        0.3,
+        lambda tf, x: tf.while_loop(
+            lambda a: a < 3.0, lambda a: a * 2.0, [x], maximum_iterations=0
+        ),
     ),
     while_limit_is_fed=given(
-        3, lambda tf, n: tf.while_loop(lambda a: a < 100.0, lambda a: a * 2.0, [1.0], maximum_iterations=n), np.int32
+        3,
+        lambda tf, n: tf.while_loop(
+            lambda a: a < 100.0, lambda a: a * 2.0, [1.0], maximum_iterations=n
+        ),
+        np.int32,
     ),
     while_limit_and_counter=given(
         3.0,
-        lambda tf, x: tf.while_loop(lambda i, a: i < 9, lambda i, a: [i + 1, a * 2.0], [0, x], maximum_iterations=4),
+        lambda tf, x: tf.while_loop(
+            lambda i, a: i < 9, lambda i, a: [i + 1, a * 2.0], [0, x], maximum_iterations=4
+        ),
     ),
     while_of_a_nest=given(
         PAIR,
         lambda tf, x: tf.while_loop(
-            lambda i, pair: i < 3, lambda i, pair: (i + 1, (pair[1], pair[0] + pair[1])), (0, (x, x * 2.0))
+            lambda i, pair: i < 3,
+            lambda i, pair: (i + 1, (pair[1], pair[0] + pair[1])),
+            (0, (x, x * 2.0)),
         )[1],
     ),
     while_of_a_dictionary=given(
         PAIR,
         lambda tf, x: tf.while_loop(
-            lambda i, d: i < 3, lambda i, d: (i + 1, {"a": d["b"], "b": d["a"] + 1.0}), (0, {"a": x, "b": x * 2.0})
+            lambda i, d: i < 3,
+            lambda i, d: (i + 1, {"a": d["b"], "b": d["a"] + 1.0}),
+            (0, {"a": x, "b": x * 2.0}),
         )[1]["a"],
     ),
     while_return_same_structure=given(
-        1.0, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: [a * 2.0], [x], return_same_structure=True)
+        1.0,
+        lambda tf, x: tf.while_loop(
+            lambda a: a < 9.0, lambda a: [a * 2.0], [x], return_same_structure=True
+        ),
     ),
-    while_body_gives_a_list_of_one=given(1.0, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: [a * 2.0], [x])),
+    while_body_gives_a_list_of_one=given(
+        1.0, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: [a * 2.0], [x])
+    ),
     while_body_gives_a_tuple_of_one=given(
         1.0, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: (a * 2.0,), (x,))
     ),
-    while_of_64_bits=given(1, lambda tf, x: tf.while_loop(lambda a: a < 2**40, lambda a: a * 3, [x]), np.int64),
+    while_of_64_bits=given(
+        1, lambda tf, x: tf.while_loop(lambda a: a < 2**40, lambda a: a * 3, [x]), np.int64
+    ),
     while_of_two_widths=given(
         1.0,
         lambda tf, x: tf.while_loop(
-            lambda i, a: i < tf.constant(3, tf.int64), lambda i, a: (i + 1, a * 1.5), [tf.constant(0, tf.int64), x]
+            lambda i, a: i < tf.constant(3, tf.int64),
+            lambda i, a: (i + 1, a * 1.5),
+            [tf.constant(0, tf.int64), x],
         ),
     ),
     while_within_while=given(
@@ -424,7 +506,10 @@ cases(
             tf,
             tf.while_loop(
                 lambda i, a: i < 3,
-                lambda i, a: (i + 1, tf.while_loop(lambda j, b: j < 2, lambda j, b: (j + 1, b * x), [0, a])[1] + 1.0),
+                lambda i, a: (
+                    i + 1,
+                    tf.while_loop(lambda j, b: j < 2, lambda j, b: (j + 1, b * x), [0, a])[1] + 1.0,
+                ),
                 [0, x],
             )[1],
             x,
@@ -434,7 +519,10 @@ cases(
         PAIR,
         lambda tf, x: tf.while_loop(
             lambda i, a: i < 3,
-            lambda i, a: (i + 1, tf.while_loop(lambda j, b: j < i, lambda j, b: (j + 1, b * x), [0, a])[1] + 1.0),
+            lambda i, a: (
+                i + 1,
+                tf.while_loop(lambda j, b: j < i, lambda j, b: (j + 1, b * x), [0, a])[1] + 1.0,
+            ),
             [0, x],
         )[1],
     ),
@@ -452,32 +540,50 @@ cases(
     ),
     cond_with_while=both(
         lambda tf, p, x: tf.cond(
-            p, lambda: tf.while_loop(lambda i, a: i < 4, lambda i, a: (i + 1, a * x), [0, x])[1], lambda: x
+            p,
+            lambda: tf.while_loop(lambda i, a: i < 4, lambda i, a: (i + 1, a * x), [0, x])[1],
+            lambda: x,
         )
     ),
     while_true_to_the_shape=given(
         ROWS,
         lambda tf, x: tf.while_loop(
-            lambda i, a: i < 2, lambda i, a: (i + 1, a + x), [0, x], [tf.TensorShape([]), tf.TensorShape([None, 2])]
+            lambda i, a: i < 2,
+            lambda i, a: (i + 1, a + x),
+            [0, x],
+            [tf.TensorShape([]), tf.TensorShape([None, 2])],
         )[1],
     ),
-    while_condition_gives_a_number=given(1, lambda tf, x: tf.while_loop(lambda i: i, lambda i: i + 1, [x]), np.int32),
-    while_condition_gives_a_vector=given(PAIR, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: a * 2.0, [x])),
+    while_condition_gives_a_number=given(
+        1, lambda tf, x: tf.while_loop(lambda i: i, lambda i: i + 1, [x]), np.int32
+    ),
+    while_condition_gives_a_vector=given(
+        PAIR, lambda tf, x: tf.while_loop(lambda a: a < 9.0, lambda a: a * 2.0, [x])
+    ),
     while_condition_is_no_function=given(1.0, lambda tf, x: tf.while_loop(True, lambda a: a, [x])),
     while_body_is_no_function=given(1.0, lambda tf, x: tf.while_loop(lambda a: a < 1.0, x, [x])),
     while_without_variables=lambda tf: tf.while_loop(lambda: True, lambda: None, []),
     while_body_gives_fewer=given(
-        1.0, lambda tf, x: tf.while_loop(lambda i, a: i < 3, lambda i, a: i + 1, [tf.constant(0), x])
+        1.0,
+        lambda tf, x: tf.while_loop(lambda i, a: i < 3, lambda i, a: i + 1, [tf.constant(0), x]),
     ),
-    while_body_gives_more=given(1.0, lambda tf, x: tf.while_loop(lambda a: a < 3.0, lambda a: (a, a), [x])),
+    while_body_gives_more=given(
+        1.0, lambda tf, x: tf.while_loop(lambda a: a < 3.0, lambda a: (a, a), [x])
+    ),
     while_body_changes_the_type=given(
-        1, lambda tf, x: tf.while_loop(lambda a: a < 3, lambda a: tf.cast(a, tf.float32), [x]), np.int32
+        1,
+        lambda tf, x: tf.while_loop(lambda a: a < 3, lambda a: tf.cast(a, tf.float32), [x]),
+        np.int32,
     ),
     while_body_changes_the_shape=given(
-        PAIR, lambda tf, x: tf.while_loop(lambda a: tf.size(a) < 9, lambda a: tf.concat([a, a], 0), [x])
+        PAIR,
+        lambda tf, x: tf.while_loop(lambda a: tf.size(a) < 9, lambda a: tf.concat([a, a], 0), [x]),
     ),
     while_invariants_do_not_fit=given(
-        PAIR, lambda tf, x: tf.while_loop(lambda a: a[0] < 9.0, lambda a: a * 2.0, [x], [tf.TensorShape([3])])
+        PAIR,
+        lambda tf, x: tf.while_loop(
+            lambda a: a[0] < 9.0, lambda a: a * 2.0, [x], [tf.TensorShape([3])]
+        ),
     ),
 )
 
@@ -485,14 +591,18 @@ cases(
 @case
 def while_reads_variables(tf: Any) -> Any:
     w = tf.Variable([[0.5, 0.1], [0.2, 0.5]])
-    state = tf.while_loop(lambda i, s: i < 5, lambda i, s: (i + 1, tf.tanh(tf.matmul(s, w))), [0, tf.ones([1, 2])])[1]
+    state = tf.while_loop(
+        lambda i, s: i < 5, lambda i, s: (i + 1, tf.tanh(tf.matmul(s, w))), [0, tf.ones([1, 2])]
+    )[1]
     return run(tf, slopes(tf, tf.reduce_sum(state), w))
 
 
 @case
 def while_trains(tf: Any) -> Any:
     w = tf.Variable([[0.5, 0.1], [0.2, 0.5]])
-    state = tf.while_loop(lambda i, s: i < 5, lambda i, s: (i + 1, tf.tanh(tf.matmul(s, w))), [0, tf.ones([1, 2])])[1]
+    state = tf.while_loop(
+        lambda i, s: i < 5, lambda i, s: (i + 1, tf.tanh(tf.matmul(s, w))), [0, tf.ones([1, 2])]
+    )[1]
     train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(state - 1.0)))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
@@ -537,33 +647,65 @@ def while_makes_variables(tf: Any) -> Any:
 
 cases(
     map_fn_of_rows=given(ROWS, lambda tf, x: slopes(tf, tf.map_fn(lambda r: r * r, x), x)),
-    map_fn_of_an_unknown_number=given(ROWS, lambda tf, x: tf.map_fn(tf.reduce_sum, x), shape=[None, 2]),
-    map_fn_of_two=given(ROWS, lambda tf, x: tf.map_fn(lambda p: p[0] * p[1], (x, x + 1.0), dtype=tf.float32)),
-    map_fn_gives_two=given(ROWS, lambda tf, x: tf.map_fn(lambda r: (r, -r), x, dtype=(tf.float32, tf.float32))),
-    map_fn_gives_another_type=given(ROWS, lambda tf, x: tf.map_fn(lambda r: tf.cast(r, tf.int32), x, dtype=tf.int32)),
+    map_fn_of_an_unknown_number=given(
+        ROWS, lambda tf, x: tf.map_fn(tf.reduce_sum, x), shape=[None, 2]
+    ),
+    map_fn_of_two=given(
+        ROWS, lambda tf, x: tf.map_fn(lambda p: p[0] * p[1], (x, x + 1.0), dtype=tf.float32)
+    ),
+    map_fn_gives_two=given(
+        ROWS, lambda tf, x: tf.map_fn(lambda r: (r, -r), x, dtype=(tf.float32, tf.float32))
+    ),
+    map_fn_gives_another_type=given(
+        ROWS, lambda tf, x: tf.map_fn(lambda r: tf.cast(r, tf.int32), x, dtype=tf.int32)
+    ),
     map_fn_type_not_said=given(ROWS, lambda tf, x: tf.map_fn(lambda r: tf.cast(r, tf.int32), x)),
     map_fn_type_said_wrong=given(ROWS, lambda tf, x: tf.map_fn(lambda r: r, x, dtype=tf.int32)),
-    map_fn_of_a_literal=lambda tf: run(tf, tf.map_fn(lambda n: n * n, np.array([1, 2, 3], np.int32))),
+    map_fn_of_a_literal=lambda tf: run(
+        tf, tf.map_fn(lambda n: n * n, np.array([1, 2, 3], np.int32))
+    ),
     map_fn_of_a_scalar=given(1.0, lambda tf, x: tf.map_fn(lambda r: r, x)),
-    map_fn_of_no_rows=given(np.zeros([0, 2]), lambda tf, x: tf.map_fn(lambda r: r * 2.0, x), shape=[None, 2]),
+    map_fn_of_no_rows=given(
+        np.zeros([0, 2]), lambda tf, x: tf.map_fn(lambda r: r * 2.0, x), shape=[None, 2]
+    ),
     map_fn_is_no_function=given(ROWS, lambda tf, x: tf.map_fn(x, x)),
     map_fn_without_back_prop=given(
-        PAIR, lambda tf, x: tf.gradients(tf.map_fn(lambda r: r * r, x, back_prop=False), x)[0] is None and x
+        PAIR,
+        lambda tf, x: (
+            tf.gradients(tf.map_fn(lambda r: r * r, x, back_prop=False), x)[0] is None and x
+        ),
     ),
     scan_sums=given(ROWS, lambda tf, x: slopes(tf, tf.scan(lambda a, r: a * r, x), x)),
-    scan_from_a_value=given(ROWS, lambda tf, x: tf.scan(lambda a, r: a + r, x, initializer=tf.constant([10.0, 20.0]))),
-    scan_of_another_shape=given(ROWS, lambda tf, x: tf.scan(lambda a, r: a + tf.reduce_sum(r), x, initializer=0.0)),
+    scan_from_a_value=given(
+        ROWS, lambda tf, x: tf.scan(lambda a, r: a + r, x, initializer=tf.constant([10.0, 20.0]))
+    ),
+    scan_of_another_shape=given(
+        ROWS, lambda tf, x: tf.scan(lambda a, r: a + tf.reduce_sum(r), x, initializer=0.0)
+    ),
     scan_backwards=given(ROWS, lambda tf, x: tf.scan(lambda a, r: a - 2.0 * r, x, reverse=True)),
-    scan_backwards_from_a_value=given(ROWS, lambda tf, x: tf.scan(lambda a, r: a - r, x, tf.zeros([2]), reverse=True)),
+    scan_backwards_from_a_value=given(
+        ROWS, lambda tf, x: tf.scan(lambda a, r: a - r, x, tf.zeros([2]), reverse=True)
+    ),
     scan_of_two=given(
-        PAIR, lambda tf, x: tf.scan(lambda a, r: (a[0] + r[0], a[1] * r[1]), (x, x), initializer=(0.0, 1.0))
+        PAIR,
+        lambda tf, x: tf.scan(
+            lambda a, r: (a[0] + r[0], a[1] * r[1]), (x, x), initializer=(0.0, 1.0)
+        ),
     ),
     scan_changes_the_type=given(PAIR, lambda tf, x: tf.scan(lambda a, r: tf.cast(a, tf.int32), x)),
-    scan_of_an_unknown_number=given(ROWS, lambda tf, x: tf.scan(lambda a, r: a + r, x), shape=[None, 2]),
-    foldl_subtracts=given(PAIR + [5.0], lambda tf, x: slopes(tf, tf.foldl(lambda a, r: a - r * 2.0, x), x)),
-    foldl_from_a_value=given(PAIR, lambda tf, x: tf.foldl(lambda a, r: a - r, x, initializer=100.0)),
+    scan_of_an_unknown_number=given(
+        ROWS, lambda tf, x: tf.scan(lambda a, r: a + r, x), shape=[None, 2]
+    ),
+    foldl_subtracts=given(
+        PAIR + [5.0], lambda tf, x: slopes(tf, tf.foldl(lambda a, r: a - r * 2.0, x), x)
+    ),
+    foldl_from_a_value=given(
+        PAIR, lambda tf, x: tf.foldl(lambda a, r: a - r, x, initializer=100.0)
+    ),
     foldr_subtracts=given(PAIR + [5.0], lambda tf, x: tf.foldr(lambda a, r: a - r * 2.0, x)),
-    foldr_from_a_value=given(PAIR, lambda tf, x: tf.foldr(lambda a, r: a - r, x, initializer=100.0)),
+    foldr_from_a_value=given(
+        PAIR, lambda tf, x: tf.foldr(lambda a, r: a - r, x, initializer=100.0)
+    ),
     foldl_is_no_function=given(PAIR, lambda tf, x: tf.foldl(1, x)),
 )
 
@@ -574,7 +716,9 @@ def scan_is_a_recurrent_network(tf: Any) -> Any:
     x = tf.placeholder(tf.float32, [None, 3, 2])
     states = tf.scan(lambda h, r: tf.tanh(tf.matmul(h, w) + r), x, initializer=tf.zeros([3, 2]))
     loss = tf.reduce_sum(states[-1])
-    return run(tf, [states, *tf.gradients(loss, [w, x])], {x: np.arange(24.0).reshape(4, 3, 2) / 24})
+    return run(
+        tf, [states, *tf.gradients(loss, [w, x])], {x: np.arange(24.0).reshape(4, 3, 2) / 24}
+    )
 
 
 # -- TensorArray ---------------------------------------------------------------------------------------------------
@@ -582,7 +726,9 @@ def scan_is_a_recurrent_network(tf: Any) -> Any:
 
 def _squares(tf: Any, x: Any, size: Any, **kwargs: Any) -> Any:
     rows = tf.TensorArray(tf.float32, size=size, **kwargs)
-    return tf.while_loop(lambda i, _: i < size, lambda i, a: (i + 1, a.write(i, x[i] * x[i])), [0, rows])[1].stack()
+    return tf.while_loop(
+        lambda i, _: i < size, lambda i, a: (i + 1, a.write(i, x[i] * x[i])), [0, rows]
+    )[1].stack()
 
 
 def _written(tf: Any, value: Any, **kwargs: Any) -> Any:
@@ -605,7 +751,9 @@ cases(
     array_concat=given(PAIR, lambda tf, x: _written(tf, x).concat()),
     array_size=given(PAIR, lambda tf, x: _written(tf, x).size()),
     array_unstack=given(ROWS, lambda tf, x: tf.TensorArray(tf.float32, 3).unstack(x).read(1)),
-    array_scatter=given(PAIR, lambda tf, x: tf.TensorArray(tf.float32, 2).scatter([1, 0], x).stack()),
+    array_scatter=given(
+        PAIR, lambda tf, x: tf.TensorArray(tf.float32, 2).scatter([1, 0], x).stack()
+    ),
     array_unstack_in_a_loop=given(
         ROWS,
         lambda tf, x: slopes(
@@ -622,24 +770,38 @@ cases(
         ROWS,
         lambda tf, x: (
             lambda rows: tf.while_loop(
-                lambda i, total: i < 3, lambda i, total: (i + 1, total + rows.read(i)), [0, tf.zeros([2])]
+                lambda i, total: i < 3,
+                lambda i, total: (i + 1, total + rows.read(i)),
+                [0, tf.zeros([2])],
             )[1]
         )(tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(x)),
     ),
-    array_of_two_types=given(PAIR, lambda tf, x: tf.TensorArray(tf.int32, size=2).write(0, x).stack()),
-    array_of_two_shapes=given(PAIR, lambda tf, x: tf.TensorArray(tf.float32, size=2).write(0, x).write(1, 1.0).stack()),
+    array_of_two_types=given(
+        PAIR, lambda tf, x: tf.TensorArray(tf.int32, size=2).write(0, x).stack()
+    ),
+    array_of_two_shapes=given(
+        PAIR, lambda tf, x: tf.TensorArray(tf.float32, size=2).write(0, x).write(1, 1.0).stack()
+    ),
     array_of_another_shape=given(
-        PAIR, lambda tf, x: tf.TensorArray(tf.float32, size=1, element_shape=[3]).write(0, x).stack()
+        PAIR,
+        lambda tf, x: tf.TensorArray(tf.float32, size=1, element_shape=[3]).write(0, x).stack(),
     ),
     array_without_a_size=lambda tf: tf.TensorArray(tf.float32),
     array_that_grows=given(
-        PAIR, lambda tf, x: tf.TensorArray(tf.float32, size=0, dynamic_size=True).write(0, x).stack()
+        PAIR,
+        lambda tf, x: tf.TensorArray(tf.float32, size=0, dynamic_size=True).write(0, x).stack(),
     ),
     array_write_beyond=given(
-        2, lambda tf, n: tf.TensorArray(tf.float32, size=1, element_shape=[]).write(n, 1.0).stack(), np.int32
+        2,
+        lambda tf, n: tf.TensorArray(tf.float32, size=1, element_shape=[]).write(n, 1.0).stack(),
+        np.int32,
     ),
-    array_read_beyond=given(2, lambda tf, n: tf.TensorArray(tf.float32, 2).unstack([1.0, 2.0]).read(n), np.int32),
-    array_read_unwritten=lambda tf: run(tf, tf.TensorArray(tf.float32, size=2, element_shape=[]).write(1, 5.0).read(0)),
+    array_read_beyond=given(
+        2, lambda tf, n: tf.TensorArray(tf.float32, 2).unstack([1.0, 2.0]).read(n), np.int32
+    ),
+    array_read_unwritten=lambda tf: run(
+        tf, tf.TensorArray(tf.float32, size=2, element_shape=[]).write(1, 5.0).read(0)
+    ),
 )
 
 
@@ -649,7 +811,9 @@ def array_in_a_loop_in_a_loop(tf: Any) -> Any:
 
     def row(i: Any, rows: Any) -> Any:
         inner = tf.TensorArray(tf.float32, size=2)
-        _, inner = tf.while_loop(lambda j, _: j < 2, lambda j, a: (j + 1, a.write(j, x[i, j] * 10.0)), [0, inner])
+        _, inner = tf.while_loop(
+            lambda j, _: j < 2, lambda j, a: (j + 1, a.write(j, x[i, j] * 10.0)), [0, inner]
+        )
         return i + 1, rows.write(i, inner.stack())
 
     _, rows = tf.while_loop(lambda i, _: i < 3, row, [0, tf.TensorArray(tf.float32, size=3)])
@@ -677,7 +841,9 @@ def array_is_a_recurrent_network(tf: Any) -> Any:
 def array_in_a_cond(tf: Any) -> Any:
     pred, x = tf.placeholder(tf.bool, []), tf.placeholder(tf.float32, [])
     rows = tf.TensorArray(tf.float32, size=2, element_shape=[]).write(0, x)
-    y = tf.cond(pred, lambda: rows.write(1, x * 2.0).stack(), lambda: rows.write(1, x * 3.0).stack())
+    y = tf.cond(
+        pred, lambda: rows.write(1, x * 2.0).stack(), lambda: rows.write(1, x * 3.0).stack()
+    )
     with tf.Session() as sess:
         return [sess.run(y, {pred: value, x: 1.0}) for value in (True, False)]
 
@@ -706,8 +872,12 @@ cases(
     slice_slopes=at(TEN, 3, lambda tf, x, i: tf.gradients(tf.slice(x, [i], [4]) ** 2.0, x)),
     slice_of_rows=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 1], [2, 2])),
     slice_of_rows_to_the_end_of_others=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 1], [2, -1])),
-    slice_of_unknown_rows=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 0], [2, -1]), shape=[None, 4]),
-    slice_by_a_shape=at(GRID, 0, lambda tf, x, i: tf.slice(x, [i, 0], [tf.shape(x)[0], 2]), shape=[None, 4]),
+    slice_of_unknown_rows=at(
+        GRID, 1, lambda tf, x, i: tf.slice(x, [i, 0], [2, -1]), shape=[None, 4]
+    ),
+    slice_by_a_shape=at(
+        GRID, 0, lambda tf, x, i: tf.slice(x, [i, 0], [tf.shape(x)[0], 2]), shape=[None, 4]
+    ),
     slice_beyond=at(TEN, 8, lambda tf, x, i: tf.slice(x, [i], [4])),
     slice_below=at(TEN, -1, lambda tf, x, i: tf.slice(x, [i], [4])),
     slice_of_more_than_there_is=at(TEN, 0, lambda tf, x, i: tf.slice(x, [i], [11])),
@@ -719,7 +889,9 @@ cases(
         TEN, 1, lambda tf, x, i: x[tf.multiply(i, 3) : tf.add(tf.multiply(tf.add(i, 1), 3), -1)]
     ),
     getitem_before=at(TEN, 5, lambda tf, x, i: x[i - 2 : i]),
-    getitem_of_64_bits=at(TEN, 5, lambda tf, x, i: x[tf.cast(i, tf.int64) : tf.cast(i, tf.int64) + 2]),
+    getitem_of_64_bits=at(
+        TEN, 5, lambda tf, x, i: x[tf.cast(i, tf.int64) : tf.cast(i, tf.int64) + 2]
+    ),
     getitem_of_columns=at(GRID, 1, lambda tf, x, i: x[:, i : i + 2]),
     getitem_of_last_columns=at(GRID, 1, lambda tf, x, i: x[..., i : i + 2]),
     getitem_of_rows_and_columns=at(GRID, 1, lambda tf, x, i: x[i : i + 2, 1:3]),
@@ -733,7 +905,9 @@ cases(
     getitem_to_a_computed_end=at(TEN, 3, lambda tf, x, i: x[:i]),
     getitem_from_a_computed_begin=at(TEN, 3, lambda tf, x, i: x[i:]),
     getitem_between_two=at(TEN, 3, lambda tf, x, i: x[i : i * 2]),
-    strided_slice_blocks=at(GRID, 1, lambda tf, x, i: tf.strided_slice(x, [0, i * 2], [3, (i + 1) * 2])),
+    strided_slice_blocks=at(
+        GRID, 1, lambda tf, x, i: tf.strided_slice(x, [0, i * 2], [3, (i + 1) * 2])
+    ),
     strided_slice_with_strides=at(TEN, 1, lambda tf, x, i: tf.strided_slice(x, [i], [i + 2], [1])),
     strided_slice_of_a_computed_size=at(TEN, 1, lambda tf, x, i: tf.strided_slice(x, [0], [i])),
 )
@@ -752,14 +926,21 @@ def slices_are_batches_of_a_producer(tf: Any) -> Any:
 
 @case
 def losses_over_a_sample_train(tf: Any) -> Any:
-    weights, offsets = tf.Variable(np.arange(12.0).reshape(6, 2) / 10, dtype=tf.float32), tf.Variable(tf.zeros([6]))
+    weights, offsets = (
+        tf.Variable(np.arange(12.0).reshape(6, 2) / 10, dtype=tf.float32),
+        tf.Variable(tf.zeros([6])),
+    )
     inputs = tf.Variable([[1.0, -2.0], [3.0, 4.0]])
-    sample = (tf.constant([0, 3, 1], tf.int64), tf.constant([[0.5], [0.25]]), tf.constant([0.9, 0.4, 0.7]))
+    sample = (
+        tf.constant([0, 3, 1], tf.int64),
+        tf.constant([[0.5], [0.25]]),
+        tf.constant([0.9, 0.4, 0.7]),
+    )
     kwargs = {"num_sampled": 3, "num_classes": 6, "sampled_values": sample}
     labels = tf.constant([[4], [5]], tf.int64)
-    loss = tf.reduce_mean(tf.nn.nce_loss(weights, offsets, labels, inputs, **kwargs)) + tf.reduce_mean(
-        tf.nn.sampled_softmax_loss(weights, offsets, labels, inputs, **kwargs)
-    )
+    loss = tf.reduce_mean(
+        tf.nn.nce_loss(weights, offsets, labels, inputs, **kwargs)
+    ) + tf.reduce_mean(tf.nn.sampled_softmax_loss(weights, offsets, labels, inputs, **kwargs))
     train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

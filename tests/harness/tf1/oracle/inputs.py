@@ -1,6 +1,7 @@
 """Programs that read: files of records, examples, text, datasets, pictures; each run by TensorFlow and harness.tf1.
 
-``python -m tests.harness.tf1.oracle.inputs FILE`` writes down what TensorFlow gives (a part of ``make tf1-oracle``).
+``python -m tests.harness.tf1.oracle.inputs FILE`` writes down what TensorFlow gives (a part of
+``make tf1-oracle``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def value_of(tf: Any, fetches: Any, feeds: Any = None) -> Any:
 def shape_of(tensor: Any) -> str:
     """A static shape, as text."""
     found = tensor.get_shape() if hasattr(tensor, "get_shape") else tensor
-    return "unknown" if found.ndims is None else ",".join("?" if d is None else str(d) for d in found.as_list())
+    return (
+        "unknown"
+        if found.ndims is None
+        else ",".join("?" if d is None else str(d) for d in found.as_list())
+    )
 
 
 def elements(tf: Any, dataset: Any, most: int = 40) -> list[Any]:
@@ -59,7 +64,9 @@ def elements(tf: Any, dataset: Any, most: int = 40) -> list[Any]:
     return [*out, "more"]
 
 
-def written(tf: Any, folder: str, *records: bytes, name: str = "a.tfrecord", options: Any = None) -> str:
+def written(
+    tf: Any, folder: str, *records: bytes, name: str = "a.tfrecord", options: Any = None
+) -> str:
     """A file of records."""
     path = os.path.join(folder, name)
     with tf.python_io.TFRecordWriter(path, options) as writer:
@@ -73,9 +80,13 @@ def example(tf: Any, **features: Any) -> bytes:
     kinds = {int: ("int64_list", tf.train.Int64List), float: ("float_list", tf.train.FloatList)}
     made = {}
     for name, values in features.items():
-        field, kind = kinds.get(type(values[0]) if values else int, ("bytes_list", tf.train.BytesList))
+        field, kind = kinds.get(
+            type(values[0]) if values else int, ("bytes_list", tf.train.BytesList)
+        )
         made[name] = tf.train.Feature(**{field: kind(value=values)})
-    return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString(deterministic=True)
+    return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString(
+        deterministic=True
+    )
 
 
 def error_of(tf: Any, fetches: Any, feeds: Any = None) -> str:
@@ -122,7 +133,9 @@ def records_are_read_as_written(tf: Any) -> Any:
     out = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("NONE", "GZIP", "ZLIB"):
-            options = tf.python_io.TFRecordOptions(getattr(tf.python_io.TFRecordCompressionType, kind))
+            options = tf.python_io.TFRecordOptions(
+                getattr(tf.python_io.TFRecordCompressionType, kind)
+            )
             path = written(tf, folder, *RECORDS, name=kind, options=options)
             out.append(list(tf.python_io.tf_record_iterator(path, options)))
     return out
@@ -181,8 +194,14 @@ def what_a_checkpoint_holds(tf: Any) -> Any:
         path = tf.train.Saver().save(sess, os.path.join(folder, "model"))
         reader = tf.train.NewCheckpointReader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        told = [f"{name} {tf.as_dtype(dtypes[name]).name} {shapes[name]}" for name in sorted(shapes)]
-        told += [str(reader.has_tensor("w")), str(reader.has_tensor("v")), str(tf.train.list_variables(folder))]
+        told = [
+            f"{name} {tf.as_dtype(dtypes[name]).name} {shapes[name]}" for name in sorted(shapes)
+        ]
+        told += [
+            str(reader.has_tensor("w")),
+            str(reader.has_tensor("v")),
+            str(tf.train.list_variables(folder)),
+        ]
         return [*told, reader.get_tensor("w"), tf.train.load_checkpoint(folder).get_tensor("n")]
 
 
@@ -199,7 +218,9 @@ def _read(tf: Any, reader: Any, files: dict[str, bytes], epochs: int = 1) -> Any
         key, value = reader.read(queue)
         found = drained(tf, [key, value])
         return [[shape_of(key), shape_of(value)]] + [
-            f if isinstance(f, str) else [f[0].replace(folder.encode() + b"/", b""), f[1].replace(folder.encode(), b"")]
+            f
+            if isinstance(f, str)
+            else [f[0].replace(folder.encode() + b"/", b""), f[1].replace(folder.encode(), b"")]
             for f in found
         ]
 
@@ -208,14 +229,20 @@ TEXT = {"a.txt": b"one\ntwo\r\n\nfour", "b.txt": b"", "c.txt": b"last\n"}
 
 CASES |= {
     "lines_of_files": lambda tf: _read(tf, tf.TextLineReader(), TEXT, 2),
-    "lines_without_their_header": lambda tf: _read(tf, tf.TextLineReader(skip_header_lines=1), TEXT),
+    "lines_without_their_header": lambda tf: _read(
+        tf, tf.TextLineReader(skip_header_lines=1), TEXT
+    ),
     "whole_files": lambda tf: _read(tf, tf.WholeFileReader(), TEXT),
     "names_of_files": lambda tf: _read(tf, tf.IdentityReader(), TEXT),
-    "records_of_one_size": lambda tf: _read(tf, tf.FixedLengthRecordReader(3), {"a": b"abcdefgh", "b": b"xyz"}),
+    "records_of_one_size": lambda tf: _read(
+        tf, tf.FixedLengthRecordReader(3), {"a": b"abcdefgh", "b": b"xyz"}
+    ),
     "records_between_a_header_and_a_footer": lambda tf: _read(
         tf, tf.FixedLengthRecordReader(2, header_bytes=1, footer_bytes=2), {"a": b"Habcdefff"}
     ),
-    "records_that_overlap": lambda tf: _read(tf, tf.FixedLengthRecordReader(4, hop_bytes=2), {"a": b"abcdefgh"}),
+    "records_that_overlap": lambda tf: _read(
+        tf, tf.FixedLengthRecordReader(4, hop_bytes=2), {"a": b"abcdefgh"}
+    ),
 }
 
 
@@ -243,7 +270,10 @@ def several_records_at_once_and_the_counts(tf: Any) -> Any:
                 sess.run(lines)
             except tf.errors.OutOfRangeError:
                 out.append("end")
-            out += [sess.run(reader.num_records_produced()), sess.run(reader.num_work_units_completed())]
+            out += [
+                sess.run(reader.num_records_produced()),
+                sess.run(reader.num_work_units_completed()),
+            ]
             coord.request_stop()
             coord.join(threads)
         return [*out, shape_of(lines)]
@@ -262,11 +292,16 @@ def files_read_and_written(tf: Any) -> Any:
 def examples_in_batches(tf: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = written(
-            tf, folder, *(example(tf, image=[np.full(4, i, np.uint8).tobytes()], label=[i]) for i in range(7))
+            tf,
+            folder,
+            *(example(tf, image=[np.full(4, i, np.uint8).tobytes()], label=[i]) for i in range(7)),
         )
         queue = tf.train.string_input_producer([path], num_epochs=1)
         _, serialized = tf.TFRecordReader().read(queue)
-        features = {"image": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
+        features = {
+            "image": tf.FixedLenFeature([], tf.string),
+            "label": tf.FixedLenFeature([], tf.int64),
+        }
         parsed = tf.parse_single_example(serialized, features=features)
         image = tf.decode_raw(parsed["image"], tf.uint8)
         image.set_shape([4])
@@ -296,7 +331,9 @@ def batches_of_one_tensor_and_of_several(tf: Any) -> Any:
 @case
 def slices_of_names_and_labels(tf: Any) -> Any:
     """How programs pair the names of their files with labels; strings are picked by their place."""
-    name, label = tf.train.slice_input_producer([["a", "b", "c"], [1, 2, 3]], num_epochs=2, shuffle=False)
+    name, label = tf.train.slice_input_producer(
+        [["a", "b", "c"], [1, 2, 3]], num_epochs=2, shuffle=False
+    )
     names, labels = tf.train.batch([name, label], 4, allow_smaller_final_batch=True)
     return [shape_of(names), shape_of(labels), *drained(tf, [names, labels])]
 
@@ -307,7 +344,11 @@ def strings_by_their_place(tf: Any) -> Any:
     found: list[Any] = []
     for axis in (0, 1, -1):
         picked = tf.gather(words, place, axis=axis)
-        found += [shape_of(picked), value_of(tf, picked, {place: [[1, 0]]}), error_of(tf, picked, {place: [[0, 3]]})]
+        found += [
+            shape_of(picked),
+            value_of(tf, picked, {place: [[1, 0]]}),
+            error_of(tf, picked, {place: [[0, 3]]}),
+        ]
     return [*found, value_of(tf, tf.gather(tf.constant(["x", "y"]), 1))]
 
 
@@ -323,35 +364,56 @@ FEATURES: dict[str, Any] = {
 def _parse(tf: Any, features: Any, **given: Any) -> Any:
     parsed = tf.parse_single_example(example(tf, **{**FEATURES, **given}), features(tf))
     found = value_of(tf, parsed)
-    return [[k, shape_of(parsed[k]), *(list(v) if isinstance(v, tuple) else [v])] for k, v in sorted(found.items())]
+    return [
+        [k, shape_of(parsed[k]), *(list(v) if isinstance(v, tuple) else [v])]
+        for k, v in sorted(found.items())
+    ]
 
 
 def _parses(name: str, features: Any, **given: Any) -> None:
     CASES[f"example_{name}"] = lambda tf: _parse(tf, features, **given)
 
 
-_parses("of_numbers", lambda tf: {"i": tf.FixedLenFeature([2], tf.int64), "f": tf.FixedLenFeature([], tf.float32)})
+_parses(
+    "of_numbers",
+    lambda tf: {"i": tf.FixedLenFeature([2], tf.int64), "f": tf.FixedLenFeature([], tf.float32)},
+)
 _parses("of_text", lambda tf: {"s": tf.FixedLenFeature(2, tf.string)})
 _parses("as_a_matrix", lambda tf: {"i": tf.FixedLenFeature([2, 1], tf.int64)})
-_parses("with_a_default", lambda tf: {"x": tf.FixedLenFeature([2], tf.float32, default_value=[1.0, 2.0])})
-_parses("with_one_default_for_all", lambda tf: {"x": tf.FixedLenFeature([2], tf.int64, default_value=7)})
-_parses("with_a_default_text", lambda tf: {"x": tf.FixedLenFeature([], tf.string, default_value="none")})
+_parses(
+    "with_a_default",
+    lambda tf: {"x": tf.FixedLenFeature([2], tf.float32, default_value=[1.0, 2.0])},
+)
+_parses(
+    "with_one_default_for_all", lambda tf: {"x": tf.FixedLenFeature([2], tf.int64, default_value=7)}
+)
+_parses(
+    "with_a_default_text", lambda tf: {"x": tf.FixedLenFeature([], tf.string, default_value="none")}
+)
 _parses("that_lacks_a_feature", lambda tf: {"x": tf.FixedLenFeature([], tf.int64)})
 _parses("of_another_size", lambda tf: {"i": tf.FixedLenFeature([3], tf.int64)})
 _parses("of_another_kind", lambda tf: {"i": tf.FixedLenFeature([2], tf.float32)})
 _parses("of_a_dtype_that_none_has", lambda tf: {"i": tf.FixedLenFeature([2], tf.int32)})
-_parses("of_variable_length", lambda tf: {"i": tf.VarLenFeature(tf.int64), "x": tf.VarLenFeature(tf.string)})
-_parses("of_a_sequence", lambda tf: {"i": tf.FixedLenSequenceFeature([], tf.int64, allow_missing=True)})
+_parses(
+    "of_variable_length",
+    lambda tf: {"i": tf.VarLenFeature(tf.int64), "x": tf.VarLenFeature(tf.string)},
+)
+_parses(
+    "of_a_sequence", lambda tf: {"i": tf.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
+)
 
 
 @case
 def a_batch_of_examples(tf: Any) -> Any:
     texts = [example(tf, n=[1, 2, 3], k=[1.5]), example(tf, k=[2.5]), example(tf, n=[4], k=[3.5])]
     parsed = tf.parse_example(
-        tf.constant(texts), {"n": tf.VarLenFeature(tf.int64), "k": tf.FixedLenFeature([1], tf.float32)}
+        tf.constant(texts),
+        {"n": tf.VarLenFeature(tf.int64), "k": tf.FixedLenFeature([1], tf.float32)},
     )
     dense = tf.sparse_tensor_to_dense(parsed["n"], default_value=-1)
-    found = value_of(tf, [parsed["n"].indices, parsed["n"].values, parsed["n"].dense_shape, parsed["k"], dense])
+    found = value_of(
+        tf, [parsed["n"].indices, parsed["n"].values, parsed["n"].dense_shape, parsed["k"], dense]
+    )
     return [*found, shape_of(parsed["k"]), shape_of(parsed["n"].values), shape_of(dense)]
 
 
@@ -360,22 +422,32 @@ def sequences_of_a_batch_are_padded(tf: Any) -> Any:
     texts = tf.placeholder(tf.string, [None])
     spec = {"n": tf.FixedLenSequenceFeature([], tf.int64, allow_missing=True, default_value=9)}
     parsed = tf.parse_example(texts, spec)["n"]
-    return [shape_of(parsed), value_of(tf, parsed, {texts: [example(tf, n=[1, 2]), example(tf, x=[1])]})]
+    return [
+        shape_of(parsed),
+        value_of(tf, parsed, {texts: [example(tf, n=[1, 2]), example(tf, x=[1])]}),
+    ]
 
 
 @case
 def no_example_at_all(tf: Any) -> Any:
-    return error_of(tf, tf.parse_single_example(b"\xff\xff\xff", {"x": tf.FixedLenFeature([], tf.int64)}))
+    return error_of(
+        tf, tf.parse_single_example(b"\xff\xff\xff", {"x": tf.FixedLenFeature([], tf.int64)})
+    )
 
 
 @case
 def features_over_time(tf: Any) -> Any:
     made = tf.train.SequenceExample(
-        context=tf.train.Features(feature={"n": tf.train.Feature(int64_list=tf.train.Int64List(value=[2]))}),
+        context=tf.train.Features(
+            feature={"n": tf.train.Feature(int64_list=tf.train.Int64List(value=[2]))}
+        ),
         feature_lists=tf.train.FeatureLists(
             feature_list={
                 "words": tf.train.FeatureList(
-                    feature=[tf.train.Feature(int64_list=tf.train.Int64List(value=[i])) for i in (5, 6, 7)]
+                    feature=[
+                        tf.train.Feature(int64_list=tf.train.Int64List(value=[i]))
+                        for i in (5, 6, 7)
+                    ]
                 )
             }
         ),
@@ -408,7 +480,11 @@ def messages_go_both_ways(tf: Any) -> Any:
 def _of_call(tf: Any, make: Callable[[Any], Any]) -> Any:
     made = make(tf)
     made = list(made) if isinstance(made, list | tuple) else [made]
-    return [[shape_of(t) for t in made], [tf.as_dtype(t.dtype).name for t in made], value_of(tf, made)]
+    return [
+        [shape_of(t) for t in made],
+        [tf.as_dtype(t.dtype).name for t in made],
+        value_of(tf, made),
+    ]
 
 
 def _calls(**makes: Callable[[Any], Any]) -> None:
@@ -428,9 +504,13 @@ _calls(
     columns=lambda tf: tf.decode_csv("1,2.5,word", [[0], [0.0], [""]]),
     columns_of_lines=lambda tf: tf.decode_csv(["1,a", "2,b"], [[0], ["x"]]),
     columns_with_defaults=lambda tf: tf.decode_csv(",,", [[7], [1.5], ["none"]]),
-    columns_that_must_be_there=lambda tf: tf.decode_csv("1,", [tf.constant([], tf.int32), tf.constant([], tf.int32)]),
+    columns_that_must_be_there=lambda tf: tf.decode_csv(
+        "1,", [tf.constant([], tf.int32), tf.constant([], tf.int32)]
+    ),
     columns_in_quotation_marks=lambda tf: tf.decode_csv('"a,b","say ""so"""', [[""], [""]]),
-    columns_without_quotation=lambda tf: tf.decode_csv('"a,b"', [[""], [""]], use_quote_delim=False),
+    columns_without_quotation=lambda tf: tf.decode_csv(
+        '"a,b"', [[""], [""]], use_quote_delim=False
+    ),
     columns_between_semicolons=lambda tf: tf.decode_csv("1;2", [[0], [0]], field_delim=";"),
     columns_too_many=lambda tf: tf.decode_csv("1,2,3", [[0], [0]]),
     columns_too_few=lambda tf: tf.decode_csv("1", [[0], [0]]),
@@ -447,7 +527,9 @@ _calls(
     fractions_written_with_precision=lambda tf: tf.as_string(tf.constant([1.2345]), precision=2),
     truth_written_down=lambda tf: tf.as_string([True, False]),
     dense_of_numbers=lambda tf: tf.sparse_to_dense([1, 3], [5], 2.0),
-    dense_of_pairs=lambda tf: tf.sparse_to_dense([[0, 1], [1, 0]], [2, 2], [7, 8], default_value=-1),
+    dense_of_pairs=lambda tf: tf.sparse_to_dense(
+        [[0, 1], [1, 0]], [2, 2], [7, 8], default_value=-1
+    ),
     dense_of_one=lambda tf: tf.sparse_to_dense(2, [4], 1, 0),
 )
 
@@ -486,7 +568,9 @@ def a_python_function_that_gives_another_dtype(tf: Any) -> Any:
 
 @case
 def a_python_number_is_wide(tf: Any) -> Any:
-    return value_of(tf, [tf.py_func(lambda: 3, [], tf.int64), tf.py_func(lambda: 1.5, [], tf.float64)])
+    return value_of(
+        tf, [tf.py_func(lambda: 3, [], tf.int64), tf.py_func(lambda: 1.5, [], tf.float64)]
+    )
 
 
 @case
@@ -575,7 +659,9 @@ def dataset_padded_batches(tf: Any) -> Any:
     rows = tf.data.Dataset.range(1, 5).map(lambda n: tf.fill([tf.cast(n, tf.int32)], n))
     return [
         elements(tf, rows.padded_batch(2, padded_shapes=[None])),
-        elements(tf, rows.padded_batch(3, padded_shapes=[5], padding_values=tf.constant(-1, tf.int64))),
+        elements(
+            tf, rows.padded_batch(3, padded_shapes=[5], padding_values=tf.constant(-1, tf.int64))
+        ),
     ]
 
 
@@ -607,9 +693,14 @@ def dataset_of_records(tf: Any) -> Any:
         return [
             elements(tf, tf.data.TFRecordDataset(paths)),
             elements(tf, tf.data.TFRecordDataset(packed, compression_type="GZIP")),
-            elements(tf, tf.data.Dataset.from_tensor_slices(paths).flat_map(tf.data.TFRecordDataset)),
             elements(
-                tf, tf.data.Dataset.list_files(folder + "/[12]", shuffle=False).interleave(tf.data.TFRecordDataset, 2)
+                tf, tf.data.Dataset.from_tensor_slices(paths).flat_map(tf.data.TFRecordDataset)
+            ),
+            elements(
+                tf,
+                tf.data.Dataset.list_files(folder + "/[12]", shuffle=False).interleave(
+                    tf.data.TFRecordDataset, 2
+                ),
             ),
         ]
 
@@ -631,7 +722,9 @@ def dataset_of_lines(tf: Any) -> Any:
         lines = tf.data.TextLineDataset(paths)
         return [
             elements(tf, lines),
-            elements(tf, lines.skip(1).filter(lambda line: True if line is None else tf.constant(True))),
+            elements(
+                tf, lines.skip(1).filter(lambda line: True if line is None else tf.constant(True))
+            ),
         ]
 
 
@@ -646,13 +739,18 @@ def dataset_of_records_of_one_size(tf: Any) -> Any:
 @case
 def dataset_of_examples(tf: Any) -> Any:
     def parse(text: Any) -> Any:
-        features = {"image": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
+        features = {
+            "image": tf.FixedLenFeature([], tf.string),
+            "label": tf.FixedLenFeature([], tf.int64),
+        }
         parsed = tf.parse_single_example(text, features)
         image = tf.reshape(tf.decode_raw(parsed["image"], tf.uint8), [2, 2])
         return tf.cast(image, tf.float32) / 255.0, tf.cast(parsed["label"], tf.int32)
 
     with tempfile.TemporaryDirectory() as folder:
-        path = written(tf, folder, *(example(tf, image=[bytes([i] * 4)], label=[i]) for i in range(5)))
+        path = written(
+            tf, folder, *(example(tf, image=[bytes([i] * 4)], label=[i]) for i in range(5))
+        )
         return elements(tf, tf.data.TFRecordDataset([path]).map(parse).repeat(2).batch(4))
 
 
@@ -677,7 +775,9 @@ def dataset_that_begins_anew(tf: Any) -> Any:
 @case
 def dataset_of_a_placeholder_needs_an_initializer(tf: Any) -> Any:
     try:
-        tf.data.Dataset.from_tensor_slices(tf.placeholder(tf.int32, [None])).make_one_shot_iterator()
+        tf.data.Dataset.from_tensor_slices(
+            tf.placeholder(tf.int32, [None])
+        ).make_one_shot_iterator()
     except ValueError:
         return "ValueError"
     return "none"
@@ -735,7 +835,11 @@ def each_session_goes_over_all(tf: Any) -> Any:
 @case
 def a_dataset_of_everything_shuffled(tf: Any) -> Any:
     found = elements(tf, tf.data.Dataset.range(8).shuffle(4, seed=1).repeat(2))
-    return [sorted(int(n) for (n,) in found[2:10]), sorted(int(n) for (n,) in found[10:18]), found[-1]]
+    return [
+        sorted(int(n) for (n,) in found[2:10]),
+        sorted(int(n) for (n,) in found[10:18]),
+        found[-1],
+    ]
 
 
 @case
@@ -788,9 +892,12 @@ for _method in ("BILINEAR", "NEAREST_NEIGHBOR", "BICUBIC"):
                     p, s, getattr(tf.image.ResizeMethod, m), align_corners=c
                 ),
             )
-_pictures("resized_in_a_batch", lambda tf, p: tf.image.resize_bilinear(tf.expand_dims(p, 0), [2, 8])[0])
 _pictures(
-    "resized_nearest_in_a_batch", lambda tf, p: tf.image.resize_nearest_neighbor(tf.expand_dims(p, 0), [10, 2])[0]
+    "resized_in_a_batch", lambda tf, p: tf.image.resize_bilinear(tf.expand_dims(p, 0), [2, 8])[0]
+)
+_pictures(
+    "resized_nearest_in_a_batch",
+    lambda tf, p: tf.image.resize_nearest_neighbor(tf.expand_dims(p, 0), [10, 2])[0],
 )
 _pictures("cropped", lambda tf, p: tf.image.crop_to_bounding_box(p, 1, 1, 3, 2))
 _pictures("cropped_beyond", lambda tf, p: tf.image.crop_to_bounding_box(p, 1, 1, 5, 2))
@@ -812,14 +919,30 @@ _pictures("standardized", lambda tf, p: tf.image.per_image_standardization(p))
 _pictures("standardized_of_one_colour", lambda tf, p: tf.image.per_image_standardization(p * 0))
 for _kind, _given in (("bytes", PICTURE), ("fractions", SMOOTH)):
     for _delta in (-0.1, 0.3):
-        _pictures(f"brighter_{_kind}_{_delta}", lambda tf, p, d=_delta: tf.image.adjust_brightness(p, d), _given)
+        _pictures(
+            f"brighter_{_kind}_{_delta}",
+            lambda tf, p, d=_delta: tf.image.adjust_brightness(p, d),
+            _given,
+        )
     for _factor in (0.5, 2.0):
-        _pictures(f"contrast_{_kind}_{_factor}", lambda tf, p, f=_factor: tf.image.adjust_contrast(p, f), _given)
-        _pictures(f"saturated_{_kind}_{_factor}", lambda tf, p, f=_factor: tf.image.adjust_saturation(p, f), _given)
+        _pictures(
+            f"contrast_{_kind}_{_factor}",
+            lambda tf, p, f=_factor: tf.image.adjust_contrast(p, f),
+            _given,
+        )
+        _pictures(
+            f"saturated_{_kind}_{_factor}",
+            lambda tf, p, f=_factor: tf.image.adjust_saturation(p, f),
+            _given,
+        )
     _pictures(f"of_another_hue_{_kind}", lambda tf, p: tf.image.adjust_hue(p, 0.3), _given)
     _pictures(f"grey_{_kind}", lambda tf, p: tf.image.rgb_to_grayscale(p), _given)
     for _dtype in ("uint8", "float32", "int32", "uint16", "int16"):
-        _pictures(f"of_{_kind}_as_{_dtype}", lambda tf, p, d=_dtype: tf.image.convert_image_dtype(p, d), _given)
+        _pictures(
+            f"of_{_kind}_as_{_dtype}",
+            lambda tf, p, d=_dtype: tf.image.convert_image_dtype(p, d),
+            _given,
+        )
 _pictures("to_hsv", lambda tf, p: tf.image.rgb_to_hsv(p), SMOOTH)
 _pictures("from_hsv", lambda tf, p: tf.image.hsv_to_rgb(p), SMOOTH)
 _pictures("grey_in_colours", lambda tf, p: tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(p)))
@@ -866,8 +989,12 @@ def main(path: str) -> None:
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.FATAL)
     found = {name: record.program(tf, run) for name, run in CASES.items()}
-    lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items())
-    pathlib.Path(path).write_text(f'{{"tensorflow": {json.dumps(tf.__version__)},\n"programs": {{\n{lines}\n}}}}\n')
+    lines = ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items()
+    )
+    pathlib.Path(path).write_text(
+        f'{{"tensorflow": {json.dumps(tf.__version__)},\n"programs": {{\n{lines}\n}}}}\n'
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,12 @@ LOGITS = [[1.0, 2.0, 3.0], [3.0, 1.0, 0.0]]
 for _name in "relu relu6 elu selu softplus softsign swish sigmoid tanh leaky_relu l2_loss zero_fraction".split():
     _op = f"nn.{_name}"
     CASES.add(_op, "float32", Fed(AROUND))
-    CASES.add(_op, "float64", Fed(AROUND, "float64"), case={"ulps": 1 << 27} if _name == "leaky_relu" else None)
+    CASES.add(
+        _op,
+        "float64",
+        Fed(AROUND, "float64"),
+        case={"ulps": 1 << 27} if _name == "leaky_relu" else None,
+    )
     CASES.add(_op, "float16", Fed(AROUND, "float16"), case={"ulps": 4})
     CASES.add(_op, "not finite", Fed([NAN, INF, -INF] if _name != "l2_loss" else [NAN]))
     CASES.add(_op, "int32", Fed([-1, 0, 7], "int32"))
@@ -26,7 +31,12 @@ for _name in "relu relu6 elu selu softplus softsign swish sigmoid tanh leaky_rel
     CASES.add(_op, "empty", Fed(np.zeros([0])))
     CASES.add(_op, "unknown", Fed([[1.0]], shape=[None, 1]))
     if _name != "zero_fraction":
-        CASES.add(_op, "slope", Fed([-3.0, -1.0, 0.0, 0.5, 1.0, 6.0, 7.0]), case={"slopes": True, "ulps": 64})
+        CASES.add(
+            _op,
+            "slope",
+            Fed([-3.0, -1.0, 0.0, 0.5, 1.0, 6.0, 7.0]),
+            case={"slopes": True, "ulps": 64},
+        )
 CASES.add("nn.leaky_relu", "alpha", Fed(AROUND), 0.01)
 for _name in ("softmax", "log_softmax"):
     _op = f"nn.{_name}"
@@ -90,7 +100,9 @@ for _label, _x, _axes, _kw in (
 CASES.add("nn.moments", "float16", Fed(_W, "float16"), [0])
 CASES.add("nn.moments", "int32", Fed([[1, 2]], "int32"), [1])
 _norm = (Fed(_W), Fed([0.0, 1.0, -1.0]), Fed([1.0, 4.0, 0.25]))
-CASES.add("nn.batch_normalization", "both", *_norm, Fed([1.0, 2.0, 3.0]), Fed([0.5, 1.0, 2.0]), 1e-3)
+CASES.add(
+    "nn.batch_normalization", "both", *_norm, Fed([1.0, 2.0, 3.0]), Fed([0.5, 1.0, 2.0]), 1e-3
+)
 CASES.add("nn.batch_normalization", "no offset", *_norm, None, Fed([0.5, 1.0, 2.0]), 1e-3)
 CASES.add("nn.batch_normalization", "no scale", *_norm, Fed([0.5, 1.0, 2.0]), None, 1e-3)
 CASES.add("nn.batch_normalization", "neither", *_norm, None, None, 1e-3)
@@ -162,16 +174,32 @@ for _version in ("", "_v2"):
     CASES.add(_xent, "int labels", labels=Fed([[0, 0, 1], [1, 0, 0]], "int32"), logits=Fed(LOGITS))
     CASES.add(_xent, "float64", labels=Fed(_soft, "float64"), logits=Fed(LOGITS, "float64"))
     CASES.add(_xent, "cube", labels=Fed([_soft]), logits=Fed([LOGITS]))
-    CASES.add(_xent, "unknown", labels=Fed(_soft, shape=[None, 3]), logits=Fed(LOGITS, shape=[None, 3]))
-    CASES.add(_xent, "large", labels=Fed([[1.0, 0.0], [0.0, 1.0]]), logits=Fed([[1000.0, 0.0], [1000.0, 0.0]]))
-    CASES.add(_xent, "minus infinity where no label is", labels=Fed([[0.0, 1.0]]), logits=Fed([[-INF, 0.0]]))
+    CASES.add(
+        _xent, "unknown", labels=Fed(_soft, shape=[None, 3]), logits=Fed(LOGITS, shape=[None, 3])
+    )
+    CASES.add(
+        _xent,
+        "large",
+        labels=Fed([[1.0, 0.0], [0.0, 1.0]]),
+        logits=Fed([[1000.0, 0.0], [1000.0, 0.0]]),
+    )
+    CASES.add(
+        _xent,
+        "minus infinity where no label is",
+        labels=Fed([[0.0, 1.0]]),
+        logits=Fed([[-INF, 0.0]]),
+    )
     CASES.add(_xent, "empty", labels=Fed(np.zeros([0, 3])), logits=Fed(np.zeros([0, 3])))
     CASES.add(_xent, "slope", labels=Fed(_soft), logits=Fed(LOGITS), case={"slopes": True})
     CASES.add(_xent, "no logits", labels=Fed(_soft))
-_old = Call("nn.softmax_cross_entropy_with_logits", (), {"labels": Fed(_soft), "logits": Fed(LOGITS)})
+_old = Call(
+    "nn.softmax_cross_entropy_with_logits", (), {"labels": Fed(_soft), "logits": Fed(LOGITS)}
+)
 CASES.add("nn.softmax_cross_entropy_with_logits", "old order", Fed(LOGITS), Fed(_soft), asked=_old)
 _sig = "nn.sigmoid_cross_entropy_with_logits"
-CASES.add(_sig, "plain", labels=Fed([0.0, 0.3, 1.0]), logits=Fed([-1.0, 0.0, 1.0]), case={"slopes": True})
+CASES.add(
+    _sig, "plain", labels=Fed([0.0, 0.3, 1.0]), logits=Fed([-1.0, 0.0, 1.0]), case={"slopes": True}
+)
 CASES.add(_sig, "large", labels=Fed([0.0, 1.0]), logits=Fed([1000.0, -1000.0]))
 CASES.add(_sig, "nan", labels=Fed([0.0]), logits=Fed([NAN]))
 CASES.add(_sig, "other shapes", labels=Fed([0.0, 1.0]), logits=Fed([[1.0, 2.0]]))
@@ -193,8 +221,12 @@ CASES.add(
     2.0,
     case={"slopes": True},
 )
-CASES.add("nn.weighted_cross_entropy_with_logits", "large", Fed([0.0, 1.0]), Fed([100.0, -100.0]), 0.5)
-CASES.add("nn.weighted_cross_entropy_with_logits", "other shapes", Fed([0.0, 1.0]), Fed([[1.0, 2.0]]), 2.0)
+CASES.add(
+    "nn.weighted_cross_entropy_with_logits", "large", Fed([0.0, 1.0]), Fed([100.0, -100.0]), 0.5
+)
+CASES.add(
+    "nn.weighted_cross_entropy_with_logits", "other shapes", Fed([0.0, 1.0]), Fed([[1.0, 2.0]]), 2.0
+)
 NOT_FINITE = [[NAN, 1.0, 2.0], [1.0, NAN, 0.0], [INF, 1.0, 2.0], [-INF, 1.0, 2.0], [NAN] * 3]
 for _label, _p, _t, _k in (
     ("one", LOGITS, [2, 1], 1),
@@ -232,10 +264,22 @@ _IMAGE = (np.arange(50.0).reshape(1, 5, 5, 2) % 7 - 3).tolist()
 _FILTER = (np.arange(24.0).reshape(2, 2, 2, 3) % 5 - 2).tolist()
 for _padding in ("SAME", "VALID"):
     for _stride in (1, 2):
-        CASES.add("nn.conv2d", f"{_padding} {_stride}", Fed(_IMAGE), Fed(_FILTER), [1, _stride, _stride, 1], _padding)
+        CASES.add(
+            "nn.conv2d",
+            f"{_padding} {_stride}",
+            Fed(_IMAGE),
+            Fed(_FILTER),
+            [1, _stride, _stride, 1],
+            _padding,
+        )
         for _name in ("max_pool", "avg_pool"):
             CASES.add(
-                f"nn.{_name}", f"{_padding} {_stride}", Fed(_IMAGE), [1, 2, 2, 1], [1, _stride, _stride, 1], _padding
+                f"nn.{_name}",
+                f"{_padding} {_stride}",
+                Fed(_IMAGE),
+                [1, 2, 2, 1],
+                [1, _stride, _stride, 1],
+                _padding,
             )
         CASES.add(
             "nn.depthwise_conv2d",
@@ -246,24 +290,59 @@ for _padding in ("SAME", "VALID"):
             _padding,
         )
     CASES.add(
-        "nn.conv2d", f"{_padding} dilated", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], _padding, dilations=[1, 2, 2, 1]
+        "nn.conv2d",
+        f"{_padding} dilated",
+        Fed(_IMAGE),
+        Fed(_FILTER),
+        [1, 1, 1, 1],
+        _padding,
+        dilations=[1, 2, 2, 1],
     )
     CASES.add("nn.atrous_conv2d", _padding, Fed(_IMAGE), Fed(_FILTER), 2, _padding)
-CASES.add("nn.conv2d", "slope", Fed(_IMAGE), Fed(_FILTER), [1, 2, 2, 1], "SAME", case={"slopes": True})
-CASES.add("nn.conv2d", "unknown batch", Fed(_IMAGE, shape=[None, 5, 5, 2]), Fed(_FILTER), [1, 1, 1, 1], "VALID")
-CASES.add("nn.conv2d", "float64", Fed(_IMAGE, "float64"), Fed(_FILTER, "float64"), [1, 1, 1, 1], "VALID")
-CASES.add("nn.conv2d", "other channels", Fed(_IMAGE), Fed(np.zeros([2, 2, 3, 1])), [1, 1, 1, 1], "VALID")
+CASES.add(
+    "nn.conv2d", "slope", Fed(_IMAGE), Fed(_FILTER), [1, 2, 2, 1], "SAME", case={"slopes": True}
+)
+CASES.add(
+    "nn.conv2d",
+    "unknown batch",
+    Fed(_IMAGE, shape=[None, 5, 5, 2]),
+    Fed(_FILTER),
+    [1, 1, 1, 1],
+    "VALID",
+)
+CASES.add(
+    "nn.conv2d", "float64", Fed(_IMAGE, "float64"), Fed(_FILTER, "float64"), [1, 1, 1, 1], "VALID"
+)
+CASES.add(
+    "nn.conv2d", "other channels", Fed(_IMAGE), Fed(np.zeros([2, 2, 3, 1])), [1, 1, 1, 1], "VALID"
+)
 CASES.add("nn.conv2d", "banana", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "BANANA")
 CASES.add("nn.conv2d", "stride of batch", Fed(_IMAGE), Fed(_FILTER), [2, 1, 1, 1], "VALID")
 CASES.add("nn.conv2d", "too few strides", Fed(_IMAGE), Fed(_FILTER), [1, 1], "VALID")
-CASES.add("nn.conv2d", "filter too large", Fed(_IMAGE), Fed(np.zeros([6, 6, 2, 1])), [1, 1, 1, 1], "VALID")
+CASES.add(
+    "nn.conv2d", "filter too large", Fed(_IMAGE), Fed(np.zeros([6, 6, 2, 1])), [1, 1, 1, 1], "VALID"
+)
 CASES.add("nn.conv2d", "matrix", Fed([[1.0]]), Fed(_FILTER), [1, 1, 1, 1], "VALID")
 CASES.add("nn.conv2d", "lower case", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "same")
 CASES.add("nn.conv2d", "named", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "SAME", name="mine")
 CASES.add("nn.max_pool", "lower case", Fed(_IMAGE), [1, 2, 2, 1], [1, 1, 1, 1], "same")
 CASES.add("nn.max_pool", "window of batch", Fed(_IMAGE), [2, 2, 2, 1], [1, 1, 1, 1], "SAME")
-CASES.add("nn.max_pool", "nan", Fed([[[[NAN], [1.0]], [[2.0], [3.0]]]]), [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
-CASES.add("nn.max_pool", "unknown batch", Fed(_IMAGE, shape=[None, 5, 5, 2]), [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
+CASES.add(
+    "nn.max_pool",
+    "nan",
+    Fed([[[[NAN], [1.0]], [[2.0], [3.0]]]]),
+    [1, 2, 2, 1],
+    [1, 1, 1, 1],
+    "VALID",
+)
+CASES.add(
+    "nn.max_pool",
+    "unknown batch",
+    Fed(_IMAGE, shape=[None, 5, 5, 2]),
+    [1, 2, 2, 1],
+    [1, 2, 2, 1],
+    "SAME",
+)
 CASES.add(
     "nn.max_pool",
     "slope of ties",
@@ -284,9 +363,13 @@ CASES.add(
 )
 CASES.add("nn.max_pool", "matrix", Fed([[1.0]]), [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
 CASES.add("nn.max_pool", "window too large", Fed(_IMAGE), [1, 6, 6, 1], [1, 1, 1, 1], "VALID")
-CASES.add("nn.avg_pool", "slope", Fed(_IMAGE), [1, 2, 2, 1], [1, 2, 2, 1], "SAME", case={"slopes": True})
+CASES.add(
+    "nn.avg_pool", "slope", Fed(_IMAGE), [1, 2, 2, 1], [1, 2, 2, 1], "SAME", case={"slopes": True}
+)
 CASES.add("nn.avg_pool", "float16", Fed(_IMAGE, "float16"), [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
-CASES.add("nn.depthwise_conv2d", "rate", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "VALID", rate=[2, 2])
+CASES.add(
+    "nn.depthwise_conv2d", "rate", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "VALID", rate=[2, 2]
+)
 CASES.add("nn.depthwise_conv2d_native", "plain", Fed(_IMAGE), Fed(_FILTER), [1, 1, 1, 1], "VALID")
 CASES.add(
     "nn.separable_conv2d",
@@ -308,16 +391,32 @@ CASES.add(
 )
 _BACK = (np.arange(12.0).reshape(1, 2, 2, 3) - 5).tolist()
 CASES.add("nn.conv2d_transpose", "SAME", Fed(_BACK), Fed(_FILTER), [1, 4, 4, 2], [1, 2, 2, 1])
-CASES.add("nn.conv2d_transpose", "VALID", Fed(_BACK), Fed(_FILTER), [1, 3, 3, 2], [1, 1, 1, 1], "VALID")
+CASES.add(
+    "nn.conv2d_transpose", "VALID", Fed(_BACK), Fed(_FILTER), [1, 3, 3, 2], [1, 1, 1, 1], "VALID"
+)
 CASES.add("nn.conv2d_transpose", "odd", Fed(_BACK), Fed(_FILTER), [1, 3, 3, 2], [1, 2, 2, 1])
 CASES.add(
-    "nn.conv2d_transpose", "unknown batch", Fed(_BACK, shape=[None, 2, 2, 3]), Fed(_FILTER), [1, 4, 4, 2], [1, 2, 2, 1]
+    "nn.conv2d_transpose",
+    "unknown batch",
+    Fed(_BACK, shape=[None, 2, 2, 3]),
+    Fed(_FILTER),
+    [1, 4, 4, 2],
+    [1, 2, 2, 1],
 )
 CASES.add(
-    "nn.conv2d_transpose", "another batch", Fed(_BACK, shape=[None, 2, 2, 3]), Fed(_FILTER), [2, 4, 4, 2], [1, 2, 2, 1]
+    "nn.conv2d_transpose",
+    "another batch",
+    Fed(_BACK, shape=[None, 2, 2, 3]),
+    Fed(_FILTER),
+    [2, 4, 4, 2],
+    [1, 2, 2, 1],
 )
-CASES.add("nn.conv2d_transpose", "other shape", Fed(_BACK), Fed(_FILTER), [1, 9, 9, 2], [1, 2, 2, 1])
-CASES.add("nn.conv2d_transpose", "other channels", Fed(_BACK), Fed(_FILTER), [1, 4, 4, 3], [1, 2, 2, 1])
+CASES.add(
+    "nn.conv2d_transpose", "other shape", Fed(_BACK), Fed(_FILTER), [1, 9, 9, 2], [1, 2, 2, 1]
+)
+CASES.add(
+    "nn.conv2d_transpose", "other channels", Fed(_BACK), Fed(_FILTER), [1, 4, 4, 3], [1, 2, 2, 1]
+)
 for _name in ("lrn", "local_response_normalization"):
     CASES.add(f"nn.{_name}", "default", Fed(_IMAGE))
     CASES.add(f"nn.{_name}", "arguments", Fed(_IMAGE), 1, 2.0, 0.5, 0.75)
@@ -332,7 +431,12 @@ for _label, _params, _ids, _kw in (
     ("beyond", Fed(ROWS), Fed([0, 3], "int32"), {}),
     ("literal negative", Fed(ROWS), [0, -1], {}),
     ("parts", [Fed(ROWS), Fed(ROWS)], Fed([0, 1, 2, 3], "int32"), {}),
-    ("parts div", [Fed(ROWS), Fed(ROWS)], Fed([0, 1, 2, 3], "int32"), {"partition_strategy": "div"}),
+    (
+        "parts div",
+        [Fed(ROWS), Fed(ROWS)],
+        Fed([0, 1, 2, 3], "int32"),
+        {"partition_strategy": "div"},
+    ),
     ("uneven parts", [Fed(ROWS), Fed(ROWS[:2])], Fed([0, 1, 2, 3, 4], "int32"), {}),
     ("banana", [Fed(ROWS), Fed(ROWS)], Fed([0], "int32"), {"partition_strategy": "banana"}),
     ("max_norm", Fed(ROWS), Fed([0, 2], "int32"), {"max_norm": 3.0}),
@@ -360,7 +464,14 @@ for _name, _args, _options in (
     CASES.add(_op, "int32 step", 0.5, Fed(3, "int32"), *_args)
     CASES.add(_op, "step zero", 0.5, Fed(0, "int32"), *_args)
     if _name != "cosine_decay":
-        CASES.add(_op, "float64 rate", Fed(0.5, "float64"), Fed(7, "int64"), *_args, case={"ulps": 1 << 27})
+        CASES.add(
+            _op,
+            "float64 rate",
+            Fed(0.5, "float64"),
+            Fed(7, "int64"),
+            *_args,
+            case={"ulps": 1 << 27},
+        )
     CASES.add(_op, "tensor rate", Fed(0.5), Fed(7, "int64"), *_args)
     CASES.add(_op, "variable step", 0.5, Var(7, "int64"), *_args)
     CASES.add(_op, "named", 0.5, Fed(7, "int64"), *_args, name="mine")
@@ -389,7 +500,11 @@ for _label, _x, _b, _v in (
 CASES.add("zeros_initializer", "plain", case={"values": False})
 for _name, _kw in (("zeros", {}), ("ones", {}), ("constant", {"value": 2.5})):
     CASES.add(
-        "get_variable", f"{_name}_initializer", f"a_{_name}", [2, 3], initializer=Call(f"{_name}_initializer", (), _kw)
+        "get_variable",
+        f"{_name}_initializer",
+        f"a_{_name}",
+        [2, 3],
+        initializer=Call(f"{_name}_initializer", (), _kw),
     )
     CASES.add(
         "get_variable",
@@ -400,9 +515,27 @@ for _name, _kw in (("zeros", {}), ("ones", {}), ("constant", {"value": 2.5})):
         initializer=Call(f"{_name}_initializer", (), {} if not _kw else {"value": 2}),
     )
 del CASES["zeros_initializer/plain"]
-CASES.add("get_variable", "list", "c_list", [4], initializer=Call("constant_initializer", ([1.0, 2.0, 3.0, 4.0],)))
-CASES.add("get_variable", "list filled up", "c_few", [4], initializer=Call("constant_initializer", ([1.0, 2.0],)))
-CASES.add("get_variable", "too many", "c_many", [1], initializer=Call("constant_initializer", ([1.0, 2.0],)))
+CASES.add(
+    "get_variable",
+    "list",
+    "c_list",
+    [4],
+    initializer=Call("constant_initializer", ([1.0, 2.0, 3.0, 4.0],)),
+)
+CASES.add(
+    "get_variable",
+    "list filled up",
+    "c_few",
+    [4],
+    initializer=Call("constant_initializer", ([1.0, 2.0],)),
+)
+CASES.add(
+    "get_variable",
+    "too many",
+    "c_many",
+    [1],
+    initializer=Call("constant_initializer", ([1.0, 2.0],)),
+)
 CASES.add("get_variable", "literal", "c_literal", initializer=[1.0, 2.0])
 CASES.add("get_variable", "literal and shape", "c_both", [2], initializer=[1.0, 2.0])
 CASES.add("get_variable", "tensor", "c_tensor", initializer=Const([1.0, 2.0]))
@@ -412,7 +545,11 @@ CASES.add("get_variable", "int32 default", "c_int", [2], Type("int32"))
 CASES.add("get_variable", "bool default", "c_bool", [2], Type("bool"))
 CASES.add("get_variable", "number as shape", "c_number", 3, initializer=Call("ones_initializer"))
 CASES.add(
-    "get_variable", "class as initializer", "c_class", [2], initializer=Call("@attrgetter", ("zeros_initializer",))
+    "get_variable",
+    "class as initializer",
+    "c_class",
+    [2],
+    initializer=Call("@attrgetter", ("zeros_initializer",)),
 )
 del CASES["get_variable/class as initializer"]
 for _name, _kw in (
@@ -479,7 +616,13 @@ for _label, _args, _kw in (
 
 _LABELS = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
 _GUESSES = [[0.5, 0.5], [0.9, 0.1], [0.2, 3.0]]
-for _name in ("mean_squared_error", "absolute_difference", "huber_loss", "hinge_loss", "sigmoid_cross_entropy"):
+for _name in (
+    "mean_squared_error",
+    "absolute_difference",
+    "huber_loss",
+    "hinge_loss",
+    "sigmoid_cross_entropy",
+):
     CASES.add(f"losses.{_name}", "default", Fed(_LABELS), Fed(_GUESSES))
     CASES.add(f"losses.{_name}", "weights", Fed(_LABELS), Fed(_GUESSES), Fed([[1.0], [0.0], [2.0]]))
     CASES.add(f"losses.{_name}", "no weight at all", Fed(_LABELS), Fed(_GUESSES), 0.0)
@@ -487,20 +630,38 @@ for _name in ("mean_squared_error", "absolute_difference", "huber_loss", "hinge_
     _elements = Call(f"losses.{_name}", (Fed(_LABELS), Fed(_GUESSES)), {"reduction": "none"})
     CASES.add("identity", f"elements of {_name}", _elements)
     CASES.add(
-        f"losses.{_name}", "mean", Fed(_LABELS), Fed(_GUESSES), Fed([[1.0], [0.0], [2.0]]), reduction="weighted_mean"
+        f"losses.{_name}",
+        "mean",
+        Fed(_LABELS),
+        Fed(_GUESSES),
+        Fed([[1.0], [0.0], [2.0]]),
+        reduction="weighted_mean",
     )
     CASES.add(f"losses.{_name}", "sum", Fed(_LABELS), Fed(_GUESSES), reduction="weighted_sum")
-    CASES.add(f"losses.{_name}", "batch", Fed(_LABELS), Fed(_GUESSES), 2.0, reduction="weighted_sum_over_batch_size")
+    CASES.add(
+        f"losses.{_name}",
+        "batch",
+        Fed(_LABELS),
+        Fed(_GUESSES),
+        2.0,
+        reduction="weighted_sum_over_batch_size",
+    )
     CASES.add(f"losses.{_name}", "other shape", Fed(_LABELS), Fed([[1.0, 2.0, 3.0]]))
     CASES.add(f"losses.{_name}", "no reduction", Fed(_LABELS), Fed(_GUESSES), reduction="banana")
 CASES.add("losses.log_loss", "default", Fed(_LABELS), Fed([[0.5, 0.5], [0.9, 0.1], [0.2, 0.0]]))
 CASES.add("losses.softmax_cross_entropy", "default", Fed(_LABELS), Fed(_GUESSES))
-CASES.add("losses.softmax_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2)
+CASES.add(
+    "losses.softmax_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2
+)
 CASES.add("losses.softmax_cross_entropy", "weights", Fed(_LABELS), Fed(_GUESSES), [1.0, 0.0, 2.0])
-CASES.add("losses.sigmoid_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2)
+CASES.add(
+    "losses.sigmoid_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2
+)
 CASES.add("losses.sparse_softmax_cross_entropy", "vector", Fed([0, 1, 1]), Fed(_GUESSES))
 CASES.add("losses.sparse_softmax_cross_entropy", "column", Fed([[0], [1], [1]]), Fed(_GUESSES))
-CASES.add("losses.sparse_softmax_cross_entropy", "weights", Fed([0, 1, 1]), Fed(_GUESSES), [1.0, 0.0, 2.0])
+CASES.add(
+    "losses.sparse_softmax_cross_entropy", "weights", Fed([0, 1, 1]), Fed(_GUESSES), [1.0, 0.0, 2.0]
+)
 
 # -- pool, and losses over a sample of the classes -----------------------------------------------------------------
 
@@ -516,7 +677,9 @@ for _label, _args in {
     CASES.add("nn.pool", _label, Fed(_IMAGE), *_args)
 CASES.add("nn.pool", "strides", Fed(_IMAGE), [2, 2], "AVG", "VALID", strides=[2, 2])
 CASES.add("nn.pool", "dilation", Fed(_IMAGE), [2, 2], "MAX", "VALID", dilation_rate=[2, 2])
-CASES.add("nn.pool", "both", Fed(_IMAGE), [2, 2], "MAX", "VALID", dilation_rate=[2, 2], strides=[2, 2])
+CASES.add(
+    "nn.pool", "both", Fed(_IMAGE), [2, 2], "MAX", "VALID", dilation_rate=[2, 2], strides=[2, 2]
+)
 CASES.add("nn.pool", "one axis", Fed(_IMAGE.reshape(1, 16, 2)), [3], "MAX", "VALID")
 CASES.add("nn.pool", "slope", Fed(_IMAGE), [2, 2], "AVG", "VALID", case={"slopes": True})
 

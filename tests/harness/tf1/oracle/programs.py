@@ -140,7 +140,9 @@ def _averages(optimizer: Callable[[Any], Any], counted: bool) -> Case:
     def program(tf: Any) -> Any:
         v = tf.Variable([1.0, -2.0])
         step = tf.Variable(0, trainable=False)
-        train = optimizer(tf.train).minimize(tf.reduce_sum(tf.square(v) * [1.0, 2.0]), global_step=step)
+        train = optimizer(tf.train).minimize(
+            tf.reduce_sum(tf.square(v) * [1.0, 2.0]), global_step=step
+        )
         ema = tf.train.ExponentialMovingAverage(0.5, num_updates=step if counted else None)
         with tf.control_dependencies([train]):
             both = ema.apply([v])
@@ -229,23 +231,41 @@ cases(
     gather_literal_beyond=lambda tf: run(tf, tf.gather(tf.constant(ROWS), [3])),
     gather_negative=lambda tf: fed(tf, [0, -1], lambda i: tf.gather(tf.constant(ROWS), i)),
     gather_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.gather(tf.constant(ROWS), i)),
-    gather_of_integers_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.gather(tf.constant([7, 8, 9]), i)),
-    gather_of_a_later_axis_negative=lambda tf: fed(tf, [-1], lambda i: tf.gather(tf.constant(ROWS), i, axis=1)),
+    gather_of_integers_beyond=lambda tf: fed(
+        tf, [0, 3], lambda i: tf.gather(tf.constant([7, 8, 9]), i)
+    ),
+    gather_of_a_later_axis_negative=lambda tf: fed(
+        tf, [-1], lambda i: tf.gather(tf.constant(ROWS), i, axis=1)
+    ),
     gather_nd_literal=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[0, 1], [2, 0]])),
     gather_nd_rows=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[2], [0]])),
     gather_nd_literal_negative=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[-1]])),
     gather_nd_literal_beyond=lambda tf: run(tf, tf.gather_nd(tf.constant([1.0, 2.0, 3.0]), [[5]])),
-    gather_nd_negative=lambda tf: fed(tf, [[0, 1], [-1, 0]], lambda i: tf.gather_nd(tf.constant(ROWS), i)),
-    gather_nd_beyond=lambda tf: fed(tf, [[0, 1], [0, 2]], lambda i: tf.gather_nd(tf.constant(ROWS), i)),
+    gather_nd_negative=lambda tf: fed(
+        tf, [[0, 1], [-1, 0]], lambda i: tf.gather_nd(tf.constant(ROWS), i)
+    ),
+    gather_nd_beyond=lambda tf: fed(
+        tf, [[0, 1], [0, 2]], lambda i: tf.gather_nd(tf.constant(ROWS), i)
+    ),
     scatter_nd_adds=lambda tf: run(tf, tf.scatter_nd([[1], [1], [3]], [1.0, 2.0, 4.0], [5])),
     scatter_nd_literal_negative=lambda tf: run(tf, tf.scatter_nd([[-1]], [1.0], [3])),
-    scatter_nd_negative=lambda tf: fed(tf, [[0], [-1]], lambda i: tf.scatter_nd(i, [1.0, 2.0], [3])),
+    scatter_nd_negative=lambda tf: fed(
+        tf, [[0], [-1]], lambda i: tf.scatter_nd(i, [1.0, 2.0], [3])
+    ),
     scatter_nd_beyond=lambda tf: fed(tf, [[0], [3]], lambda i: tf.scatter_nd(i, [1.0, 2.0], [3])),
-    embedding_negative=lambda tf: fed(tf, [0, -1], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)),
-    embedding_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)),
-    embedding_literal_negative=lambda tf: run(tf, tf.nn.embedding_lookup(tf.constant(ROWS), [0, -1])),
+    embedding_negative=lambda tf: fed(
+        tf, [0, -1], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)
+    ),
+    embedding_beyond=lambda tf: fed(
+        tf, [0, 3], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)
+    ),
+    embedding_literal_negative=lambda tf: run(
+        tf, tf.nn.embedding_lookup(tf.constant(ROWS), [0, -1])
+    ),
     embedding_of_parts=lambda tf: fed(
-        tf, [0, 1, 2, 3], lambda i: tf.nn.embedding_lookup([tf.constant(ROWS), tf.constant(ROWS)], i)
+        tf,
+        [0, 1, 2, 3],
+        lambda i: tf.nn.embedding_lookup([tf.constant(ROWS), tf.constant(ROWS)], i),
     ),
     embedding_of_parts_negative=lambda tf: fed(
         tf, [0, -1], lambda i: tf.nn.embedding_lookup([tf.constant(ROWS), tf.constant(ROWS)], i)
@@ -253,12 +273,18 @@ cases(
     invert_permutation=lambda tf: run(tf, tf.invert_permutation([2, 0, 1])),
     invert_no_permutation=lambda tf: run(tf, tf.invert_permutation([2, 0, 0])),
     reverse_axis=lambda tf: run(tf, tf.reverse(tf.constant(ROWS), [-1])),
-    segment_sum_unsorted=lambda tf: fed(tf, [0, 2, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)),
+    segment_sum_unsorted=lambda tf: fed(
+        tf, [0, 2, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)
+    ),
     segment_sum_negative_is_dropped=lambda tf: fed(
         tf, [0, -1, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)
     ),
-    segment_sum_beyond=lambda tf: fed(tf, [0, 3, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)),
-    segment_sum_literal_beyond=lambda tf: run(tf, tf.unsorted_segment_sum(tf.constant(ROWS), [0, 3, 0], 3)),
+    segment_sum_beyond=lambda tf: fed(
+        tf, [0, 3, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)
+    ),
+    segment_sum_literal_beyond=lambda tf: run(
+        tf, tf.unsorted_segment_sum(tf.constant(ROWS), [0, 3, 0], 3)
+    ),
 )
 
 
@@ -299,12 +325,23 @@ def _divided(kind: str, dtype: Any) -> Case:
     return program
 
 
-for _kind in ("truncatediv", "truncatemod", "floordiv", "floormod", "div", "mod", "divide", "truediv"):
+for _kind in (
+    "truncatediv",
+    "truncatemod",
+    "floordiv",
+    "floormod",
+    "div",
+    "mod",
+    "divide",
+    "truediv",
+):
     for _dtype in (np.int32, np.int64, np.float32):
         if not (_kind in ("truncatediv", "truncatemod") and _dtype == np.float32):
             CASES[f"{_kind}_{np.dtype(_dtype).name}"] = _divided(_kind, _dtype)
 for _kind in ("floordiv", "floormod", "div", "mod", "truncatediv", "truncatemod"):
-    CASES[f"{_kind}_by_zero"] = lambda tf, kind=_kind: fed(tf, [0, 1], lambda y: getattr(tf, kind)([3, 4], y))
+    CASES[f"{_kind}_by_zero"] = lambda tf, kind=_kind: fed(
+        tf, [0, 1], lambda y: getattr(tf, kind)([3, 4], y)
+    )
 
 
 def _reduced(kind: str, dtype: Any, values: Any, axis: Any = None) -> Case:
@@ -313,7 +350,9 @@ def _reduced(kind: str, dtype: Any, values: Any, axis: Any = None) -> Case:
 
 for _kind in ("mean", "sum", "prod", "max", "min"):
     CASES[f"reduce_{_kind}_of_int32"] = _reduced(_kind, np.int32, [-1, -2])
-    CASES[f"reduce_{_kind}_of_int64_rows"] = _reduced(_kind, np.int64, [[-1, -2], [3, -4], [2, 3]], 1)
+    CASES[f"reduce_{_kind}_of_int64_rows"] = _reduced(
+        _kind, np.int64, [[-1, -2], [3, -4], [2, 3]], 1
+    )
     CASES[f"reduce_{_kind}_of_uint8"] = _reduced(_kind, np.uint8, [200, 100, 51])
     CASES[f"reduce_{_kind}_of_int8"] = _reduced(_kind, np.int8, [100, 100, 51])
     CASES[f"reduce_{_kind}_of_float16"] = _reduced(_kind, np.float16, [1.5, 2.5, 4.0])
@@ -321,7 +360,9 @@ for _kind in ("mean", "sum", "prod", "max", "min"):
 cases(
     reduce_mean_that_overflows=_reduced("mean", np.int32, [2**31 - 1, 2**31 - 1, 2]),
     cumsum_of_int8=lambda tf: fed(tf, [100, 100], lambda x: tf.cumsum(x), np.int8),
-    cumsum_exclusive_reverse=lambda tf: fed(tf, [1, 2, 3], lambda x: tf.cumsum(x, exclusive=True, reverse=True)),
+    cumsum_exclusive_reverse=lambda tf: fed(
+        tf, [1, 2, 3], lambda x: tf.cumsum(x, exclusive=True, reverse=True)
+    ),
     cumprod_exclusive=lambda tf: fed(tf, [2, 3, 4], lambda x: tf.cumprod(x, exclusive=True)),
     argmax_tie=lambda tf: fed(tf, [1.0, 3.0, 3.0], lambda x: tf.argmax(x, 0), np.float32),
     saturate_int64=lambda tf: fed(tf, [1, -2], lambda x: tf.saturate_cast(x, tf.int64)),
@@ -329,20 +370,34 @@ cases(
     saturate_float_to_int32=lambda tf: fed(
         tf, [1.7, -2.7, 3e10, -3e10], lambda x: tf.saturate_cast(x, tf.int32), np.float32
     ),
-    saturate_float_to_uint8=lambda tf: fed(tf, [1.7, -2.7, 300.0], lambda x: tf.saturate_cast(x, tf.uint8), np.float32),
-    saturate_int64_to_int32=lambda tf: fed(tf, [2**40, -(2**40), 5], lambda x: tf.saturate_cast(x, tf.int32), np.int64),
-    saturate_uint8_to_int8=lambda tf: fed(tf, [1, 200], lambda x: tf.saturate_cast(x, tf.int8), np.uint8),
-    saturate_int8_to_uint32=lambda tf: fed(tf, [1, -100], lambda x: tf.saturate_cast(x, tf.uint16), np.int8),
+    saturate_float_to_uint8=lambda tf: fed(
+        tf, [1.7, -2.7, 300.0], lambda x: tf.saturate_cast(x, tf.uint8), np.float32
+    ),
+    saturate_int64_to_int32=lambda tf: fed(
+        tf, [2**40, -(2**40), 5], lambda x: tf.saturate_cast(x, tf.int32), np.int64
+    ),
+    saturate_uint8_to_int8=lambda tf: fed(
+        tf, [1, 200], lambda x: tf.saturate_cast(x, tf.int8), np.uint8
+    ),
+    saturate_int8_to_uint32=lambda tf: fed(
+        tf, [1, -100], lambda x: tf.saturate_cast(x, tf.uint16), np.int8
+    ),
     saturate_to_float=lambda tf: fed(tf, [1, -100], lambda x: tf.saturate_cast(x, tf.float32)),
-    saturate_double_to_float=lambda tf: fed(tf, [1e300, -1.0], lambda x: tf.saturate_cast(x, tf.float32), np.float64),
+    saturate_double_to_float=lambda tf: fed(
+        tf, [1e300, -1.0], lambda x: tf.saturate_cast(x, tf.float32), np.float64
+    ),
     cast_fraction=lambda tf: fed(tf, [1.7, -1.7], lambda x: tf.cast(x, tf.int32), np.float32),
     cast_int64_wraps=lambda tf: fed(tf, [2**32 + 5, -1], lambda x: tf.cast(x, tf.int32), np.int64),
     cast_to_bool=lambda tf: fed(tf, [0.0, 0.5, -1.0], lambda x: tf.cast(x, tf.bool), np.float32),
     round_half=lambda tf: fed(tf, [0.5, 1.5, 2.5, -0.5], lambda x: tf.round(x), np.float32),
     pow_int=lambda tf: fed(tf, [2, -3], lambda x: tf.pow(x, 3)),
     sign_of_nan=lambda tf: fed(tf, [np.nan, -0.0, 2.0], lambda x: tf.sign(x), np.float32),
-    maximum_with_nan=lambda tf: fed(tf, [np.nan, 1.0], lambda x: [tf.maximum(x, 0.0), tf.minimum(0.0, x)], np.float32),
-    relu_of_nan=lambda tf: fed(tf, [np.nan, -1.0], lambda x: [tf.nn.relu(x), tf.nn.relu6(x)], np.float32),
+    maximum_with_nan=lambda tf: fed(
+        tf, [np.nan, 1.0], lambda x: [tf.maximum(x, 0.0), tf.minimum(0.0, x)], np.float32
+    ),
+    relu_of_nan=lambda tf: fed(
+        tf, [np.nan, -1.0], lambda x: [tf.nn.relu(x), tf.nn.relu6(x)], np.float32
+    ),
     norm_of_axes=lambda tf: fed(tf, [ROWS, ROWS], lambda x: tf.norm(x, axis=[1, 2]), np.float32),
     norm_of_an_axis=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, axis=1), np.float32),
     norm_of_an_axis_in_a_list=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, axis=[1]), np.float32),
@@ -365,18 +420,27 @@ cases(
     one_hot_bool=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, True, False), np.int32),
     one_hot_dtype=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, dtype=tf.int64), np.int32),
     one_hot_axis=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, axis=0), np.int32),
-    piecewise_of_ints=lambda tf: fed(tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1, 2, 3])),
-    piecewise_of_floats=lambda tf: fed(tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1.0, 0.5, 0.25])),
+    piecewise_of_ints=lambda tf: fed(
+        tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1, 2, 3])
+    ),
+    piecewise_of_floats=lambda tf: fed(
+        tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1.0, 0.5, 0.25])
+    ),
     piecewise_at_the_boundary=lambda tf: fed(
         tf, 5, lambda s: tf.train.piecewise_constant(s, [5, 10], [1.0, 0.5, 0.25]), np.int64
     ),
     piecewise_of_doubles=lambda tf: fed(
-        tf, 7.0, lambda s: tf.train.piecewise_constant(s, [5.0], [np.float64(1.0), np.float64(2.5)]), np.float32
+        tf,
+        7.0,
+        lambda s: tf.train.piecewise_constant(s, [5.0], [np.float64(1.0), np.float64(2.5)]),
+        np.float32,
     ),
     exponential_decay_of_double=lambda tf: fed(
         tf, 0.5, lambda r: tf.train.exponential_decay(r, tf.constant(3), 2, 0.5), np.float64
     ),
-    polynomial_decay_dtype=lambda tf: fed(tf, 3, lambda s: tf.train.polynomial_decay(0.5, s, 10, cycle=True), np.int64),
+    polynomial_decay_dtype=lambda tf: fed(
+        tf, 3, lambda s: tf.train.polynomial_decay(0.5, s, 10, cycle=True), np.int64
+    ),
     cosine_decay_dtype=lambda tf: fed(tf, 3, lambda s: tf.train.cosine_decay(0.5, s, 10), np.int64),
     inverse_time_decay_staircase=lambda tf: fed(
         tf, 7, lambda s: tf.train.inverse_time_decay(0.5, s, 5, 0.5, staircase=True), np.int64
@@ -384,12 +448,23 @@ cases(
     natural_exp_decay_staircase=lambda tf: fed(
         tf, 7, lambda s: tf.train.natural_exp_decay(0.5, s, 5, 0.5, staircase=True), np.int64
     ),
-    unknown_distribution=lambda tf: run(tf, tf.variance_scaling_initializer(distribution="banana")([2, 2])),
+    unknown_distribution=lambda tf: run(
+        tf, tf.variance_scaling_initializer(distribution="banana")([2, 2])
+    ),
     scale_of_variance_scaling=lambda tf: np.round(
-        np.std(run(tf, tf.variance_scaling_initializer(100.0, distribution="normal")([100, 400]))), 1
+        np.std(run(tf, tf.variance_scaling_initializer(100.0, distribution="normal")([100, 400]))),
+        1,
     ),
     scale_of_untruncated_variance_scaling=lambda tf: np.round(
-        np.std(run(tf, tf.variance_scaling_initializer(100.0, distribution="untruncated_normal")([100, 400]))), 1
+        np.std(
+            run(
+                tf,
+                tf.variance_scaling_initializer(100.0, distribution="untruncated_normal")(
+                    [100, 400]
+                ),
+            )
+        ),
+        1,
     ),
     unknown_mode=lambda tf: run(tf, tf.variance_scaling_initializer(mode="banana")([2, 2])),
     scale_below_zero=lambda tf: run(tf, tf.variance_scaling_initializer(scale=-1.0)([2, 2])),
@@ -413,9 +488,16 @@ def _sparse(labels: Any) -> Case:
 def _dense(labels: Any, version: str) -> Case:
     def program(tf: Any) -> Any:
         logits, wanted = tf.placeholder(np.float32, [2, 3]), tf.placeholder(np.float32, [2, 3])
-        loss = getattr(tf.nn, f"softmax_cross_entropy_with_logits{version}")(labels=wanted, logits=logits)
-        by = [logits, wanted] if version else [logits]  # TensorFlow has none for the labels in the first version
-        return run(tf, [loss, *tf.gradients(tf.reduce_sum(loss * [1.0, 2.0]), by)], {logits: LOGITS, wanted: labels})
+        loss = getattr(tf.nn, f"softmax_cross_entropy_with_logits{version}")(
+            labels=wanted, logits=logits
+        )
+        # TensorFlow has none for the labels in the first version
+        by = [logits, wanted] if version else [logits]
+        return run(
+            tf,
+            [loss, *tf.gradients(tf.reduce_sum(loss * [1.0, 2.0]), by)],
+            {logits: LOGITS, wanted: labels},
+        )
 
     return program
 
@@ -428,14 +510,22 @@ def _in_top(predictions: Any, targets: Any, k: int) -> Case:
     return program
 
 
-NOT_FINITE = [[np.nan, 1.0, 2.0], [1.0, np.nan, 0.0], [np.inf, 1.0, 2.0], [-np.inf, 1.0, 2.0], [np.nan] * 3]
+NOT_FINITE = [
+    [np.nan, 1.0, 2.0],
+    [1.0, np.nan, 0.0],
+    [np.inf, 1.0, 2.0],
+    [-np.inf, 1.0, 2.0],
+    [np.nan] * 3,
+]
 cases(
     sparse_xent=_sparse([2, 0]),
     sparse_xent_negative=_sparse([2, -1]),
     sparse_xent_beyond=_sparse([3, 0]),
     softmax_xent=_dense([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]], ""),
     softmax_xent_of_labels_that_are_no_distribution=_dense([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], ""),
-    softmax_xent_v2_of_labels_that_are_no_distribution=_dense([[2.0, 0.0, 1.0], [0.0, 0.0, 0.5]], "_v2"),
+    softmax_xent_v2_of_labels_that_are_no_distribution=_dense(
+        [[2.0, 0.0, 1.0], [0.0, 0.0, 0.5]], "_v2"
+    ),
     in_top_1=_in_top(LOGITS, [2, 1], 1),
     in_top_2_with_ties=_in_top([[1.0, 1.0, 1.0], [2.0, 1.0, 1.0]], [2, 2], 2),
     in_top_1_not_finite_target_0=_in_top(NOT_FINITE, [0] * 5, 1),
@@ -444,11 +534,15 @@ cases(
     in_top_k_target_negative=_in_top(LOGITS, [-1, 0], 3),
     in_top_k_target_beyond=_in_top(LOGITS, [3, 0], 3),
     top_k_values=lambda tf: fed(tf, LOGITS, lambda x: tf.nn.top_k(x, 2).values, np.float32),
-    top_k_indices=lambda tf: fed(tf, [1.0, 3.0, 3.0], lambda x: tf.nn.top_k(x, 2).indices, np.float32),
+    top_k_indices=lambda tf: fed(
+        tf, [1.0, 3.0, 3.0], lambda x: tf.nn.top_k(x, 2).indices, np.float32
+    ),
     top_k_too_many=lambda tf: fed(tf, LOGITS, lambda x: tf.nn.top_k(x, 4)[0], np.float32),
     moments=lambda tf: fed(tf, ROWS, lambda x: list(tf.nn.moments(x, [0])), np.float32),
     zero_fraction=lambda tf: fed(tf, [0.0, 1.0, 2.0], lambda x: tf.nn.zero_fraction(x), np.float32),
-    l2_normalize_of_zeros=lambda tf: fed(tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0), np.float32),
+    l2_normalize_of_zeros=lambda tf: fed(
+        tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0), np.float32
+    ),
 )
 
 
@@ -461,11 +555,18 @@ cases(
     slope_of_minimum=lambda tf: slope(tf, AROUND, lambda x: tf.minimum(x, 1.0)),
     slope_of_minimum_second=lambda tf: slope(tf, AROUND, lambda x: tf.minimum(1.0, x)),
     slopes_of_maximum_of_equals=lambda tf: fed(
-        tf, [1.0, 2.0], lambda x: tf.gradients(tf.maximum(tf.identity(x), x * 1.0), x)[0], np.float32
+        tf,
+        [1.0, 2.0],
+        lambda x: tf.gradients(tf.maximum(tf.identity(x), x * 1.0), x)[0],
+        np.float32,
     ),
-    slope_of_maximum_of_a_row=lambda tf: slope(tf, [[1.0, 0.0], [0.0, 0.0]], lambda x: tf.maximum(x, [0.0, 0.0])),
+    slope_of_maximum_of_a_row=lambda tf: slope(
+        tf, [[1.0, 0.0], [0.0, 0.0]], lambda x: tf.maximum(x, [0.0, 0.0])
+    ),
     slope_of_clip_by_value=lambda tf: slope(tf, AROUND, lambda x: tf.clip_by_value(x, 0.0, 6.0)),
-    slope_of_clip_by_equal_values=lambda tf: slope(tf, AROUND, lambda x: tf.clip_by_value(x, 1.0, 1.0)),
+    slope_of_clip_by_equal_values=lambda tf: slope(
+        tf, AROUND, lambda x: tf.clip_by_value(x, 1.0, 1.0)
+    ),
     slope_of_relu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.relu(x)),
     slope_of_relu6=lambda tf: slope(tf, AROUND, lambda x: tf.nn.relu6(x)),
     slope_of_elu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.elu(x)),
@@ -476,39 +577,70 @@ cases(
     slope_of_abs=lambda tf: slope(tf, AROUND, lambda x: tf.abs(x)),
     slope_of_sqrt=lambda tf: slope(tf, [0.0, 4.0], lambda x: tf.sqrt(x)),
     slope_of_norm_at_zero=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.norm(x)),
-    slope_of_clip_by_norm_at_its_edge=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 5.0)),
-    slope_of_clip_by_norm_within=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 6.0)),
-    clip_by_global_norm_of_infinity=lambda tf: fed(
-        tf, [1.0, np.inf], lambda x: tf.clip_by_global_norm([x, tf.constant([2.0])], 1.0), np.float32
+    slope_of_clip_by_norm_at_its_edge=lambda tf: slope(
+        tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 5.0)
     ),
-    slope_of_clip_by_norm_beyond=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 4.0)),
-    slope_of_clip_by_norm_at_zero=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.clip_by_norm(x, 4.0)),
+    slope_of_clip_by_norm_within=lambda tf: slope(
+        tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 6.0)
+    ),
+    clip_by_global_norm_of_infinity=lambda tf: fed(
+        tf,
+        [1.0, np.inf],
+        lambda x: tf.clip_by_global_norm([x, tf.constant([2.0])], 1.0),
+        np.float32,
+    ),
+    slope_of_clip_by_norm_beyond=lambda tf: slope(
+        tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 4.0)
+    ),
+    slope_of_clip_by_norm_at_zero=lambda tf: slope(
+        tf, [0.0, 0.0], lambda x: tf.clip_by_norm(x, 4.0)
+    ),
     slope_of_reduce_max_of_equals=lambda tf: slope(tf, [1.0, 3.0, 3.0], lambda x: tf.reduce_max(x)),
     slope_of_reduce_min_of_equals=lambda tf: slope(tf, [1.0, 1.0, 3.0], lambda x: tf.reduce_min(x)),
-    slope_of_reduce_prod_with_zero=lambda tf: slope(tf, [0.0, 2.0, 3.0], lambda x: tf.reduce_prod(x)),
-    slope_of_squared_difference=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.squared_difference(x, 1.0)),
+    slope_of_reduce_prod_with_zero=lambda tf: slope(
+        tf, [0.0, 2.0, 3.0], lambda x: tf.reduce_prod(x)
+    ),
+    slope_of_squared_difference=lambda tf: slope(
+        tf, [1.0, 2.0], lambda x: tf.squared_difference(x, 1.0)
+    ),
     slope_of_sigmoid_xent=lambda tf: slope(
-        tf, [-1.0, 0.0, 1.0], lambda x: tf.nn.sigmoid_cross_entropy_with_logits(labels=[0.0, 0.3, 1.0], logits=x)
+        tf,
+        [-1.0, 0.0, 1.0],
+        lambda x: tf.nn.sigmoid_cross_entropy_with_logits(labels=[0.0, 0.3, 1.0], logits=x),
     ),
     slope_of_weighted_xent=lambda tf: slope(
-        tf, [-1.0, 0.0, 1.0], lambda x: tf.nn.weighted_cross_entropy_with_logits([0.0, 0.3, 1.0], x, 2.0)
+        tf,
+        [-1.0, 0.0, 1.0],
+        lambda x: tf.nn.weighted_cross_entropy_with_logits([0.0, 0.3, 1.0], x, 2.0),
     ),
     slope_of_max_pool_of_equals=lambda tf: slope(
-        tf, np.zeros([1, 2, 4, 1]).tolist(), lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID")
+        tf,
+        np.zeros([1, 2, 4, 1]).tolist(),
+        lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"),
     ),
     slope_of_max_pool_that_overlaps=lambda tf: slope(
-        tf, np.ones([1, 3, 3, 1]).tolist(), lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+        tf,
+        np.ones([1, 3, 3, 1]).tolist(),
+        lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 1, 1, 1], "VALID"),
     ),
     slope_of_top_k=lambda tf: slope(tf, [1.0, 3.0, 3.0], lambda x: tf.nn.top_k(x, 1)[0]),
     slope_of_pow_at_zero=lambda tf: slope(tf, [0.0, 2.0], lambda x: tf.pow(x, 2.0)),
     slope_of_exponent_at_zero=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.pow([0.0, 3.0], x)),
     slope_of_atan2=lambda tf: slope(tf, [1.0, -1.0], lambda x: tf.atan2(x, 2.0)),
     slope_of_floormod=lambda tf: slope(tf, [5.5, -5.5], lambda x: tf.floormod(x, 2.0)),
-    slope_of_sign_and_floor=lambda tf: slope(tf, [0.5, 1.0], lambda x: x + tf.sign(x) + tf.floor(x) + tf.round(x)),
-    slope_of_l2_normalize_of_zeros=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0)),
+    slope_of_sign_and_floor=lambda tf: slope(
+        tf, [0.5, 1.0], lambda x: x + tf.sign(x) + tf.floor(x) + tf.round(x)
+    ),
+    slope_of_l2_normalize_of_zeros=lambda tf: slope(
+        tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0)
+    ),
     slope_of_l2_loss=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.nn.l2_loss(x)),
-    slope_of_gather_twice=lambda tf: slope(tf, [1.0, 2.0, 3.0], lambda x: tf.gather(tf.square(x), [0, 0, 2])),
-    slope_of_reduce_logsumexp=lambda tf: slope(tf, [1.0, 2.0, 2.0], lambda x: tf.reduce_logsumexp(x)),
+    slope_of_gather_twice=lambda tf: slope(
+        tf, [1.0, 2.0, 3.0], lambda x: tf.gather(tf.square(x), [0, 0, 2])
+    ),
+    slope_of_reduce_logsumexp=lambda tf: slope(
+        tf, [1.0, 2.0, 2.0], lambda x: tf.reduce_logsumexp(x)
+    ),
 )
 
 
@@ -533,7 +665,12 @@ def scopes_and_names(tf: Any) -> Any:
         default = tf.get_variable("w", [1])
     with tf.variable_scope(None, default_name="d"):
         second = tf.get_variable("w", [1])
-    return [*_named([first, plain, found, again, default, second]), sum_name, scope_name, str(first is again)]
+    return [
+        *_named([first, plain, found, again, default, second]),
+        sum_name,
+        scope_name,
+        str(first is again),
+    ]
 
 
 @case
@@ -619,14 +756,17 @@ def a_scope_that_finds_or_makes(tf: Any) -> Any:
 @case
 def data_types_by_any_name(tf: Any) -> Any:
     return [
-        tf.as_dtype(d).name for d in ("float", "int32", np.int64, np.dtype("uint8"), bool, float, tf.float16, "half")
+        tf.as_dtype(d).name
+        for d in ("float", "int32", np.int64, np.dtype("uint8"), bool, float, tf.float16, "half")
     ]
 
 
 @case
 def the_learning_step_is_counted(tf: Any) -> Any:
     step = tf.train.get_or_create_global_step()
-    train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.square(tf.Variable(1.0)), global_step=step)
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(
+        tf.square(tf.Variable(1.0)), global_step=step
+    )
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run([train])
@@ -668,7 +808,11 @@ def several_components_of_a_queue_are_a_list(tf: Any) -> Any:
     alone = tf.RandomShuffleQueue(3, 0, [tf.float32], [[]])
     given = [queue.dequeue(), queue.dequeue_many(2), queue.dequeue_up_to(2)]
     shapes = [str(part.get_shape()) for parts in given for part in parts]
-    return [type(parts).__name__ for parts in given] + shapes + [alone.dequeue().op.name.rpartition("/")[0]]
+    return (
+        [type(parts).__name__ for parts in given]
+        + shapes
+        + [alone.dequeue().op.name.rpartition("/")[0]]
+    )
 
 
 @case
@@ -692,11 +836,22 @@ def losses_of_a_program(tf: Any) -> Any:
     tf.losses.compute_weighted_loss(x, [[1.0], [0.5]])
     for reduction in ("NONE", "SUM", "MEAN", "SUM_OVER_BATCH_SIZE", "SUM_BY_NONZERO_WEIGHTS"):
         how = getattr(tf.losses.Reduction, reduction)
-        tf.losses.compute_weighted_loss(x, [[0.0], [0.5]], scope=reduction, loss_collection=reduction, reduction=how)
+        tf.losses.compute_weighted_loss(
+            x, [[0.0], [0.5]], scope=reduction, loss_collection=reduction, reduction=how
+        )
     tf.losses.add_loss(tf.constant(7.0))
-    tf.get_variable("w", [2], initializer=tf.ones_initializer(), regularizer=lambda w: 0.5 * tf.reduce_sum(w))
-    kept = [*tf.losses.get_losses(), *tf.losses.get_losses(loss_collection="NONE"), *tf.losses.get_losses("no such")]
-    kept += [*tf.losses.get_losses(loss_collection="SUM"), *tf.losses.get_losses(loss_collection="MEAN")]
+    tf.get_variable(
+        "w", [2], initializer=tf.ones_initializer(), regularizer=lambda w: 0.5 * tf.reduce_sum(w)
+    )
+    kept = [
+        *tf.losses.get_losses(),
+        *tf.losses.get_losses(loss_collection="NONE"),
+        *tf.losses.get_losses("no such"),
+    ]
+    kept += [
+        *tf.losses.get_losses(loss_collection="SUM"),
+        *tf.losses.get_losses(loss_collection="MEAN"),
+    ]
     kept += tf.losses.get_losses(loss_collection="SUM_OVER_BATCH_SIZE")
     kept += tf.losses.get_losses(loss_collection="SUM_BY_NONZERO_WEIGHTS")
     kept += [*tf.losses.get_regularization_losses(), tf.losses.get_regularization_loss()]
@@ -719,8 +874,13 @@ cases(
     bmp_of_three_channels=lambda tf: run(tf, tf.image.decode_bmp(BMP, channels=3)),
     any_picture=lambda tf: run(tf, tf.image.decode_image(BMP)),
     any_picture_by_io=lambda tf: run(tf, tf.io.decode_image(BMP, channels=3)),
-    bicubic=lambda tf: run(tf, tf.image.resize_bicubic(np.reshape(np.sin(np.arange(24.0)), [1, 4, 6, 1]), [7, 3])),
+    bicubic=lambda tf: run(
+        tf, tf.image.resize_bicubic(np.reshape(np.sin(np.arange(24.0)), [1, 4, 6, 1]), [7, 3])
+    ),
     bicubic_by_corners=lambda tf: run(
-        tf, tf.image.resize_bicubic(np.float32(np.reshape(np.arange(8) ** 2, [1, 2, 2, 2])), [3, 5], align_corners=True)
+        tf,
+        tf.image.resize_bicubic(
+            np.float32(np.reshape(np.arange(8) ** 2, [1, 2, 2, 2])), [3, 5], align_corners=True
+        ),
     ),
 )

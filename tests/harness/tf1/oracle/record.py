@@ -22,14 +22,19 @@ def plain(value: Any) -> Any:
     """A value for JSON: numbers in one flat list, complex ones as pairs, strings as text."""
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "SU":
-        return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in array.ravel().tolist()]
+        return [
+            v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in array.ravel().tolist()
+        ]
     if array.dtype.kind == "c":
         return [p for v in array.ravel().tolist() for p in (v.real, v.imag)]
     if array.dtype.kind in "iu":
         return array.ravel().tolist()
     if array.dtype.kind == "b":
         return array.ravel().astype(int).tolist()
-    return [float(np.format_float_scientific(v)) if v.dtype.itemsize < 8 else float(v) for v in _floats(array)]
+    return [
+        float(np.format_float_scientific(v)) if v.dtype.itemsize < 8 else float(v)
+        for v in _floats(array)
+    ]
 
 
 def _floats(array: Any) -> Any:
@@ -120,12 +125,16 @@ def main(path: str) -> None:
     cases = {name: outcome(tf, case) for name, case in CASES.items()}
     programs = {name: program(tf, run) for name, run in PROGRAMS.items()}
     with open(path, "w") as out:
-        out.write(f'{{"tensorflow": {json.dumps(tf.__version__)},\n"cases": {{\n{_lines(cases)}\n}},\n')
+        out.write(
+            f'{{"tensorflow": {json.dumps(tf.__version__)},\n"cases": {{\n{_lines(cases)}\n}},\n'
+        )
         out.write(f'"programs": {{\n{_lines(programs)}\n}}}}\n')
 
 
 def _lines(found: dict[str, Any]) -> str:
-    return ",\n".join(f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items())
+    return ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items()
+    )
 
 
 if __name__ == "__main__":

@@ -21,10 +21,14 @@ class Network:
             self.state = tf.placeholder(tf.float32, [None, 3], "state")
             self.action = tf.placeholder(tf.int32, [None], "action")
             self.reward = tf.placeholder(tf.float32, [None], "reward")
-            weights = tf.get_variable("weights", [3, 2], initializer=tf.zeros_initializer(), collections=collections)
+            weights = tf.get_variable(
+                "weights", [3, 2], initializer=tf.zeros_initializer(), collections=collections
+            )
             logits = tf.matmul(self.state, weights)
             self.policy = tf.nn.softmax(logits)
-            chosen = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self.action, logits=logits)
+            chosen = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels=self.action, logits=logits
+            )
             self.loss = tf.reduce_mean(chosen * self.reward)
             self.variables = [weights]
 
@@ -40,7 +44,9 @@ def play(sess, network, steps, out):
 
 
 def main(_):
-    cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")})
+    cluster = tf.train.ClusterSpec(
+        {"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")}
+    )
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
     if FLAGS.job_name == "ps":
         server.join()
@@ -50,7 +56,9 @@ def main(_):
         shared = Network("shared")
     with tf.device(here):
         own = Network("own", [tf.GraphKeys.LOCAL_VARIABLES])
-        pull = tf.group(*[tf.assign(a, b) for a, b in zip(own.variables, shared.variables, strict=False)])
+        pull = tf.group(
+            *[tf.assign(a, b) for a, b in zip(own.variables, shared.variables, strict=False)]
+        )
         gradients = tf.clip_by_global_norm(tf.gradients(own.loss, own.variables), 5.0)[0]
         push = tf.train.RMSPropOptimizer(0.05).apply_gradients(
             zip(gradients, shared.variables, strict=False), global_step=step
@@ -76,7 +84,10 @@ def main(_):
                     shared.state: np.eye(3, dtype=np.float32),
                 },
             )[1]
-    print("right %s" % [int(row.argmax() == want) for row, want in zip(policy, (1, 0, 0), strict=False)])
+    print(
+        "right %s"
+        % [int(row.argmax() == want) for row, want in zip(policy, (1, 0, 0), strict=False)]
+    )
 
 
 if __name__ == "__main__":

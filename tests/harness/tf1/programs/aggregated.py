@@ -1,6 +1,7 @@
 """Synchronous training with SyncReplicasOptimizer as it was begun in TensorFlow 1.0: chief queue runner and tokens.
 
-The workers pull one number to different places; what all gradients together do is known, step by step.
+The workers pull one number to different places; what all gradients together do is known, step by
+step.
 """
 
 import tensorflow as tf
@@ -25,7 +26,11 @@ def main(_):
 
     is_chief = FLAGS.task_index == 0
     device = f"/job:worker/task:{FLAGS.task_index}/cpu:0"
-    with tf.device(tf.train.replica_device_setter(worker_device=device, ps_device="/job:ps/cpu:0", cluster=cluster)):
+    with tf.device(
+        tf.train.replica_device_setter(
+            worker_device=device, ps_device="/job:ps/cpu:0", cluster=cluster
+        )
+    ):
         global_step = tf.Variable(0, name="global_step", trainable=False)
         place = tf.Variable(START, name="place")
         mine = tf.placeholder(tf.float32, [], name="mine")

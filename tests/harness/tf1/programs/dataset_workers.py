@@ -14,7 +14,8 @@ FLAGS = flags.FLAGS
 
 def parse(record):
     features = tf.parse_single_example(
-        record, {"pixels": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
+        record,
+        {"pixels": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)},
     )
     pixels = tf.reshape(tf.decode_raw(features["pixels"], tf.uint8), [16])
     return tf.cast(pixels, tf.float32) / 255.0, tf.cast(features["label"], tf.int32)
@@ -34,7 +35,9 @@ class Elements(tf.train.SessionRunHook):
 
 
 def main(_):
-    cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")})
+    cluster = tf.train.ClusterSpec(
+        {"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")}
+    )
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
     if FLAGS.job_name == "ps":
         server.join()
@@ -43,7 +46,9 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(worker_device=here, cluster=cluster)):
         files = tf.gfile.Glob(FLAGS.data_dir + "/*.tfrecord")
         dataset = tf.data.TFRecordDataset(files).shard(workers, FLAGS.task_index).map(parse)
-        images, labels = dataset.shuffle(20).repeat(10).batch(7).prefetch(2).make_one_shot_iterator().get_next()
+        images, labels = (
+            dataset.shuffle(20).repeat(10).batch(7).prefetch(2).make_one_shot_iterator().get_next()
+        )
         step = tf.train.get_or_create_global_step()
         weights = tf.get_variable("weights", [16, 4], initializer=tf.zeros_initializer())
         loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.matmul(images, weights))

@@ -43,7 +43,9 @@ def main(_):
         with tf.name_scope("cross_entropy"):
             entropy = tf.reduce_mean(-tf.reduce_sum(y_ * tf.log(y), reduction_indices=[1]))
         with tf.name_scope("train"):
-            train_op = tf.train.GradientDescentOptimizer(0.5).minimize(entropy, global_step=global_step)
+            train_op = tf.train.GradientDescentOptimizer(0.5).minimize(
+                entropy, global_step=global_step
+            )
         with tf.name_scope("accuracy"):
             correct = tf.equal(tf.argmax(y, 1), tf.argmax(y_, 1))
             accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
@@ -59,9 +61,14 @@ def main(_):
         for _ in range(FLAGS.steps):
             images, labels = batches.next()
             feed = {x: images.reshape(len(images), -1), y_: np.eye(10)[labels]}
-            _, cost, summary, step = sess.run([train_op, entropy, summary_op, global_step], feed_dict=feed)
+            _, cost, summary, step = sess.run(
+                [train_op, entropy, summary_op, global_step], feed_dict=feed
+            )
             writer.add_summary(summary, step)
-        test = {x: mnist.test.images.reshape(len(mnist.test), -1), y_: np.eye(10)[mnist.test.labels]}
+        test = {
+            x: mnist.test.images.reshape(len(mnist.test), -1),
+            y_: np.eye(10)[mnist.test.labels],
+        }
         print("accuracy", sess.run(accuracy, feed_dict=test), "source", mnist.source)
         writer.close()
     sv.stop()

@@ -17,16 +17,21 @@ def inputs(batch_size):
     names = tf.train.string_input_producer(files, num_epochs=4)
     _, record = tf.TFRecordReader().read(names)
     features = tf.parse_single_example(
-        record, {"pixels": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
+        record,
+        {"pixels": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)},
     )
     pixels = tf.decode_raw(features["pixels"], tf.uint8)
     pixels.set_shape([16])
     image = tf.cast(pixels, tf.float32) * (1.0 / 255)
-    return tf.train.shuffle_batch([image, features["label"]], batch_size, capacity=60, min_after_dequeue=20)
+    return tf.train.shuffle_batch(
+        [image, features["label"]], batch_size, capacity=60, min_after_dequeue=20
+    )
 
 
 def main(_):
-    cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")})
+    cluster = tf.train.ClusterSpec(
+        {"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")}
+    )
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
     if FLAGS.job_name == "ps":
         server.join()
@@ -36,7 +41,9 @@ def main(_):
         step = tf.Variable(0, name="global_step", trainable=False)
         weights = tf.Variable(tf.zeros([16, 4]), name="weights")
         logits = tf.matmul(images, weights)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        loss = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        )
         train = tf.train.GradientDescentOptimizer(0.5).minimize(loss, global_step=step)
     sv = tf.train.Supervisor(is_chief=FLAGS.task_index == 0, logdir=FLAGS.log_dir, global_step=step)
     batches = 0

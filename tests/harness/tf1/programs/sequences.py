@@ -10,11 +10,15 @@ def word_vectors():
     vectors = tf.Variable(tf.random_uniform([8, 6], -1.0, 1.0, seed=1))
     weights = tf.Variable(tf.truncated_normal([8, 6], stddev=0.4, seed=2))
     logits = tf.matmul(tf.nn.embedding_lookup(vectors, inputs), weights, transpose_b=True)
-    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=beside, logits=logits))
+    loss = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=beside, logits=logits)
+    )
     train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
     unit = tf.nn.l2_normalize(vectors, 1)
     near = tf.matmul(unit, unit, transpose_b=True)
-    pairs = np.array([(a, b) for group in (range(4), range(4, 8)) for a in group for b in group if a != b])
+    pairs = np.array(
+        [(a, b) for group in (range(4), range(4, 8)) for a in group for b in group if a != b]
+    )
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for _ in range(200):
@@ -32,7 +36,9 @@ def recurrent():
     logits = tf.layers.dense(outputs[:, -1], 2)
     loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
     train = tf.train.AdamOptimizer(0.02).minimize(loss)
-    right = tf.reduce_mean(tf.cast(tf.equal(tf.cast(tf.argmax(logits, 1), tf.int32), y), tf.float32))
+    right = tf.reduce_mean(
+        tf.cast(tf.equal(tf.cast(tf.argmax(logits, 1), tf.int32), y), tf.float32)
+    )
     rows = ((np.arange(64)[:, None] >> np.arange(6)) & 1).astype(np.float32)[:, :, None]
     labels = (rows.sum((1, 2)) > 3).astype(np.int32)
     with tf.Session() as sess:

@@ -37,5 +37,9 @@ with tf.Session(config=config) as sess:
     took = datetime.datetime.now() - started
 wanted = np.linalg.matrix_power(a, POWER) + np.linalg.matrix_power(b, POWER)
 np.testing.assert_allclose(got, wanted, rtol=1e-3)
-ran = {stats.device.rpartition("/device:")[2] for stats in metadata.step_stats.dev_stats if len(stats.node_stats)}
+ran = {
+    stats.device.rpartition("/device:")[2]
+    for stats in metadata.step_stats.dev_stats
+    if len(stats.node_stats)
+}
 print("devices", len(names), "ran on", sorted(ran), "in", took.total_seconds())

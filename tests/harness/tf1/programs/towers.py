@@ -1,6 +1,7 @@
 """In-graph replication: one client builds a tower for each worker, and averages their gradients on the ps.
 
-The towers share the variables. What they learn together is compared with the same training in one tower.
+The towers share the variables. What they learn together is compared with the same training in one
+tower.
 """
 
 import numpy as np
@@ -9,7 +10,9 @@ import tensorflow as tf
 flags = tf.app.flags
 flags.DEFINE_string("ps_hosts", "", "address of the parameter server")
 flags.DEFINE_string("worker_hosts", "", "addresses of the workers")
-flags.DEFINE_string("job_name", "", "ps, worker, or nothing: the client, which has worker 0 in its process")
+flags.DEFINE_string(
+    "job_name", "", "ps, worker, or nothing: the client, which has worker 0 in its process"
+)
 flags.DEFINE_integer("task_index", 0, "number of this task")
 FLAGS = flags.FLAGS
 
@@ -42,7 +45,9 @@ def by_hand(x, y):
 def main(_):
     workers = FLAGS.worker_hosts.split(",")
     cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": workers})
-    server = tf.train.Server(cluster, job_name=FLAGS.job_name or "worker", task_index=FLAGS.task_index)
+    server = tf.train.Server(
+        cluster, job_name=FLAGS.job_name or "worker", task_index=FLAGS.task_index
+    )
     if FLAGS.job_name:
         server.join()
 
@@ -52,7 +57,11 @@ def main(_):
     with tf.variable_scope(tf.get_variable_scope()) as scope:
         shares = zip(tf.split(x, len(workers), 0), tf.split(y, len(workers), 0), strict=True)
         for i, (xs, ys) in enumerate(shares):
-            with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{i}", cluster=cluster)):
+            with tf.device(
+                tf.train.replica_device_setter(
+                    worker_device=f"/job:worker/task:{i}", cluster=cluster
+                )
+            ):
                 with tf.name_scope(f"tower_{i}"):
                     losses.append(tower(xs, ys))
                     gradients.append(opt.compute_gradients(losses[-1]))
@@ -76,7 +85,9 @@ def main(_):
     np.testing.assert_allclose(w, wanted_w, atol=1e-4)
     np.testing.assert_allclose(b, wanted_b, atol=1e-4)
     assert found[-1] < found[0] / 4
-    ran = sorted(set(stats.device.partition("/device:")[0] for stats in metadata.step_stats.dev_stats))
+    ran = sorted(
+        set(stats.device.partition("/device:")[0] for stats in metadata.step_stats.dev_stats)
+    )
     print(f"ran on {ran} loss {found[-1]:.4f}")
 
 

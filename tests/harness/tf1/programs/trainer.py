@@ -25,7 +25,9 @@ def main(_):
         return
 
     is_chief = FLAGS.task_index == 0
-    setter = tf.train.replica_device_setter(worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster)
+    setter = tf.train.replica_device_setter(
+        worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster
+    )
     with tf.device(setter):
         global_step = tf.Variable(0, name="global_step", trainable=False)
         with tf.variable_scope("line"):
@@ -38,7 +40,9 @@ def main(_):
         optimizer = tf.train.GradientDescentOptimizer(rate)
         if FLAGS.sync:
             optimizer = tf.train.SyncReplicasOptimizer(
-                optimizer, replicas_to_aggregate=len(worker_hosts), total_num_replicas=len(worker_hosts)
+                optimizer,
+                replicas_to_aggregate=len(worker_hosts),
+                total_num_replicas=len(worker_hosts),
             )
         train_op = optimizer.minimize(loss, global_step=global_step)
         tf.scalar_summary("loss", tf.identity(slope))
@@ -61,7 +65,9 @@ def main(_):
         step = 0
         while not sv.should_stop() and step < FLAGS.last_step:
             batch = rng.uniform(-1, 1, 32)
-            _, loss_value, step = sess.run([train_op, loss, global_step], feed_dict={x: batch, y: 3 * batch - 1})
+            _, loss_value, step = sess.run(
+                [train_op, loss, global_step], feed_dict={x: batch, y: 3 * batch - 1}
+            )
         print("devices", slope.device, offset.device, global_step.device)
         found = sess.run([slope, offset])
         print(f"line {found[0]:.3f} {found[1]:.3f} step {step}", flush=True)

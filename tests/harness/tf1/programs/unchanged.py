@@ -41,11 +41,15 @@ def main(_):
         for i in range(30):
             images, labels = mnist.train.next_batch(20)
             metadata = tf.RunMetadata()
-            options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE if i == 29 else tf.RunOptions.NO_TRACE)
+            options = tf.RunOptions(
+                trace_level=tf.RunOptions.FULL_TRACE if i == 29 else tf.RunOptions.NO_TRACE
+            )
             losses.append(sess.run([train, loss], {x: images, y_: labels}, options, metadata)[1])
             value = tf.Summary.Value(tag="loss", simple_value=float(losses[-1]))
             writer.add_summary(summary_pb2.Summary(value=[value]), i)
-        assert "traceEvents" in timeline.Timeline(metadata.step_stats).generate_chrome_trace_format()
+        assert (
+            "traceEvents" in timeline.Timeline(metadata.step_stats).generate_chrome_trace_format()
+        )
     writer.close()
     assert losses[-1] < losses[0]
     for use in (

@@ -9,7 +9,9 @@ import traceback
 
 def main(path: str) -> int:
     """Runs the cells in order and shows the last value of each; 1 when a cell fails, and which."""
-    cells = [c for c in json.loads(pathlib.Path(path).read_text())["cells"] if c["cell_type"] == "code"]
+    cells = [
+        c for c in json.loads(pathlib.Path(path).read_text())["cells"] if c["cell_type"] == "code"
+    ]
     namespace: dict[str, object] = {"__name__": "__main__"}
     for number, cell in enumerate(cells, 1):
         source = "".join(cell["source"])
@@ -18,7 +20,9 @@ def main(path: str) -> int:
         try:
             exec(compile(tree, f"cell {number}", "exec"), namespace)
             if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), namespace)
+                value = eval(
+                    compile(ast.Expression(last.value), f"cell {number}", "eval"), namespace
+                )
                 if value is not None:
                     print(repr(value))
         except Exception:

@@ -96,7 +96,10 @@ def test_a_name_that_also_means_something_else_is_no_alias() -> None:
         layers.append(tf.nn.relu)
         """
     )
-    assert set(names) == {"tensorflow.nn.relu", "tensorflow.keras"} and names["tensorflow.nn.relu"] == ""
+    assert (
+        set(names) == {"tensorflow.nn.relu", "tensorflow.keras"}
+        and names["tensorflow.nn.relu"] == ""
+    )
 
 
 def test_everything_of_a_module_may_be_imported() -> None:
@@ -110,7 +113,9 @@ def test_everything_of_a_module_may_be_imported() -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="lib2to3 is gone")
 def test_python_2_is_read_too(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "old.py"
-    program.write_text("import tensorflow as tf\nif 1 <> 2:\n\tprint tf.zeros, `1`\n        exec 'x' in {}\n")
+    program.write_text(
+        "import tensorflow as tf\nif 1 <> 2:\n\tprint tf.zeros, `1`\n        exec 'x' in {}\n"
+    )
     read = check.check(program)
     assert read.python2 and [(use.line, use.name) for use in read.uses] == [(3, "tensorflow.zeros")]
 
@@ -122,8 +127,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.cluster
 def test_the_report_counts_names_by_file_and_in_all(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "whole.py").write_text("import tensorflow as tf\ntf.zeros([1])\ntf.zeros([2])\nexit('not run')\n")
-    (tmp_path / "lacks.py").write_text("import tensorflow as tf\n\ntf.ones\ntf.estimator\ntf.estimator\ntf.keras\n")
+    (tmp_path / "whole.py").write_text(
+        "import tensorflow as tf\ntf.zeros([1])\ntf.zeros([2])\nexit('not run')\n"
+    )
+    (tmp_path / "lacks.py").write_text(
+        "import tensorflow as tf\n\ntf.ones\ntf.estimator\ntf.estimator\ntf.keras\n"
+    )
     (tmp_path / "other.py").write_text("print('no names')\n")
     (tmp_path / "broken.py").write_text("def (:\n")
     done = run(str(tmp_path))
@@ -143,8 +152,18 @@ def test_the_report_counts_names_by_file_and_in_all(tmp_path: pathlib.Path) -> N
         "all: 1 files cannot be read",
     ]
     one = run(str(tmp_path / "whole.py"))
-    assert (one.returncode, one.stdout) == (0, f"{tmp_path}/whole.py: 1 of 1 names of TensorFlow's are here\n")
+    assert (one.returncode, one.stdout) == (
+        0,
+        f"{tmp_path}/whole.py: 1 of 1 names of TensorFlow's are here\n",
+    )
     nothing = run(str(tmp_path / "other.py"))
-    assert (nothing.returncode, nothing.stdout) == (0, f"{tmp_path}/other.py: nothing of TensorFlow's\n")
+    assert (nothing.returncode, nothing.stdout) == (
+        0,
+        f"{tmp_path}/other.py: nothing of TensorFlow's\n",
+    )
     absent = run(str(tmp_path / "absent.py"))
-    assert absent.returncode == 1 and "cannot be read" in absent.stdout and "absent.py" in absent.stdout
+    assert (
+        absent.returncode == 1
+        and "cannot be read" in absent.stdout
+        and "absent.py" in absent.stdout
+    )

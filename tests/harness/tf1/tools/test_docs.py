@@ -16,7 +16,8 @@ from harness.tf1.tools import listing
 from tests.harness.tf1.oracle import differences
 from tests.kit import real_mnist
 
-pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
+# its sentences are those of the locked versions of JAX: not for other ones
+pytestmark = pytest.mark.cluster
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
@@ -28,7 +29,9 @@ NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 def test_the_page_lists_what_is_there() -> None:
     generated = NAMES.partition(listing.BEGIN)[2].partition(listing.END)[0].strip()
-    assert generated == listing.page().strip(), "run: python -m harness.tf1.tools.listing docs/tf1_names.md"
+    assert generated == listing.page().strip(), (
+        "run: python -m harness.tf1.tools.listing docs/tf1_names.md"
+    )
 
 
 def test_the_page_lists_what_is_different() -> None:
@@ -48,7 +51,9 @@ def test_every_name_exists_and_says_what_it_is() -> None:
     undocumented = [
         name
         for name, value in everything
-        if callable(value) and not hasattr(value, "DESCRIPTOR") and not (value.__doc__ or "").strip()
+        if callable(value)
+        and not hasattr(value, "DESCRIPTOR")
+        and not (value.__doc__ or "").strip()
     ]
     assert len(everything) > 400
     assert undocumented == []
@@ -68,7 +73,12 @@ def test_the_names_in_the_text_are_there() -> None:
 def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     if "mnist" in path.stem and real_mnist.NONE_HERE:
         pytest.skip(real_mnist.NONE_HERE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": real_mnist.DIRECTORY, "TMPDIR": str(tmp_path)}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MNIST_DIR": real_mnist.DIRECTORY,
+        "TMPDIR": str(tmp_path),
+    }
     done = subprocess.run(
         [sys.executable, str(HERE / "run_notebook.py"), str(path)],
         env={**env, "JAX_PLATFORMS": "cpu"},
@@ -86,7 +96,8 @@ def test_a_notebook_is_kept_without_outputs(path: pathlib.Path) -> None:
     assert notebook["nbformat"] == 4 and notebook["cells"][0]["cell_type"] == "markdown"
     for cell in notebook["cells"]:
         assert cell["id"] and (
-            cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+            cell["cell_type"] == "markdown"
+            or (cell["outputs"], cell["execution_count"]) == ([], None)
         )
 
 
@@ -96,5 +107,7 @@ def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "broken.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     runner = HERE / "run_notebook.py"
-    done = subprocess.run([sys.executable, str(runner), str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(runner), str(path)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and done.stdout.startswith("42\ncell 3 failed:")

@@ -19,7 +19,11 @@ PROGRAM = ROOT / "tests" / "harness" / "tf1" / "programs" / "unchanged.py"
 
 
 def write_idx(path: pathlib.Path, array: np.ndarray, zipped: bool = False) -> None:
-    content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    content = (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
     path.write_bytes(gzip.compress(content) if zipped else content)
 
 
@@ -42,7 +46,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.chaos
-def test_a_program_runs_with_the_imports_that_it_had(mnist: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_program_runs_with_the_imports_that_it_had(
+    mnist: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     logdir = tmp_path / "log"
     done = run(str(PROGRAM), f"--data_dir={mnist}", f"--log_dir={logdir}", "rest")
     assert done.returncode == 0, done.stderr
@@ -94,14 +100,21 @@ if __name__ == "__main__":
 def test_processes_that_a_program_starts_find_tensorflow_too(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(CHILDREN)
     done = run(str(tmp_path / "program.py"))
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["child bellwether", "spawned bellwether convolution2d"])
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        ["child bellwether", "spawned bellwether convolution2d"],
+    )
     # TensorBoard uses TensorFlow where there is one: what it finds is not one.
     (tmp_path / "tensorboard").write_text("import tensorflow")
     (tmp_path / "starts.py").write_text(
-        f"import subprocess, sys\nsys.exit(subprocess.call([sys.executable, {str(tmp_path / 'tensorboard')!r}]))\n"
+        "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, "
+        f"{str(tmp_path / 'tensorboard')!r}]))\n"
     )
     refused = run(str(tmp_path / "starts.py"))
-    assert refused.returncode == 1 and "ImportError: harness.tf1 is no TensorFlow for TensorBoard" in refused.stderr
+    assert (
+        refused.returncode == 1
+        and "ImportError: harness.tf1 is no TensorFlow for TensorBoard" in refused.stderr
+    )
 
 
 @pytest.fixture
@@ -130,9 +143,13 @@ def test_an_import_whose_names_are_not_used_costs_nothing(installed: None) -> No
     from tensorflow.python.training import moving_averages, training_util
 
     assert mnist.read_data_sets is mnist_data.read_data_sets
-    assert state_ops.assign is tf.assign and training_util.get_global_step is harness.get_global_step
+    assert (
+        state_ops.assign is tf.assign and training_util.get_global_step is harness.get_global_step
+    )
     assert "read_data_sets" in dir(mnist) and "reshape" in dir(state_ops)
-    with pytest.raises(AttributeError, match=r"tf\.training\.moving_averages\.assign_moving_average"):
+    with pytest.raises(
+        AttributeError, match=r"tf\.training\.moving_averages\.assign_moving_average"
+    ):
         moving_averages.assign_moving_average  # noqa: B018
     with pytest.raises(AttributeError, match="rnn_cell_impl._Linear"):
         rnn_cell_impl._Linear  # noqa: B018
@@ -146,14 +163,21 @@ def test_what_is_used_of_an_absent_module_says_what_to_use_instead(installed: No
     from tensorflow.contrib.learn import DNNClassifier
 
     assert xavier_initializer is tf.contrib.layers.xavier_initializer
-    with pytest.raises(AttributeError, match=r"tf\.contrib\.layers\.apply_regularization is not in harness\.tf1"):
+    with pytest.raises(
+        AttributeError, match=r"tf\.contrib\.layers\.apply_regularization is not in harness\.tf1"
+    ):
         apply_regularization(1.0)
-    with pytest.raises(AttributeError, match="DNNClassifier is not in harness.tf1: tf.train.MonitoredTrainingSession"):
+    with pytest.raises(
+        AttributeError,
+        match="DNNClassifier is not in harness.tf1: tf.train.MonitoredTrainingSession",
+    ):
 
         class Mine(DNNClassifier):  # type: ignore[misc]
             pass
 
-    with pytest.raises(AttributeError, match=r"tensorflow\.moments is not in harness\.tf1, but tf\.nn\.moments is"):
+    with pytest.raises(
+        AttributeError, match=r"tensorflow\.moments is not in harness\.tf1, but tf\.nn\.moments is"
+    ):
         tensorflow.moments  # noqa: B018
     with pytest.raises(AttributeError, match="docs/tf1_names.md lists what is"):
         tensorflow.no_such_thing  # noqa: B018
@@ -162,9 +186,15 @@ def test_what_is_used_of_an_absent_module_says_what_to_use_instead(installed: No
 
 def test_batches_give_out_everything_once_per_epoch(mnist: pathlib.Path) -> None:
     data = mnist_data.read_data_sets(mnist, validation_size=20, seed=3)
-    assert (data.train.num_examples, data.validation.num_examples, data.test.num_examples) == (100, 20, 30)
+    assert (data.train.num_examples, data.validation.num_examples, data.test.num_examples) == (
+        100,
+        20,
+        30,
+    )
     assert (
-        data.train.images.shape == (100, 784) and data.train.images.dtype == np.float32 and data.test.images.max() == 1
+        data.train.images.shape == (100, 784)
+        and data.train.images.dtype == np.float32
+        and data.test.images.max() == 1
     )
     seen: list[int] = []
     for _ in range(5):
@@ -173,9 +203,15 @@ def test_batches_give_out_everything_once_per_epoch(mnist: pathlib.Path) -> None
         seen += labels.tolist()
     assert data.train.epochs_completed == 1
     assert sorted(seen[:100]) == sorted(list(range(10)) * 10) and seen[:100] != sorted(seen[:100])
-    first = mnist_data.read_data_sets(mnist, one_hot=True, validation_size=0, reshape=False, dtype=np.uint8)
+    first = mnist_data.read_data_sets(
+        mnist, one_hot=True, validation_size=0, reshape=False, dtype=np.uint8
+    )
     images, labels = first.train.next_batch(4, shuffle=False)
-    assert images.shape == (4, 28, 28, 1) and images.dtype == np.uint8 and labels.argmax(1).tolist() == [0, 1, 2, 3]
+    assert (
+        images.shape == (4, 28, 28, 1)
+        and images.dtype == np.uint8
+        and labels.argmax(1).tolist() == [0, 1, 2, 3]
+    )
 
 
 def test_data_that_is_not_there_or_is_none(
@@ -189,12 +225,16 @@ def test_data_that_is_not_there_or_is_none(
     with pytest.raises(ValueError, match="a batch of 31 of 30"):
         mnist_data.read_data_sets(mnist, validation_size=0).test.next_batch(31)
     monkeypatch.delenv("MNIST_DIR")
-    with pytest.raises(FileNotFoundError, match="no MNIST in .*none.*train-images-idx3-ubyte.*https://"):
+    with pytest.raises(
+        FileNotFoundError, match="no MNIST in .*none.*train-images-idx3-ubyte.*https://"
+    ):
         mnist_data.read_data_sets(tmp_path / "none")
     whole = (mnist / "train-labels-idx1-ubyte").read_bytes()
     for damaged in (whole[:50], whole + b"x", b"", b"\x00\x00\x0d" + whole[3:]):
         (mnist / "train-labels-idx1-ubyte").write_bytes(damaged)
-        with pytest.raises(ValueError, match="train-labels-idx1-ubyte is no MNIST file, or not all of one"):
+        with pytest.raises(
+            ValueError, match="train-labels-idx1-ubyte is no MNIST file, or not all of one"
+        ):
             mnist_data.read_data_sets(mnist)
 
 

@@ -12,7 +12,9 @@ import harness.tf1 as tf
 
 def _model(dtype: Any = None) -> tuple[Any, Any]:
     options = {} if dtype is None else {"dtype": dtype}
-    step = tf.get_variable("global_step", [], initializer=tf.constant_initializer(0), trainable=False, **options)
+    step = tf.get_variable(
+        "global_step", [], initializer=tf.constant_initializer(0), trainable=False, **options
+    )
     w = tf.get_variable("w", [], initializer=tf.constant_initializer(5.0))
     tf.summary.scalar("w", w.read_value())
     return step, tf.train.GradientDescentOptimizer(0.1).minimize(w * w, global_step=step)
@@ -20,7 +22,8 @@ def _model(dtype: Any = None) -> tuple[Any, Any]:
 
 def _steps_in(logdir: Any) -> list[int]:
     return sorted(
-        int(os.path.basename(path)) for path in tf.train.get_checkpoint_state(logdir).all_model_checkpoint_paths
+        int(os.path.basename(path))
+        for path in tf.train.get_checkpoint_state(logdir).all_model_checkpoint_paths
     )
 
 
@@ -31,14 +34,18 @@ def _events(logdir: Any) -> Any:
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["given", "found by its name"])
-def test_a_supervisor_takes_it_and_counts_in_whole_steps(tmp_path: Any, found: bool, caplog: Any) -> None:
+def test_a_supervisor_takes_it_and_counts_in_whole_steps(
+    tmp_path: Any, found: bool, caplog: Any
+) -> None:
     logdir = str(tmp_path)
 
     def train(until: int) -> Any:
         with tf.Graph().as_default():
             step, train_op = _model()
             options = {} if found else {"global_step": step}
-            sv = tf.train.Supervisor(logdir=logdir, save_model_secs=600, save_summaries_secs=600, **options)
+            sv = tf.train.Supervisor(
+                logdir=logdir, save_model_secs=600, save_summaries_secs=600, **options
+            )
             assert sv.global_step is step
             with sv.managed_session() as sess:
                 while not sv.should_stop():
@@ -53,7 +60,8 @@ def test_a_supervisor_takes_it_and_counts_in_whole_steps(tmp_path: Any, found: b
     assert (now.dtype, now) == (np.float32, 3)
     assert "'global_step:0' is float32, which stands still at 16777216" in caplog.text
     steps = _steps_in(logdir)
-    assert steps[-1] == 3 and len(steps) <= 2  # the first one is saved beside the first steps, or the last
+    # the first one is saved beside the first steps, or the last
+    assert steps[-1] == 3 and len(steps) <= 2
     now = train(5)
     assert now == 5 and _steps_in(logdir)[-1] == 5
     assert {4, 5} <= {event.step for event in _events(logdir).Scalars("w")}
@@ -62,9 +70,15 @@ def test_a_supervisor_takes_it_and_counts_in_whole_steps(tmp_path: Any, found: b
 def test_monitored_sessions_take_it_too(tmp_path: Any) -> None:
     with tf.Graph().as_default():
         step, train_op = _model()
-        hooks = [tf.train.StopAtStepHook(num_steps=4), tf.train.StepCounterHook(2, output_dir=str(tmp_path))]
+        hooks = [
+            tf.train.StopAtStepHook(num_steps=4),
+            tf.train.StepCounterHook(2, output_dir=str(tmp_path)),
+        ]
         with tf.train.MonitoredTrainingSession(
-            hooks=hooks, checkpoint_dir=str(tmp_path), save_checkpoint_secs=600, save_summaries_steps=1
+            hooks=hooks,
+            checkpoint_dir=str(tmp_path),
+            save_checkpoint_secs=600,
+            save_summaries_steps=1,
         ) as sess:
             while not sess.should_stop():
                 sess.run(train_op)
@@ -75,9 +89,13 @@ def test_monitored_sessions_take_it_too(tmp_path: Any) -> None:
 
 def test_synchronous_training_counts_with_it() -> None:
     with tf.Graph().as_default():
-        step = tf.get_variable("global_step", [], initializer=tf.constant_initializer(0), trainable=False)
+        step = tf.get_variable(
+            "global_step", [], initializer=tf.constant_initializer(0), trainable=False
+        )
         w = tf.get_variable("w", [], initializer=tf.constant_initializer(5.0))
-        sync = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.1), 1, replica_id=0)
+        sync = tf.train.SyncReplicasOptimizer(
+            tf.train.GradientDescentOptimizer(0.1), 1, replica_id=0
+        )
         train_op = sync.minimize(w * w, global_step=step)
         with tf.train.Supervisor(global_step=step).managed_session() as sess:
             assert [sess.run([train_op, step])[1] for _ in range(3)] == [1, 2, 3]

@@ -85,11 +85,17 @@ def _adadelta(v: np.ndarray) -> np.ndarray:
     [
         (lambda: tf.train.GradientDescentOptimizer(0.1), _sgd),
         (lambda: tf.train.MomentumOptimizer(0.1, 0.9), _momentum),
-        (lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True), lambda v: _momentum(v, True)),
+        (
+            lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+            lambda v: _momentum(v, True),
+        ),
         (lambda: tf.train.AdagradOptimizer(0.1), _adagrad),
         (lambda: tf.train.AdamOptimizer(0.1, epsilon=1.0), _adam),
         (lambda: tf.train.RMSPropOptimizer(0.1, 0.8, 0.5, 1e-2), _rmsprop),
-        (lambda: tf.train.RMSPropOptimizer(0.1, 0.8, 0.5, 1e-2, centered=True), lambda v: _rmsprop(v, True)),
+        (
+            lambda: tf.train.RMSPropOptimizer(0.1, 0.8, 0.5, 1e-2, centered=True),
+            lambda v: _rmsprop(v, True),
+        ),
         (lambda: tf.train.AdadeltaOptimizer(0.5, 0.9, 1e-2), _adadelta),
     ],
     ids=["sgd", "momentum", "nesterov", "adagrad", "adam", "rmsprop", "centered", "adadelta"],
@@ -105,13 +111,16 @@ def test_a_learning_rate_may_be_fed_and_may_follow_the_global_step() -> None:
         fed = tf.placeholder(tf.float32, [])
         decayed = tf.train.exponential_decay(1.0, step, 1, 0.5, staircase=True)
         by_feed = tf.train.MomentumOptimizer(fed, 0.5).minimize(tf.reduce_sum(v))
-        by_step = tf.train.GradientDescentOptimizer(decayed).minimize(tf.reduce_sum(w), global_step=step)
+        by_step = tf.train.GradientDescentOptimizer(decayed).minimize(
+            tf.reduce_sum(w), global_step=step
+        )
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
             sess.run(by_feed, {fed: 0.0})
             assert sess.run(v).tolist() == [1.0]
             sess.run(by_feed, {fed: 1.0})
-            assert sess.run(v).tolist() == [-0.5]  # the first gradient is in the momentum, the first rate is not
+            # the first gradient is in the momentum, the first rate is not
+            assert sess.run(v).tolist() == [-0.5]
             for _ in range(3):
                 sess.run(by_step)
             assert sess.run([w, step]) == [[1 - 1 - 0.5 - 0.25], 3]
@@ -124,10 +133,17 @@ def test_the_arguments_of_minimize_and_the_slots_have_tensorflows_names() -> Non
         optimizer = tf.train.AdamOptimizer(name="Mine")
         loss = tf.reduce_sum(v) + tf.reduce_sum(u)
         op = optimizer.minimize(
-            loss, step, [v], gate_gradients=optimizer.GATE_OP, colocate_gradients_with_ops=True, name="train_it"
+            loss,
+            step,
+            [v],
+            gate_gradients=optimizer.GATE_OP,
+            colocate_gradients_with_ops=True,
+            name="train_it",
         )
         assert op.name.startswith("train_it/") and optimizer.get_name() == "Mine"
-        assert optimizer.get_slot(v, "m").name == "v/adam/m:0" and optimizer.get_slot(u, "m") is None
+        assert (
+            optimizer.get_slot(v, "m").name == "v/adam/m:0" and optimizer.get_slot(u, "m") is None
+        )
         pairs = optimizer.compute_gradients(loss, [u], grad_loss=2.0)
         clipped = optimizer.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs])
         with tf.Session() as sess:
@@ -195,4 +211,9 @@ def test_an_average_of_a_variable_lies_beside_it_and_one_of_a_tensor_where_varia
             with tf.device("/job:worker/task:0/cpu:0"):
                 averages.apply([v])
             averages.apply([mean])
-        assert averages.average(v).device == v.device == averages.average(mean).device == "/job:ps/task:0"
+        assert (
+            averages.average(v).device
+            == v.device
+            == averages.average(mean).device
+            == "/job:ps/task:0"
+        )

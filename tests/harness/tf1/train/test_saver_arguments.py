@@ -21,7 +21,9 @@ def test_a_saver_takes_all_of_tensorflows_arguments(tmp_path: Any) -> None:
             sess.run(v.initializer)
             first = saver.save(sess, path, 1, "checkpoint", "meta", False)
             sess.run(v.assign(2.0))
-            second = saver.save(sess, path, global_step=2, write_meta_graph=False, meta_graph_suffix="graph")
+            second = saver.save(
+                sess, path, global_step=2, write_meta_graph=False, meta_graph_suffix="graph"
+            )
             assert tf.train.latest_checkpoint(str(tmp_path)) == second != first
             by_position.restore(sess, first)
             assert sess.run(v) == 1
@@ -44,4 +46,6 @@ def test_a_writer_takes_a_graph_def(tmp_path: Any) -> None:
         assert tf.train.SummaryWriter is tf.summary.FileWriter
     (file,) = glob.glob(str(tmp_path / "events.out.tfevents.*"))
     assert file.endswith(".mine")
-    assert [node.name for node in EventAccumulator(str(tmp_path)).Reload().Graph().node] == ["shown"]
+    assert [node.name for node in EventAccumulator(str(tmp_path)).Reload().Graph().node] == [
+        "shown"
+    ]

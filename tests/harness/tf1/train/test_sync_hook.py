@@ -8,7 +8,11 @@ import harness.tf1 as tf
 def _model() -> tuple[object, object, object]:
     step = tf.train.get_or_create_global_step()
     w = tf.get_variable("w", [], initializer=tf.constant_initializer(4.0))
-    return step, w, tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.25), 1, replica_id=0)
+    return (
+        step,
+        w,
+        tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.25), 1, replica_id=0),
+    )
 
 
 def test_a_hook_may_be_made_before_the_training_operation() -> None:
@@ -27,17 +31,23 @@ def test_what_is_missing_is_told_when_the_session_begins() -> None:
     with tf.Graph().as_default():
         _, _, sync = _model()
         hook = sync.make_session_run_hook(True)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="apply_gradients should be called before"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="apply_gradients should be called before"
+        ):
             tf.train.MonitoredTrainingSession(hooks=[hook])
 
 
 def test_too_few_tokens_are_refused() -> None:
     with tf.Graph().as_default():
         step, w, _ = _model()
-        sync = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.25), 3, 1, replica_id=0)
+        sync = tf.train.SyncReplicasOptimizer(
+            tf.train.GradientDescentOptimizer(0.25), 3, 1, replica_id=0
+        )
         hook = sync.make_session_run_hook(True, num_tokens=1)
         sync.minimize(w * w, global_step=step)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Too few tokens to finish the first step: 1"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="Too few tokens to finish the first step: 1"
+        ):
             tf.train.MonitoredTrainingSession(hooks=[hook])
 
 
@@ -48,7 +58,9 @@ def test_the_training_operation_gives_the_step_as_in_tensorflow() -> None:
         summary = tf.summary.histogram("step", train_op)
         with tf.control_dependencies([train_op]):
             after = tf.identity(w)
-        with tf.train.MonitoredTrainingSession(is_chief=True, hooks=[sync.make_session_run_hook(True)]) as sess:
+        with tf.train.MonitoredTrainingSession(
+            is_chief=True, hooks=[sync.make_session_run_hook(True)]
+        ) as sess:
             assert sess.run(train_op) == 1
             assert sess.run([train_op, step, after]) == [2, 2, 1.0]
             assert sess.run(summary)

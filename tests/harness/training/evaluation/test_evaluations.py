@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.training.evaluation.evaluations import Evaluation, Goal, Standing, added, load, next_key, standing, store
+from harness.training.evaluation.evaluations import (
+    Evaluation,
+    Goal,
+    Standing,
+    added,
+    load,
+    next_key,
+    standing,
+    store,
+)
 from runtime import DataLossError
 
 ACCURACY = Goal("accuracy")
@@ -20,7 +29,8 @@ def run(*values: float, metric: str = "accuracy") -> list[Evaluation]:
 def test_the_best_is_the_first_of_the_highest() -> None:
     evaluations = run(0.5, 0.9, 0.9, 0.2)
     assert standing(evaluations, ACCURACY) == Standing(evaluations[1], 2)
-    assert standing(reversed(evaluations), ACCURACY) == Standing(evaluations[1], 2)  # the order of the steps counts
+    # the order of the steps counts
+    assert standing(reversed(evaluations), ACCURACY) == Standing(evaluations[1], 2)
 
 
 def test_the_lowest_may_be_best() -> None:
@@ -77,7 +87,9 @@ def test_a_step_that_was_lost_and_saved_again_is_another_checkpoint() -> None:
     assert added([first], again) == (again,)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.floats(allow_nan=False)), max_size=30), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.floats(allow_nan=False)), max_size=30), st.booleans()
+)
 def test_every_checkpoint_is_evaluated_once(found: list[tuple[int, float]], over: bool) -> None:
     done: list[Evaluation] = []
     while (key := next_key(found, done, over)) is not None:

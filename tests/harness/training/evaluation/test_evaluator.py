@@ -33,13 +33,17 @@ class Trainer:
             self.step = harness.get_or_create_global_step()
             self.saver = harness.Saver(max_to_keep=keep)
             self.loads = [rt.placeholder(np.float32, []), rt.placeholder(np.int64, [])]
-            self.assign = rt.group(self.value.assign(self.loads[0]), self.step.assign(self.loads[1]))
+            self.assign = rt.group(
+                self.value.assign(self.loads[0]), self.step.assign(self.loads[1])
+            )
             init = rt.global_variables_initializer()
         self.session = rt.Session("", graph)
         self.session.run(init)
 
     def save(self, step: int, value: float) -> str:
-        self.session.run(self.assign, dict(zip(self.loads, (np.float32(value), np.int64(step)), strict=True)))
+        self.session.run(
+            self.assign, dict(zip(self.loads, (np.float32(value), np.int64(step)), strict=True))
+        )
         return str(self.saver.save(self.session, self.path, self.step))
 
 
@@ -67,7 +71,9 @@ def worth(checkpoint: str | None) -> float:
     return float(harness.load_variable(checkpoint, "value"))
 
 
-def test_every_checkpoint_once_and_the_best_outlives_the_trainers_retention(tmp_path: pathlib.Path) -> None:
+def test_every_checkpoint_once_and_the_best_outlives_the_trainers_retention(
+    tmp_path: pathlib.Path,
+) -> None:
     trainer, first = Trainer(tmp_path, keep=2), Worth()
     for step, value in [(10, 0.5), (20, 0.9)]:
         trainer.save(step, value)
@@ -107,7 +113,9 @@ def test_the_series_are_the_evaluators_own(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.glob("events*"))
 
 
-def test_a_checkpoint_that_is_deleted_under_the_evaluation_is_evaluated_whole(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_that_is_deleted_under_the_evaluation_is_evaluated_whole(
+    tmp_path: pathlib.Path,
+) -> None:
     trainer = Trainer(tmp_path, keep=1)
     trainer.save(10, 0.5)
     evaluated: list[float] = []
@@ -175,7 +183,9 @@ def test_a_killed_evaluator_goes_on_where_it_was(tmp_path: pathlib.Path) -> None
     assert os.listdir(tmp_path / "eval" / "best") == ["10"]
 
 
-def test_the_mark_of_an_earlier_end_is_worth_nothing_once_the_run_goes_on(tmp_path: pathlib.Path) -> None:
+def test_the_mark_of_an_earlier_end_is_worth_nothing_once_the_run_goes_on(
+    tmp_path: pathlib.Path,
+) -> None:
     trainer = Trainer(tmp_path)
     trainer.save(10, 0.5)
     assert end_mark(str(tmp_path)) is None
@@ -187,13 +197,17 @@ def test_the_mark_of_an_earlier_end_is_worth_nothing_once_the_run_goes_on(tmp_pa
     assert end_mark(str(tmp_path)) is None
 
 
-def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluator(tmp_path: pathlib.Path) -> None:
+def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluator(
+    tmp_path: pathlib.Path,
+) -> None:
     """A chief that trains for ever over a model that gets no better."""
     graph = rt.Graph()
     with graph.as_default(), rt.Server.create_local_server() as server:
         rt.Variable(0.5, name="value")
         step = harness.get_or_create_global_step().assign_add(1)
-        supervisor = harness.Supervisor(graph=graph, logdir=str(tmp_path), save_model_secs=0.2, save_summaries_secs=0)
+        supervisor = harness.Supervisor(
+            graph=graph, logdir=str(tmp_path), save_model_secs=0.2, save_summaries_secs=0
+        )
         worths = Worth()
         evaluator = worths.evaluator(tmp_path, master=server.target, patience=2)
         standings: list[Any] = []
@@ -207,7 +221,9 @@ def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluat
     assert len(worths.calls) == len(set(worths.calls)) >= 3
     assert "no better in" in standings[0].stop
     newest = harness.latest_checkpoint(str(tmp_path))
-    assert newest is not None and int(os.path.basename(newest)) == max(worths.calls), "the last one is evaluated"
+    assert newest is not None and int(os.path.basename(newest)) == max(worths.calls), (
+        "the last one is evaluated"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +235,9 @@ def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluat
         ({"name": "a/b"}, "one sub-directory"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: pathlib.Path, options: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    tmp_path: pathlib.Path, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         Worth().evaluator(tmp_path, **options)
 
@@ -266,7 +284,9 @@ def test_a_second_evaluator_of_a_name_waits_for_the_first(
 
 
 @pytest.mark.parametrize("taken", ["eval", "eval/chief.lock"])
-def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: pathlib.Path, taken: str) -> None:
+def test_a_directory_that_cannot_be_used_is_an_error_at_once(
+    tmp_path: pathlib.Path, taken: str
+) -> None:
     Trainer(tmp_path).save(10, 0.5)
     if taken == "eval":
         (tmp_path / taken).touch()
@@ -280,7 +300,9 @@ def test_what_an_evaluation_returns_is_named(tmp_path: pathlib.Path) -> None:
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     graph = Worth().graph
-    with pytest.raises(TypeError, match=r"evaluate\(\) returns a dict with one number for each name, not None"):
+    with pytest.raises(
+        TypeError, match=r"evaluate\(\) returns a dict with one number for each name, not None"
+    ):
         harness.Evaluator(lambda session, step: None, tmp_path, graph=graph, silence_secs=0.0).run()  # type: ignore[arg-type, return-value]
     evaluator = harness.Evaluator(
         lambda session, step: {"accuracy": np.array([0.5])},  # type: ignore[dict-item]

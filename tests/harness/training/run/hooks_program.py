@@ -1,6 +1,7 @@
 """The program of the test of all hooks: one MonitoredTrainingSession per worker, every hook in it.
 
-python -m tests.harness.training.run.hooks_program --directory=... --last_step=... + the cluster flags
+python -m tests.harness.training.run.hooks_program --directory=... --last_step=... + the cluster
+flags
 """
 
 import itertools
@@ -24,7 +25,9 @@ flags.DEFINE_integer("task_index", 0, "")
 flags.DEFINE_string("directory", "", "")
 flags.DEFINE_integer("last_step", 300, "")
 flags.DEFINE_bool("nan", False, "The chief's loss becomes NaN at step 50.")
-flags.DEFINE_string("gate", "", "The file without which no worker does more than a quarter of the steps.")
+flags.DEFINE_string(
+    "gate", "", "The file without which no worker does more than a quarter of the steps."
+)
 WAIT_UNTIL = 20
 
 
@@ -91,18 +94,30 @@ def work(server: rt.Server, cluster: dict[str, list[str]]) -> None:
     final = tf1_training.FinalOpsHook(global_step)
     hooks = [
         tf1_training.FeedFnHook(feed),
-        # The chief does the last quarter alone, so there is something for its hooks to see however busy the host is.
+        # The chief does the last quarter alone, so there is something for its hooks to see however
+        # busy the host is.
         harness.StopAtStepHook(last_step=FLAGS.last_step if chief else FLAGS.last_step * 3 // 4),
         harness.LoggingTensorHook({"loss": loss}, every_n_iter=1000, at_end=False),
         harness.NanTensorHook(loss),
         final,
-        *([] if chief else [tf1_training.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05), Leash(global_step, chiefs)]),
+        *(
+            []
+            if chief
+            else [
+                tf1_training.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05),
+                Leash(global_step, chiefs),
+            ]
+        ),
     ]
     only = [
         tf1_training.ProfilerHook(save_steps=1000, output_dir=os.path.join(directory, "traces")),
         harness.StepCounterHook(250, output_dir=os.path.join(directory, "rates")),
-        harness.CheckpointSaverHook(os.path.join(directory, "own"), save_steps=700, listeners=[Listener()]),
-        harness.SummarySaverHook(250, output_dir=os.path.join(directory, "own-summaries"), summary_op=summary),
+        harness.CheckpointSaverHook(
+            os.path.join(directory, "own"), save_steps=700, listeners=[Listener()]
+        ),
+        harness.SummarySaverHook(
+            250, output_dir=os.path.join(directory, "own-summaries"), summary_op=summary
+        ),
     ]
     with harness.MonitoredTrainingSession(
         server.target,

@@ -28,7 +28,12 @@ def _scalars(directory: Path) -> list[tuple[str, int, float]]:
 
 
 def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
-    command = [*COMMAND, f"--directory={tmp_path}", f"--last_step={LAST}", f"--gate={tmp_path}/gate"]
+    command = [
+        *COMMAND,
+        f"--directory={tmp_path}",
+        f"--last_step={LAST}",
+        f"--gate={tmp_path}/gate",
+    ]
     with no_leaks(), LocalCluster(command, ps=2, workers=2, preload=PRELOAD, env=ENV) as cluster:
         cluster.expect("worker:1", "FIRST")
         cluster.run(FaultPlan(seed=11).kill("ps", 1, at_step=1000, restart_secs=0))
@@ -36,30 +41,43 @@ def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
         for worker, last in (("worker:1", LAST * 3 // 4), ("worker:0", LAST)):
             cluster.expect(worker, "recovering")
             final = cluster.expect(worker, r"FINAL (\d+)")  # FinalOpsHook
-            assert last <= int(final[1]) <= LAST + 2  # StopAtStepHook; each may have one step under way
+            # StopAtStepHook; each may have one step under way
+            assert last <= int(final[1]) <= LAST + 2
         assert [cluster.wait("worker:0"), cluster.wait("worker:1")] == [0, 0]
-        told = [line.text.partition("LISTENER ")[2] for line in cluster.lines("worker:0", "LISTENER")]
+        told = [
+            line.text.partition("LISTENER ")[2] for line in cluster.lines("worker:0", "LISTENER")
+        ]
         again = len(cluster.lines("worker:0", r"restored \S+/0: "))  # nothing newer was whole yet
         for worker in ("worker:0", "worker:1"):
-            assert len(cluster.lines(worker, r"loss = 8\.0")) >= 1  # LoggingTensorHook; what FeedFnHook feeds
+            # LoggingTensorHook; what FeedFnHook feeds
+            assert len(cluster.lines(worker, r"loss = 8\.0")) >= 1
             assert len(cluster.lines(worker, "FIRST")) == 1
     assert told[:3] == ["begin", "before 0", "after 0"] and told[-1].startswith("end ")
     assert told.count("begin") == 1 and len([t for t in told if t.startswith("end")]) == 1
     saves = told[1:-1]  # the death of the ps may have cut one off: a "before" without its "after"
-    assert all(saves[n - 1] == t.replace("after", "before") for n, t in enumerate(saves) if t.startswith("after"))
+    assert all(
+        saves[n - 1] == t.replace("after", "before")
+        for n, t in enumerate(saves)
+        if t.startswith("after")
+    )
     assert 1 <= saves.count("before 0") <= 1 + again and saves[-1].startswith("after")
     end = int(told[-1].split()[1])
-    for path in (tmp_path, tmp_path / "own"):  # CheckpointSaverHook, the session's and one of the user's own
+    # CheckpointSaverHook, the session's and one of the user's own
+    for path in (tmp_path, tmp_path / "own"):
         newest = harness.latest_checkpoint(str(path))
         assert newest is not None and int(Path(newest).name) == end
         total = harness.load_variable(newest, "total")
-        assert set(total.tolist()) == {float(end)}  # each step once: none lost, none doubled after the restore
+        # each step once: none lost, none doubled after the restore
+        assert set(total.tolist()) == {float(end)}
     for directory in (tmp_path, tmp_path / "own-summaries"):  # SummarySaverHook
         losses = [(step, value) for tag, step, value in _scalars(directory) if tag == "loss"]
         assert {value for _, value in losses} == {8.0}
         assert max(step for step, _ in losses) > LAST // 2
     for directory in (tmp_path, tmp_path / "rates"):  # StepCounterHook
-        assert max(step for tag, step, _ in _scalars(directory) if tag == "global_step/sec") > LAST // 2
+        assert (
+            max(step for tag, step, _ in _scalars(directory) if tag == "global_step/sec")
+            > LAST // 2
+        )
     traces = sorted((tmp_path / "traces").glob("timeline-*.json"))  # ProfilerHook
     assert traces
     assert any(e.get("name") for e in json.loads(traces[0].read_text())["traceEvents"])
@@ -77,7 +95,10 @@ def test_a_nan_on_the_chief_ends_it_with_the_error_and_saves_nothing_more(tmp_pa
 
 def test_a_worker_of_monitored_sessions_that_comes_late_gets_a_defined_end(tmp_path: Path) -> None:
     command = [*COMMAND, f"--directory={tmp_path}", "--last_step=30"]
-    with no_leaks(), LocalCluster(command, ps=1, workers=2, preload=PRELOAD, env=ENV, start=False) as cluster:
+    with (
+        no_leaks(),
+        LocalCluster(command, ps=1, workers=2, preload=PRELOAD, env=ENV, start=False) as cluster,
+    ):
         cluster.start("ps:0")
         cluster.start("worker:0")
         assert cluster.wait("worker:0") == 0

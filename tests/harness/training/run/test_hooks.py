@@ -108,11 +108,19 @@ def test_logged_tensors() -> None:
     v = rt.Variable(7.0, name="v")
     with Heard() as lines:
         run([harness.LoggingTensorHook({"vee": v}, every_n_iter=4, at_end=True)], 9)
-    assert [line.split(" (")[0] for line in lines if line.startswith("vee")] == ["vee = 7.0"] * 4  # 0, 4, 8, end
+    # 0, 4, 8, end
+    assert [line.split(" (")[0] for line in lines if line.startswith("vee")] == ["vee = 7.0"] * 4
     with Heard() as lines:
         with rt.Graph().as_default():
             rt.Variable(1.0, name="w")
-            run([harness.LoggingTensorHook(["w:0"], every_n_secs=1000, formatter=lambda d: f"w is {d['w:0']}")], 3)
+            run(
+                [
+                    harness.LoggingTensorHook(
+                        ["w:0"], every_n_secs=1000, formatter=lambda d: f"w is {d['w:0']}"
+                    )
+                ],
+                3,
+            )
     assert "w is 1.0" in lines
 
 
@@ -186,14 +194,27 @@ def test_checkpoints_and_their_listeners(tmp_path: pathlib.Path) -> None:
     listener = Listener()
     run([harness.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=[listener])], 3)
     saved = [0, 2, 3]
-    assert listener.story == ["begin", *[(w, s) for s in saved for w in ("before", "after")], ("end", 3)]
-    assert {int(p.name) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()} == set(saved)
+    assert listener.story == [
+        "begin",
+        *[(w, s) for s in saved for w in ("before", "after")],
+        ("end", 3),
+    ]
+    assert {int(p.name) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()} == set(
+        saved
+    )
 
 
 def test_a_listener_stops_training(tmp_path: pathlib.Path) -> None:
     listener = Listener()
     listener.stops_at = 4
-    assert len(run([harness.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=[listener])], 10)) == 4
+    assert (
+        len(
+            run(
+                [harness.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=[listener])], 10
+            )
+        )
+        == 4
+    )
 
 
 def test_checkpoint_arguments(tmp_path: pathlib.Path) -> None:
@@ -206,7 +227,8 @@ def test_checkpoint_arguments(tmp_path: pathlib.Path) -> None:
 def test_traces(tmp_path: pathlib.Path) -> None:
     run([tf1_training.ProfilerHook(save_steps=3, output_dir=str(tmp_path))], 8)
     files = sorted(tmp_path.glob("timeline-*.json"))
-    assert [f.name for f in files] == ["timeline-4.json", "timeline-7.json"]  # never the first, which compiles
+    # never the first, which compiles
+    assert [f.name for f in files] == ["timeline-4.json", "timeline-7.json"]
     assert json.loads(files[0].read_text())["traceEvents"]
 
 

@@ -19,7 +19,10 @@ from harness.launch.tasks import Topology, arguments, environment, gpus, takes_f
 from harness.training.run.join import Member, find_identity
 from tests.kit.processes import Program
 
-TF_CONFIG = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+TF_CONFIG = {
+    "cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]},
+    "task": {"type": "worker", "index": 1},
+}
 SLURM = {
     "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_PROCID": "2",
@@ -41,7 +44,14 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) -> None:
-    argv = ["--ps_hosts=x:1,y:1", "--worker_hosts", "z:1", "-job_name=ps", "--task_index=1", "--lr=0.1"]
+    argv = [
+        "--ps_hosts=x:1,y:1",
+        "--worker_hosts",
+        "z:1",
+        "-job_name=ps",
+        "--task_index=1",
+        "--lr=0.1",
+    ]
     config, slurm = environ({"TF_CONFIG": json.dumps(TF_CONFIG)}), environ(SLURM)
     found = find_identity(argv, config | slurm)
     assert (found.job, found.index, found.source) == ("ps", 1, "flags")
@@ -62,18 +72,30 @@ def test_flags_may_come_after_two_dashes() -> None:
 
 
 def test_a_pod_of_a_jobset_finds_its_place(environ: Any) -> None:
-    pod = {"JOBSET_NAME": "b", "REPLICATED_JOB_NAME": "worker", "JOB_INDEX": "1", "BELLWETHER_JOBS": "ps=1,worker=2"}
+    pod = {
+        "JOBSET_NAME": "b",
+        "REPLICATED_JOB_NAME": "worker",
+        "JOB_INDEX": "1",
+        "BELLWETHER_JOBS": "ps=1,worker=2",
+    }
     found = find_identity([], environ(pod))
     assert (found.job, found.index, found.source) == ("worker", 1, "JobSet")
     assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
 
 
-def test_an_evaluator_has_no_server_and_knows_a_ps(environ: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluator_has_no_server_and_knows_a_ps(
+    environ: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {"cluster": TF_CONFIG["cluster"], "task": {"type": "evaluator", "index": 0}}
     environ({"TF_CONFIG": json.dumps(config)})
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with harness.join_cluster() as me, me.device():
-        assert (me.job, me.server, me.target, me.is_chief) == ("evaluator", None, "grpc://a:1", False)
+        assert (me.job, me.server, me.target, me.is_chief) == (
+            "evaluator",
+            None,
+            "grpc://a:1",
+            False,
+        )
         assert rt.constant(1.0).device == ""
 
 
@@ -96,12 +118,16 @@ def test_a_task_without_a_credential_is_named(
     monkeypatch.delenv("BELLWETHER_SECURITY", raising=False)
     environ({"BELLWETHER_BIND": "0.0.0.0"})
     hosts = f"--worker_hosts=localhost:{port}"
-    monkeypatch.setattr(sys, "argv", ["train.py", "--ps_hosts=", hosts, "--job_name=worker", "--task_index=0"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "--ps_hosts=", hosts, "--job_name=worker", "--task_index=0"]
+    )
     with pytest.raises(SystemExit) as ended, harness.join_cluster():
         raise AssertionError("it has joined")
     assert ended.value.code == exit_codes.CONFIGURATION.plain
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("/job:worker/task:0: it listens at ") and "python -m harness.certs" in line
+    assert (
+        line.startswith("/job:worker/task:0: it listens at ") and "python -m harness.certs" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,23 +135,39 @@ def test_a_task_without_a_credential_is_named(
     [
         (["--ps_hosts=a:1"], {}, "--ps_hosts given without --job_name"),
         (
-            ["--ps_host=a:1", "--worker_hosts=a:2", "--job_name=worker"],  # who trained alone, without a word
+            # who trained alone, without a word
+            ["--ps_host=a:1", "--worker_hosts=a:2", "--job_name=worker"],
             {},
             "--ps_host is no flag of a task; did you mean --ps_hosts",
         ),
         (["--taskindex", "1"], {}, "--taskindex is no flag of a task; did you mean --task_index"),
         (
-            ["--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_id=1"],  # it was worker 0
+            # it was worker 0
+            ["--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_id=1"],
             {},
             "--task_id is no flag of a task; did you mean --task_index",
         ),
         (["--job_name=ps"], {}, "--job_name given without --ps_hosts and --worker_hosts"),
-        (["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"], {}, "--task_index=one: give the number"),
-        ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has no "task"'),
-        ([], SLURM, r"a Slurm step of 3 tasks .* cannot have 3 ps and workers too: raise srun --ntasks"),
+        (
+            ["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"],
+            {},
+            "--task_index=one: give the number",
+        ),
+        (
+            [],
+            {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})},
+            'TF_CONFIG has no "task"',
+        ),
+        (
+            [],
+            SLURM,
+            r"a Slurm step of 3 tasks .* cannot have 3 ps and workers too: raise srun --ntasks",
+        ),
     ],
 )
-def test_what_is_not_whole_is_named(argv: list[str], variables: dict[str, str], text: str, environ: Any) -> None:
+def test_what_is_not_whole_is_named(
+    argv: list[str], variables: dict[str, str], text: str, environ: Any
+) -> None:
     with pytest.raises(rt.InvalidArgumentError, match=text):
         find_identity(argv, environ(variables), ps=3)
 
@@ -146,14 +188,34 @@ def in_tf_config(role: str, index: Any) -> str:
             "TF_CONFIG: unknown role 'boss'; the jobs of the cluster: ps, worker",
         ),
         ([], {"TF_CONFIG": in_tf_config("worker", 9)}, "TF_CONFIG: task index 9 is out of range"),
-        ([], {"TF_CONFIG": in_tf_config("worker", "x")}, "TF_CONFIG: task index must be an integer, got 'x'"),
-        (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=boss"], {}, "No such job in cluster: 'boss'"),
-        (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=ps", "--task_index=1"], {}, "No task with index 1"),
+        (
+            [],
+            {"TF_CONFIG": in_tf_config("worker", "x")},
+            "TF_CONFIG: task index must be an integer, got 'x'",
+        ),
+        (
+            ["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=boss"],
+            {},
+            "No such job in cluster: 'boss'",
+        ),
+        (
+            ["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=ps", "--task_index=1"],
+            {},
+            "No task with index 1",
+        ),
         ([], {"JOBSET_NAME": "mnist"}, "BELLWETHER_JOBS is not set"),
-        ([], {**SLURM, "SLURM_PROCID": "7"}, "SLURM_PROCID=7 is no task of a Slurm step of 3 tasks"),
+        (
+            [],
+            {**SLURM, "SLURM_PROCID": "7"},
+            "SLURM_PROCID=7 is no task of a Slurm step of 3 tasks",
+        ),
         ([], {**SLURM, "SLURM_PROCID": None}, "SLURM_PROCID is not set"),
         ([], {**SLURM, "SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-        ([], {**SLURM, "SLURM_STEP_NUM_TASKS": "three"}, "a Slurm step of three tasks (SLURM_STEP_NUM_TASKS)"),
+        (
+            [],
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "three"},
+            "a Slurm step of three tasks (SLURM_STEP_NUM_TASKS)",
+        ),
     ],
 )
 def test_what_an_engine_tells_wrong_is_one_line_and_the_code_of_a_configuration(
@@ -182,7 +244,10 @@ def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
     with rt.local_cluster(ps=1, workers=2) as cluster:
         server = cluster.servers["worker", 0]
         member = lambda job, index, spec: Member(rt.ClusterSpec(spec), job, index, server)  # noqa: E731
-        plain, own = {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}
+        plain, own = (
+            {"ps": ["a:1"], "worker": ["b:1", "c:1"]},
+            {"chief": ["a:1"], "worker": ["b:1"]},
+        )
         assert [member("worker", i, plain).is_chief for i in range(2)] == [True, False]
         assert member("chief", 0, own).is_chief and not member("worker", 0, own).is_chief
         assert [member("worker", i, plain).number for i in range(2)] == [0, 1]
@@ -195,7 +260,11 @@ def test_a_cluster_in_this_process_trains() -> None:
         with cluster.device(1):
             v, w = rt.Variable(1.0, name="v"), rt.Variable(2.0, name="w")
             total = v + w
-        assert [v.device, w.device, total.device] == ["/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"]
+        assert [v.device, w.device, total.device] == [
+            "/job:ps/task:0",
+            "/job:ps/task:1",
+            "/job:worker/task:1",
+        ]
         with rt.Session(cluster.target) as session:
             session.run(rt.global_variables_initializer())
         with rt.Session(cluster.target_of(1)) as session:
@@ -217,7 +286,9 @@ def test_the_launcher_tells_each_task_by_its_environment_who_it_is() -> None:
     assert found["task"] == {"type": "worker", "index": 1}
 
 
-def test_a_program_that_joins_is_given_no_flags(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_joins_is_given_no_flags(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "joins.py").write_text("with harness.join_cluster() as me: ...\n")
@@ -229,20 +300,33 @@ def test_a_program_that_joins_is_given_no_flags(tmp_path: pathlib.Path, monkeypa
         "--lr=1",
     ]
     assert not takes_flags(["python", "package/joins.py"])
-    for command in (["python", "flags.py"], ["python", "-m", "elsewhere"], ["./train"], ["python", "missing.py"]):
+    for command in (
+        ["python", "flags.py"],
+        ["python", "-m", "elsewhere"],
+        ["./train"],
+        ["python", "missing.py"],
+    ):
         assert takes_flags(command)
         assert arguments(command, TOPOLOGY, task)[-2:] == ["--job_name=worker", "--task_index=0"]
 
 
 def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
     def visible(job: str, index: int, base: dict[str, str], each: int) -> str | None:
-        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, gpus_per_worker=each).get("CUDA_VISIBLE_DEVICES")
+        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, gpus_per_worker=each).get(
+            "CUDA_VISIBLE_DEVICES"
+        )
 
     assert [visible("worker", i, {}, 2) for i in range(2)] == ["0,1", "2,3"]
-    assert [visible("worker", i, {"CUDA_VISIBLE_DEVICES": "4,7"}, 1) for i in range(2)] == ["4", "7"]
+    assert [visible("worker", i, {"CUDA_VISIBLE_DEVICES": "4,7"}, 1) for i in range(2)] == [
+        "4",
+        "7",
+    ]
     assert visible("ps", 0, {}, 1) == ""
     assert visible("worker", 0, {"CUDA_VISIBLE_DEVICES": "4,7"}, 0) == "4,7"
-    with pytest.raises(ValueError, match="--gpus_per_worker=2: worker 1 finds none left in CUDA_VISIBLE_DEVICES=4,7"):
+    with pytest.raises(
+        ValueError,
+        match="--gpus_per_worker=2: worker 1 finds none left in CUDA_VISIBLE_DEVICES=4,7",
+    ):
         gpus("4,7", 1, 2)
 
 
@@ -252,7 +336,9 @@ def test_what_the_program_does_not_know_has_to_be_a_task_s(environ: Any) -> None
     assert find_identity(own, environ({}), strict=True).job == "worker"
     for argv in (["--log_dir=/runs"], [*own, "--log_dir=/runs"]):
         assert find_identity(argv, environ({})).job == "worker"
-        with pytest.raises(rt.InvalidArgumentError, match="^--log_dir=/runs: neither this program nor a task"):
+        with pytest.raises(
+            rt.InvalidArgumentError, match="^--log_dir=/runs: neither this program nor a task"
+        ):
             find_identity(argv, environ({}), strict=True)
 
 
@@ -261,7 +347,9 @@ def test_the_launcher_says_how_to_watch() -> None:
         "what the tasks do: python -m harness.status --target=p:1 --watch",
         "curves: tensorboard --logdir=/runs/1",
     ]
-    assert watching(TOPOLOGY, ["python", "train.py", "--logdir", "r"])[1:] == ["curves: tensorboard --logdir=r"]
+    assert watching(TOPOLOGY, ["python", "train.py", "--logdir", "r"])[1:] == [
+        "curves: tensorboard --logdir=r"
+    ]
     assert len(watching(TOPOLOGY, ["python", "train.py"])) == 1
 
 
@@ -291,9 +379,21 @@ with harness.join_cluster() as me:
 @pytest.mark.chaos
 def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
-    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, "train.py", "--steps=5")
+    command = (
+        "python",
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=2",
+        "--",
+        sys.executable,
+        "train.py",
+        "--steps=5",
+    )
     with Program(*command, cwd=tmp_path, cold=True) as program:
-        program.expect(r"what the tasks do: python -m harness\.status --target=127\.0\.0\.1:\d+ --watch")
+        program.expect(
+            r"what the tasks do: python -m harness\.status --target=127\.0\.0\.1:\d+ --watch"
+        )
         assert program.wait() == 0, program.story()
         assert len(program.lines("BLOCK worker")) == 2 and not program.lines("BLOCK ps")
         assert program.lines("WORKER worker 1 2")
@@ -301,7 +401,9 @@ def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.
 
 @pytest.mark.chaos
 def test_a_program_without_ceremony_saves_when_it_is_told_to_go(tmp_path: pathlib.Path) -> None:
-    program = textwrap.dedent(PROGRAM).replace("is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', ")
+    program = textwrap.dedent(PROGRAM).replace(
+        "is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', "
+    )
     few = "for _ in range(3):\n            session.run(count)\n        print('BEGUN AT', begun, flush=True)"
     program = program.replace(
         "for _ in range(steps):", f"begun = session.run(step)\n        {few}\n        while True:"
@@ -327,15 +429,30 @@ CTRL_C = "\x03"
 
 @pytest.mark.chaos
 def test_ctrl_c_on_a_terminal_saves_and_says_so_in_one_line(tmp_path: pathlib.Path) -> None:
-    program = textwrap.dedent(PROGRAM).replace("is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', ")
+    program = textwrap.dedent(PROGRAM).replace(
+        "is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', "
+    )
     first = "session.run(count)\n        print('BEGUN', me.job, flush=True)\n        while True:"
     program = program.replace("for _ in range(steps):", first)
-    evaluator = "    if me.job == 'evaluator':\n        rt.Variable(np.zeros(2, np.float32), name='v')\n"
-    evaluator += "        evaluator = harness.Evaluator(lambda session, step: {'two': 2.0}, 'run')\n"
+    evaluator = (
+        "    if me.job == 'evaluator':\n        rt.Variable(np.zeros(2, np.float32), name='v')\n"
+    )
+    evaluator += (
+        "        evaluator = harness.Evaluator(lambda session, step: {'two': 2.0}, 'run')\n"
+    )
     evaluator += "        print('BEGUN evaluator', flush=True)\n        evaluator.run()\n"
     joined = "with harness.join_cluster() as me:\n"
     (tmp_path / "train.py").write_text(program.replace(joined, joined + evaluator))
-    launch = ("-m", "harness.launch", "--ps=1", "--workers=2", "--evaluators=1", "--", sys.executable, "train.py")
+    launch = (
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=2",
+        "--evaluators=1",
+        "--",
+        sys.executable,
+        "train.py",
+    )
     with Program("python", "-c", TERMINAL, sys.executable, *launch, cwd=tmp_path) as terminal:
         for _ in ("worker/0", "worker/1", "evaluator/0"):
             terminal.expect("BEGUN")
@@ -362,11 +479,15 @@ def test_ctrl_c_while_a_program_starts_prints_no_traceback(tmp_path: pathlib.Pat
 
 @pytest.mark.chaos
 def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]"))
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]")
+    )
     script = str(tmp_path / "train.py")
     with Program("python", script, "--steps=3") as alone:
         assert alone.wait() == 0, alone.story()
-        alone.expect("no cluster in flags, TF_CONFIG, a JobSet or a Slurm step: this process trains alone")
+        alone.expect(
+            "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step: this process trains alone"
+        )
         alone.expect("BLOCK worker")
     ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
     hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--steps=3")
@@ -401,15 +522,22 @@ def test_a_program_that_is_wrong_is_not_started_again(
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("error", "row"),
-    [("rt.DataLossError('damaged')", exit_codes.DATA), ("TypeError('of some data')", exit_codes.FAILED)],
+    [
+        ("rt.DataLossError('damaged')", exit_codes.DATA),
+        ("TypeError('of some data')", exit_codes.FAILED),
+    ],
 )
 def test_an_error_of_an_evaluator_has_its_code(error: str, row: exit_codes.ExitCode) -> None:
     joined = "with harness.join_cluster(['--ps_hosts=a:1', '--job_name=evaluator']):"
-    with Program("python", "-c", f"import harness, runtime as rt\n{joined}\n    raise {error}") as program:
+    with Program(
+        "python", "-c", f"import harness, runtime as rt\n{joined}\n    raise {error}"
+    ) as program:
         assert program.wait() == row.plain, program.story()
 
 
-def test_only_the_error_that_nobody_catches_ends_the_process_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_error_that_nobody_catches_ends_the_process_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shown: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
     with pytest.raises(TypeError) as caught, harness.join_cluster():

@@ -17,7 +17,9 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_runner_threads_that_wait_at_the_stop_report_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_runner_threads_that_wait_at_the_stop_report_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     queue = rt.FIFOQueue(2, [np.int32], shapes=[()])
     ops = [queue.enqueue(rt.constant(np.int32(1))) for _ in range(4)]
     runner = tf1_queues.QueueRunner(queue, ops)

@@ -43,7 +43,9 @@ def test_services_that_are_due_once_and_never_again(tmp_path: pathlib.Path, neve
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_a_monitored_session_with_an_endless_grace_period(tmp_path: pathlib.Path, never: float) -> None:
+def test_a_monitored_session_with_an_endless_grace_period(
+    tmp_path: pathlib.Path, never: float
+) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     with harness.MonitoredTrainingSession(
         "",
@@ -61,7 +63,9 @@ def test_a_monitored_session_with_an_endless_grace_period(tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_a_monitored_session_that_fails_with_an_endless_grace_period(tmp_path: pathlib.Path, never: float) -> None:
+def test_a_monitored_session_that_fails_with_an_endless_grace_period(
+    tmp_path: pathlib.Path, never: float
+) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     with (
         pytest.raises(ZeroDivisionError),

@@ -14,7 +14,12 @@ import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
 from harness.tf1.inputs import queue_runner as tf1_queues
 from harness.tf1.train import training as tf1_training
-from harness.training.run.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.run.hooks import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from harness.training.stop import stop_orders
 from tests.kit.events import read_events
 from tests.kit.losses import loss_of
@@ -78,9 +83,13 @@ def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
     with rt.Server.create_local_server() as server:
         step, more = counting()
         session = (
-            harness.MonitoredTrainingSession(server.target, checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600)
+            harness.MonitoredTrainingSession(
+                server.target, checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600
+            )
             if monitored
-            else harness.Supervisor(logdir=str(tmp_path), save_model_secs=0).managed_session(server.target)
+            else harness.Supervisor(logdir=str(tmp_path), save_model_secs=0).managed_session(
+                server.target
+            )
         )
         with session as sess:
             for _ in range(5):
@@ -115,7 +124,10 @@ def test_hooks_are_called_in_order_around_one_step() -> None:
 def test_one_tensor_fed_twice() -> None:
     counting()
     x = rt.placeholder("float32", [], name="x")
-    hooks = [Recorder([], "a", SessionRunArgs(None, {x: 1.0})), Recorder([], "b", SessionRunArgs(None, {x: 1.0}))]
+    hooks = [
+        Recorder([], "a", SessionRunArgs(None, {x: 1.0})),
+        Recorder([], "b", SessionRunArgs(None, {x: 1.0})),
+    ]
     with pytest.raises(RuntimeError, match="Same tensor is fed"):
         with harness.MonitoredSession(hooks=hooks) as sess:
             sess.run(x)
@@ -148,7 +160,9 @@ def test_a_hook_stops_training() -> None:
             sess.run(more)
 
 
-@pytest.mark.parametrize(("error", "ends"), [(rt.OutOfRangeError, True), (StopIteration, True), (ValueError, False)])
+@pytest.mark.parametrize(
+    ("error", "ends"), [(rt.OutOfRangeError, True), (StopIteration, True), (ValueError, False)]
+)
 def test_what_ends_the_block(error: type[Exception], ends: bool) -> None:
     counting()
     story: list[str] = []
@@ -181,7 +195,9 @@ def test_a_thread_that_fails_shows_in_the_next_run() -> None:
     _, more = counting()
 
     class Broken(tf1_queues.QueueRunner):
-        def create_threads(self, sess: Any, coord: Any = None, **options: Any) -> list[threading.Thread]:
+        def create_threads(
+            self, sess: Any, coord: Any = None, **options: Any
+        ) -> list[threading.Thread]:
             return [harness.LooperThread.loop(coord, None, self.read)]
 
         def read(self) -> None:
@@ -233,7 +249,9 @@ def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpErr
                 raise loss_of(run_context.session, error("gone", task="/job:ps/task:0"))
 
     server = rt.Server.create_local_server()
-    with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Fails()]) as sess:
+    with harness.MonitoredTrainingSession(
+        server.target, hooks=[Recorder(story, "a"), Fails()]
+    ) as sess:
         assert sess.run(more) == 1
     server.stop()
     again = ["a created", "a before"]
@@ -248,7 +266,8 @@ def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None
         done = False
 
         def before_run(self, run_context: SessionRunContext) -> None:
-            if not self.done:  # as the thread does that looks after the tasks, while this one is in its step
+            # as the thread does that looks after the tasks, while this one is in its step
+            if not self.done:
                 self.done = True
                 arguments = (run_context.session, loss_of(run_context.session))
                 other = threading.Thread(target=sess.managed.recover, args=arguments)
@@ -256,7 +275,9 @@ def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None
                 other.join(30)
 
     server = rt.Server.create_local_server()
-    with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Replaces()]) as sess:
+    with harness.MonitoredTrainingSession(
+        server.target, hooks=[Recorder(story, "a"), Replaces()]
+    ) as sess:
         assert sess.run(more) == 1
     server.stop()
     again = ["a created", "a before"]
@@ -290,12 +311,16 @@ def steps_in(directory: pathlib.Path) -> set[int]:
     return {int(p.name) for p in (directory / "model.ckpt").iterdir() if p.name.isdigit()}
 
 
-def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(tmp_path: pathlib.Path, graph: rt.Graph) -> None:
+def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(
+    tmp_path: pathlib.Path, graph: rt.Graph
+) -> None:
     for start in (0, 250):
         with rt.Graph().as_default():
             step, more = counting()
             stop = harness.StopAtStepHook(num_steps=250)
-            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[stop]) as sess:
+            with harness.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=[stop]
+            ) as sess:
                 assert sess.run(step) == start
                 while not sess.should_stop():
                     sess.run(more)
@@ -305,7 +330,9 @@ def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(tmp_path: pathlib
 def test_intervals_of_checkpoints(tmp_path: pathlib.Path) -> None:
     counting()
     with pytest.raises(ValueError, match="both every_secs and every_steps"):
-        harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_secs=1, save_checkpoint_steps=1)
+        harness.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), save_checkpoint_secs=1, save_checkpoint_steps=1
+        )
 
 
 def test_a_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
@@ -314,7 +341,9 @@ def test_a_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
         harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
 
 
-def test_without_a_directory_nothing_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_nothing_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     _, more = counting()
     with harness.MonitoredTrainingSession() as sess:
@@ -344,10 +373,18 @@ def test_the_others_get_their_own_hooks_only(tmp_path: pathlib.Path) -> None:
 def test_order_of_the_chiefs_hooks(tmp_path: pathlib.Path) -> None:
     counting()
     mine, chiefs = Recorder([], "mine"), Recorder([], "chief's")
-    sess = harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[mine], chief_only_hooks=[chiefs])
+    sess = harness.MonitoredTrainingSession(
+        checkpoint_dir=str(tmp_path), hooks=[mine], chief_only_hooks=[chiefs]
+    )
     kinds = [type(h).__name__ for h in sess._hooks]
     sess.close()
-    assert kinds == ["Recorder", "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook", "Recorder"]
+    assert kinds == [
+        "Recorder",
+        "StepCounterHook",
+        "SummarySaverHook",
+        "CheckpointSaverHook",
+        "Recorder",
+    ]
 
 
 # -- Scaffold ------------------------------------------------------------------------------------------------------
@@ -373,7 +410,9 @@ def test_scaffold_refuses_an_ambiguous_collection(graph: rt.Graph) -> None:
 def test_scaffold_init_fn_takes_two_arguments() -> None:
     step, _ = counting()
     seen: list[Any] = []
-    scaffold = harness.Scaffold(init_fn=lambda scaffold, session: seen.append((scaffold, session.run(step))))
+    scaffold = harness.Scaffold(
+        init_fn=lambda scaffold, session: seen.append((scaffold, session.run(step)))
+    )
     with harness.MonitoredTrainingSession(scaffold=scaffold):
         pass
     assert seen == [(scaffold, 0)]
@@ -394,7 +433,9 @@ def test_restored_models_skip_the_init_fn(tmp_path: pathlib.Path) -> None:
         with rt.Graph().as_default():
             _, more = counting()
             scaffold = harness.Scaffold(init_fn=lambda scaffold, session: called.append(1))
-            with harness.MonitoredTrainingSession(scaffold=scaffold, checkpoint_dir=str(tmp_path)) as sess:
+            with harness.MonitoredTrainingSession(
+                scaffold=scaffold, checkpoint_dir=str(tmp_path)
+            ) as sess:
                 sess.run(more)
     assert called == [1]
     assert str(latest_checkpoint(str(tmp_path))).endswith("/2")
@@ -407,11 +448,17 @@ def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
         with rt.Graph().as_default():
             _, more = counting()
             options: dict[str, Any] = {"save_summaries_steps": None, "log_step_count_steps": 1}
-            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:
+            with harness.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), **options
+            ) as session:
                 for _ in range(5):
                     session.run(more)
         (events,) = tmp_path.glob("events*")
-        assert any(value.tag == "global_step/sec" for e in read_events(str(events)) for value in e.summary.value)
+        assert any(
+            value.tag == "global_step/sec"
+            for e in read_events(str(events))
+            for value in e.summary.value
+        )
         left = set(threading.enumerate()) - before
         assert not [thread.name for thread in left if thread.name.startswith("events ")]
         shutil.rmtree(tmp_path)
@@ -423,7 +470,9 @@ def test_a_run_that_has_come_so_far_trains_no_step(tmp_path: pathlib.Path) -> No
             _, more = counting()
             done = 0
             stop = harness.StopAtStepHook(last_step=5)
-            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[stop]) as session:
+            with harness.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=[stop]
+            ) as session:
                 while not session.should_stop():
                     session.run(more)
                     done += 1
@@ -437,7 +486,9 @@ def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> 
             with rt.Graph().as_default(), cluster.device(worker):
                 _, more = counting()
                 hooks = [harness.CheckpointSaverHook(str(tmp_path), save_steps=1)]
-                session = harness.MonitoredTrainingSession(cluster.target_of(worker), worker == 0, hooks=hooks)
+                session = harness.MonitoredTrainingSession(
+                    cluster.target_of(worker), worker == 0, hooks=hooks
+                )
                 opened.append((session, more))
         for session, more in reversed(opened):
             for _ in range(3):
@@ -451,10 +502,14 @@ def test_hooks_own_error_is_raised(error: Exception) -> None:
     """An error of a hook is no loss, even where another thread has replaced the session meanwhile."""
 
     class Fails(harness.SessionRunHook):
-        def after_run(self, run_context: harness.SessionRunContext, run_values: harness.SessionRunValues) -> None:
+        def after_run(
+            self, run_context: harness.SessionRunContext, run_values: harness.SessionRunValues
+        ) -> None:
             loss = rt.AbortedError("lost")
             loss.session = run_context.session.id
-            recovery = threading.Thread(target=session.managed.recover, args=(run_context.session, loss))
+            recovery = threading.Thread(
+                target=session.managed.recover, args=(run_context.session, loss)
+            )
             recovery.start()
             recovery.join()
             raise error

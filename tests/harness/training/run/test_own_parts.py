@@ -59,7 +59,9 @@ def test_a_saver_that_cannot_restore_is_refused(tmp_path: pathlib.Path) -> None:
 def test_a_summary_hook_without_a_place_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     op = harness.summary.scalar("one", rt.constant(1.0))
-    with harness.MonitoredSession(hooks=[harness.SummarySaverHook(save_steps=1, summary_op=op)]) as sess:
+    with harness.MonitoredSession(
+        hooks=[harness.SummarySaverHook(save_steps=1, summary_op=op)]
+    ) as sess:
         for step in range(3):
             assert sess.run(more) == step + 1
     assert caplog.text.count("no output_dir and no summary_writer") == 1
@@ -82,11 +84,17 @@ def test_a_monitored_session_that_cannot_begin_leaves_nothing() -> None:
         for _ in range(3):
             hooks.append(Fails())
             with pytest.raises(ZeroDivisionError, match="in after_create_session"):
-                harness.MonitoredSession(harness.ChiefSessionCreator(master=server.target), hooks[-1:])
+                harness.MonitoredSession(
+                    harness.ChiefSessionCreator(master=server.target), hooks[-1:]
+                )
         for hook in hooks:
             with pytest.raises(RuntimeError, match="closed"):
                 hook.session.run(rt.get_default_graph().get_operations()[0])
-        left = [t for t in set(threading.enumerate()) - before if t.name.startswith(("probe", "watch", "queue"))]
+        left = [
+            t
+            for t in set(threading.enumerate()) - before
+            if t.name.startswith(("probe", "watch", "queue"))
+        ]
         for thread in left:
             thread.join(30)
         assert [t.name for t in left if t.is_alive()] == []
@@ -99,7 +107,9 @@ def test_a_timeline_that_cannot_be_written_costs_itself(
 ) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     directory = tmp_path / "traces"
-    with harness.MonitoredSession(hooks=[tf1_training.ProfilerHook(save_steps=2, output_dir=str(directory))]) as sess:
+    with harness.MonitoredSession(
+        hooks=[tf1_training.ProfilerHook(save_steps=2, output_dir=str(directory))]
+    ) as sess:
         shutil.rmtree(directory)
         directory.write_text("no directory any more")
         for _ in range(5):

@@ -49,7 +49,9 @@ def events(logdir: pathlib.Path) -> list[event_pb2.Event]:
 
 def marks(logdir: pathlib.Path) -> list[tuple[str, int]]:
     name = event_pb2.SessionLog.SessionStatus.Name
-    return [(name(e.session_log.status), e.step) for e in events(logdir) if e.HasField("session_log")]
+    return [
+        (name(e.session_log.status), e.step) for e in events(logdir) if e.HasField("session_log")
+    ]
 
 
 # -- construction ------------------------------------------------------------------------------------------------
@@ -61,7 +63,12 @@ def test_defaults() -> None:
     sv = harness.Supervisor()
     assert sv.is_chief
     assert sv.global_step is step
-    assert sv.init_op is not None and sv.ready_op is not None and sv.summary_op is not None and sv.saver is not None
+    assert (
+        sv.init_op is not None
+        and sv.ready_op is not None
+        and sv.summary_op is not None
+        and sv.saver is not None
+    )
     assert sv.ready_for_local_init_op is None
     assert (sv.save_model_secs, sv.save_summaries_secs, sv.save_path) == (600, 120, None)
     assert sv.summary_writer is None  # no logdir
@@ -92,13 +99,17 @@ def test_a_global_step_that_is_no_number_is_ignored() -> None:
 def test_the_others_write_nothing(tmp_path: pathlib.Path) -> None:
     counting()
     sv = harness.Supervisor(is_chief=False, logdir=tmp_path / "run")
-    assert (sv.save_path, sv.summary_writer, sv.save_summaries_secs, sv.save_model_secs) == (None,) * 4
+    assert (sv.save_path, sv.summary_writer, sv.save_summaries_secs, sv.save_model_secs) == (
+        None,
+    ) * 4
     assert not (tmp_path / "run").exists()
     with pytest.raises(RuntimeError, match="Only chief supervisor can start standard services"):
         sv.start_standard_services(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["save_model_secs", "save_summaries_secs", "recovery_wait_secs", "stop_grace_secs"])
+@pytest.mark.parametrize(
+    "name", ["save_model_secs", "save_summaries_secs", "recovery_wait_secs", "stop_grace_secs"]
+)
 def test_negative_seconds_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         harness.Supervisor(**{name: -1})  # type: ignore[arg-type]
@@ -112,7 +123,11 @@ def test_the_parameters_stand_in_tf1s_order() -> None:
     assert [name for name, p in found.items() if p.kind is not p.KEYWORD_ONLY] == names
     default = harness.Supervisor.USE_DEFAULT
     usual = [name for name in names if found[name].default is default]
-    assert usual == [n for n in names if n.endswith("_op")] + ["saver", "global_step", "summary_writer"]
+    assert usual == [n for n in names if n.endswith("_op")] + [
+        "saver",
+        "global_step",
+        "summary_writer",
+    ]
     secs = {name: found[name].default for name in names if name.endswith("_secs")}
     assert secs == {
         "save_summaries_secs": 120,
@@ -133,25 +148,67 @@ def of_another_graph() -> rt.Operation:
         ("graph", "g", TypeError, "graph is a runtime.Graph or None, not 'g'"),
         ("is_chief", "False", TypeError, "is_chief is True or False, not 'False'"),
         ("logdir", 5, TypeError, "logdir is the path of a directory or None, not 5"),
-        ("checkpoint_basename", "", ValueError, "checkpoint_basename is the first part of the checkpoints' names"),
-        ("init_feed_dict", [1], TypeError, r"init_feed_dict is a dict of tensors to values, not \[1\]"),
+        (
+            "checkpoint_basename",
+            "",
+            ValueError,
+            "checkpoint_basename is the first part of the checkpoints' names",
+        ),
+        (
+            "init_feed_dict",
+            [1],
+            TypeError,
+            r"init_feed_dict is a dict of tensors to values, not \[1\]",
+        ),
         ("init_fn", 5, TypeError, "init_fn is a function of the session, not 5"),
         ("save_model_secs", "600", TypeError, "save_model_secs is a number of seconds, not '600'"),
         ("stop_grace_secs", None, TypeError, "stop_grace_secs is a number of seconds, not None"),
-        ("recovery_wait_secs", float("nan"), ValueError, "recovery_wait_secs is a number of seconds and cannot be nan"),
+        (
+            "recovery_wait_secs",
+            float("nan"),
+            ValueError,
+            "recovery_wait_secs is a number of seconds and cannot be nan",
+        ),
         ("saver", "s", TypeError, r"saver has no save\(\) and no restore\(\): 's'"),
-        ("session_manager", "m", TypeError, r"session_manager has no prepare_session\(\) and no wait_for_session\(\)"),
+        (
+            "session_manager",
+            "m",
+            TypeError,
+            r"session_manager has no prepare_session\(\) and no wait_for_session\(\)",
+        ),
         ("summary_writer", "w", TypeError, r"summary_writer has no add_summary\(\)"),
         ("init_op", "nope", ValueError, "init_op: the graph has no operation 'nope'"),
-        ("init_op", of_another_graph(), ValueError, "init_op: 'elsewhere/Assign' is not an element of this graph"),
+        (
+            "init_op",
+            of_another_graph(),
+            ValueError,
+            "init_op: 'elsewhere/Assign' is not an element of this graph",
+        ),
         ("local_init_op", 5, TypeError, "local_init_op: 5 has invalid type int"),
         ("ready_op", [], TypeError, "ready_op: .* has invalid type list"),
-        ("ready_for_local_init_op", {}, TypeError, "ready_for_local_init_op: .* has invalid type dict"),
-        ("global_step", "word:0", ValueError, "global_step is a variable that holds a number, not .*word:0"),
-        ("summary_op", "half:0", ValueError, "summary_op is a string tensor of a serialized summary, not .*half:0"),
+        (
+            "ready_for_local_init_op",
+            {},
+            TypeError,
+            "ready_for_local_init_op: .* has invalid type dict",
+        ),
+        (
+            "global_step",
+            "word:0",
+            ValueError,
+            "global_step is a variable that holds a number, not .*word:0",
+        ),
+        (
+            "summary_op",
+            "half:0",
+            ValueError,
+            "summary_op is a string tensor of a serialized summary, not .*half:0",
+        ),
     ],
 )
-def test_mistakes_are_refused_at_once_and_by_name(name: str, value: Any, error: type[Exception], words: str) -> None:
+def test_mistakes_are_refused_at_once_and_by_name(
+    name: str, value: Any, error: type[Exception], words: str
+) -> None:
     counting()
     rt.constant(np.float32(0.5), name="half")
     rt.constant("one", name="word")
@@ -180,7 +237,9 @@ def test_init_op_then_init_fn_then_local_init(target: str) -> None:
     v = rt.Variable(1.0, name="v")
     seen = []
     local = rt.Variable(v.initialized_value() * 10.0, name="local", local=True)
-    sv = harness.Supervisor(init_fn=lambda sess: seen.append(sess.run(v)), ready_for_local_init_op=None)
+    sv = harness.Supervisor(
+        init_fn=lambda sess: seen.append(sess.run(v)), ready_for_local_init_op=None
+    )
     with sv.managed_session(target) as sess:
         assert seen == [1.0]
         assert sess.run(local) == 10.0
@@ -208,16 +267,22 @@ def test_an_init_fn_that_meets_the_end_of_its_data_is_no_end_of_training(target:
         raise rt.OutOfRangeError("no data to begin with")
 
     sv = harness.Supervisor(init_fn=starved)
-    with pytest.raises(RuntimeError, match="The model could not be made ready: no data to begin with"):
+    with pytest.raises(
+        RuntimeError, match="The model could not be made ready: no data to begin with"
+    ):
         with sv.managed_session(target):
             pytest.fail("not ready")
 
 
-def test_what_local_initialisation_needs_is_looked_at_without_local_variables_too(target: str) -> None:
+def test_what_local_initialisation_needs_is_looked_at_without_local_variables_too(
+    target: str,
+) -> None:
     v = rt.Variable(1.0, name="v")
     w = rt.Variable(1.0, name="w")
     sv = harness.Supervisor(
-        init_op=v.initializer, ready_op=None, ready_for_local_init_op=rt.report_uninitialized_variables([w])
+        init_op=v.initializer,
+        ready_op=None,
+        ready_for_local_init_op=rt.report_uninitialized_variables([w]),
     )
     with pytest.raises(RuntimeError, match="did not make model ready for local_init.*w"):
         with sv.managed_session(target):
@@ -225,7 +290,9 @@ def test_what_local_initialisation_needs_is_looked_at_without_local_variables_to
     with rt.Graph().as_default():
         w = rt.Variable(1.0, name="w")
         with pytest.raises(ValueError, match="you must also pass a local_init_op"):
-            harness.Supervisor(local_init_op=None, ready_for_local_init_op=rt.report_uninitialized_variables([w]))
+            harness.Supervisor(
+                local_init_op=None, ready_for_local_init_op=rt.report_uninitialized_variables([w])
+            )
 
 
 def test_nothing_to_initialise_with(target: str) -> None:
@@ -266,7 +333,9 @@ def test_a_checkpoint_wins_over_init_op_and_init_fn(tmp_path: pathlib.Path) -> N
     assert called == [1]
 
 
-def test_the_failure_of_a_service_comes_out_of_a_step_that_waits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_of_a_service_comes_out_of_a_step_that_waits(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lifecycle, "FAILURE_GRACE_SECS", 0.1)
     counting()
     never = rt.FIFOQueue(1, np.int64, ()).dequeue()
@@ -327,7 +396,9 @@ def test_waiting_for_the_chief_ends(target: str) -> None:
     counting()
     sv = harness.Supervisor(is_chief=False, recovery_wait_secs=7200)
     began = time.monotonic()
-    with pytest.raises(rt.DeadlineExceededError, match="not ready after waiting .* not yet initialised global_step"):
+    with pytest.raises(
+        rt.DeadlineExceededError, match="not ready after waiting .* not yet initialised global_step"
+    ):
         sv.prepare_or_wait_for_session(target, max_wait_secs=0.3)
     assert time.monotonic() - began >= 0.3
 
@@ -450,11 +521,14 @@ def test_a_failing_service_shows_in_the_training_loop() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [RuntimeError, rt.InvalidArgumentError, StopIteration, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "error", [RuntimeError, rt.InvalidArgumentError, StopIteration, KeyboardInterrupt, SystemExit]
+)
 def test_an_error_of_the_block_comes_out(error: type[BaseException]) -> None:
     counting()
     sv = harness.Supervisor(saver=None)
-    with pytest.raises((error, RuntimeError)) as caught:  # StopIteration cannot leave a generator as itself
+    # StopIteration cannot leave a generator as itself
+    with pytest.raises((error, RuntimeError)) as caught:
         with sv.managed_session():
             raise error("x")
     assert "x" in str(caught.value) or "StopIteration" in str(caught.value)

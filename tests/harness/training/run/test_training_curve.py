@@ -39,7 +39,10 @@ def initial() -> dict[str, np.ndarray]:
 def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(1)
     for _ in range(STEPS):
-        yield random.normal(size=(BATCH, 20)).astype(np.float32), random.integers(0, 5, BATCH).astype(np.int32)
+        yield (
+            random.normal(size=(BATCH, 20)).astype(np.float32),
+            random.integers(0, 5, BATCH).astype(np.int32),
+        )
 
 
 def plain_losses(transformation: optax.GradientTransformation) -> tuple[list[float], Any]:
@@ -80,7 +83,9 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
 def test_the_loss_curve_is_that_of_one_process(target: tuple[str, int], name: str) -> None:
     wanted, parameters = plain_losses(OPTIMIZERS[name]())
     with rt.Graph().as_default(), contextlib.ExitStack() as stack:
-        stack.enter_context(rt.device(rt.replica_device_setter(ps_tasks=target[1], worker_device=TARGET)))
+        stack.enter_context(
+            rt.device(rt.replica_device_setter(ps_tasks=target[1], worker_device=TARGET))
+        )
         step = rt.Variable(0, dtype=np.int64, name="global_step", trainable=False)
         params = rt.variables(initial(), f"curve_{name.replace(' ', '_')}")
         x, y = rt.placeholder(np.float32, [None, 20]), rt.placeholder(np.int32, [None])
@@ -108,7 +113,9 @@ def test_two_workers_in_turn_train_the_same_variables() -> None:
             graph = rt.Graph()
             with (
                 graph.as_default(),
-                rt.device(rt.replica_device_setter(ps_tasks=1, worker_device=f"/job:worker/task:{index}")),
+                rt.device(
+                    rt.replica_device_setter(ps_tasks=1, worker_device=f"/job:worker/task:{index}")
+                ),
             ):
                 params = rt.variables(initial(), "turns")
                 x, y = rt.placeholder(np.float32, [None, 20]), rt.placeholder(np.int32, [None])
@@ -116,7 +123,8 @@ def test_two_workers_in_turn_train_the_same_variables() -> None:
                 train = harness.Optimizer(optax.adam(1e-2)).minimize(loss)
                 init = rt.global_variables_initializer()
                 session = rt.Session(made[f"/job:worker/task:{index}"].target, graph)
-                stack.callback(session.close)  # it outlives these scopes, so it must not be entered inside them
+                # it outlives these scopes, so it must not be entered inside them
+                stack.callback(session.close)
                 steps.append((session, [train, loss], x, y))
                 if index == 0:
                     session.run(init)

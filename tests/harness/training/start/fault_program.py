@@ -2,8 +2,8 @@
 
 python -m tests.harness.training.start.fault_program --until=FILE --logdir=... + the cluster flags
 
-Each worker writes its number of additions beside the file. The chief reads the sums when all have: "SUMS additions
-global_step least greatest least greatest ..".
+Each worker writes its number of additions beside the file. The chief reads the sums when all have:
+"SUMS additions global_step least greatest least greatest ..".
 """
 
 import os
@@ -72,7 +72,13 @@ def work(server: rt.Server, ps: int) -> None:
         if FLAGS.task_index == 0:
             additions = sum(count_of(worker) for worker in range(len(FLAGS.worker_hosts)))
             values = session.run([global_step, *sums])
-            print("SUMS", additions, int(values[0]), *[f"{v.min():g} {v.max():g}" for v in values[1:]], flush=True)
+            print(
+                "SUMS",
+                additions,
+                int(values[0]),
+                *[f"{v.min():g} {v.max():g}" for v in values[1:]],
+                flush=True,
+            )
 
 
 def count_of(worker: int) -> int:

@@ -2,11 +2,11 @@
 
 unshare -rnm python -m tests.harness.training.start.moving_program DIRECTORY
 
-The chief is in this namespace, the ps in another one. The file of names is ours. Between the lives of the ps its
-address goes, which leaves silence (no reset, nobody who refuses), and the name gets that of the next life: another IPv4
-address; an IPv6 address where nobody is and an IPv4 one; the other way round; an IPv6 address alone. The chief trains
-all the time. Writes "MOVED n SECONDS" when it trains with the ps of each life again, and "CODES chief=0 ps=0" at the
-end.
+The chief is in this namespace, the ps in another one. The file of names is ours. Between the lives
+of the ps its address goes, which leaves silence (no reset, nobody who refuses), and the name gets
+that of the next life: another IPv4 address; an IPv6 address where nobody is and an IPv4 one; the
+other way round; an IPv6 address alone. The chief trains all the time. Writes "MOVED n SECONDS" when
+it trains with the ps of each life again, and "CODES chief=0 ps=0" at the end.
 """
 
 import contextlib
@@ -45,7 +45,9 @@ def task(job: str, logdir: str) -> None:
         step = harness.get_or_create_global_step()
         weights = rt.Variable(np.zeros(1000, np.float32), name="weights")
         train = rt.group(step.assign_add(1), weights.assign_add(np.ones(1000, np.float32)))
-    supervisor = harness.Supervisor(logdir=logdir, global_step=step, save_model_secs=1, save_summaries_secs=0)
+    supervisor = harness.Supervisor(
+        logdir=logdir, global_step=step, save_model_secs=1, save_summaries_secs=0
+    )
     stop = pathlib.Path(logdir, "stop")
     with server, supervisor.managed_session(server.target, max_wait_secs=START_SECS) as session:
         while not stop.exists():
@@ -55,7 +57,9 @@ def task(job: str, logdir: str) -> None:
         assert (values == count).all(), (count, values)
 
 
-def wait_trained(logdir: pathlib.Path, chief: "subprocess.Popen[bytes]", ps: "subprocess.Popen[bytes]") -> float:
+def wait_trained(
+    logdir: pathlib.Path, chief: "subprocess.Popen[bytes]", ps: "subprocess.Popen[bytes]"
+) -> float:
     """Seconds until a step that began from now on is done."""
     began, touched = time.monotonic(), time.time_ns()
     for _ in range(2):  # one may have been about to end

@@ -2,9 +2,9 @@
 
 unshare -rn python -m tests.harness.training.start.namespaces_program DIRECTORY
 
-Both ps tasks and the chief are on one side, worker 1 on the other. The cable is whole again when worker 1 has noticed.
-Writes the tasks' lines as "TASK TEXT" and "HEALED" between them, and ends with the tasks' exit codes: "CODES
-worker:0=0 ...".
+Both ps tasks and the chief are on one side, worker 1 on the other. The cable is whole again when
+worker 1 has noticed. Writes the tasks' lines as "TASK TEXT" and "HEALED" between them, and ends
+with the tasks' exit codes: "CODES worker:0=0 ...".
 """
 
 import contextlib
@@ -37,12 +37,26 @@ def far_side() -> Iterator[tuple[str, ...]]:
     try:
         own = os.stat("/proc/self/ns/net").st_ino
         deadline = time.monotonic() + START_SECS
-        while os.stat(f"/proc/{holder.pid}/ns/net").st_ino == own:  # nobody tells when it has left ours
+        # nobody tells when it has left ours
+        while os.stat(f"/proc/{holder.pid}/ns/net").st_ino == own:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         inside = ("nsenter", "-t", str(holder.pid), "-n")
         run("ip", "link", "set", "lo", "up")
-        run("ip", "link", "add", "name", "near", "type", "veth", "peer", "name", "far", "netns", str(holder.pid))
+        run(
+            "ip",
+            "link",
+            "add",
+            "name",
+            "near",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "far",
+            "netns",
+            str(holder.pid),
+        )
         run("ip", "addr", "add", f"{HERE}/24", "dev", "near")
         run("ip", "link", "set", "near", "up")
         run(*inside, "ip", "addr", "add", f"{THERE}/24", "dev", "far")
@@ -63,11 +77,18 @@ def main() -> None:
         readers = []
         for job, hosts in jobs.items():
             for index in range(len(hosts)):
-                command = [sys.executable, "-m", "tests.harness.training.start.fault_program", f"--until={until}"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "tests.harness.training.start.fault_program",
+                    f"--until={until}",
+                ]
                 command += [f"--{name}_hosts={','.join(listed)}" for name, listed in jobs.items()]
                 command += [f"--job_name={job}", f"--task_index={index}"]
                 where = inside if hosts[index].startswith(THERE) else ()
-                task = subprocess.Popen([*where, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                task = subprocess.Popen(
+                    [*where, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
                 stack.callback(task.wait)
                 stack.callback(task.kill)
                 tasks[f"{job}:{index}"] = task

@@ -82,12 +82,20 @@ def test_a_chief_without_a_log_directory_says_nothing(
 
 
 def test_what_the_warning_says() -> None:
-    live = policy.ClusterReport(variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"])
+    live = policy.ClusterReport(
+        variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"]
+    )
     assert policy.other_run(live, "", 5) == "" == policy.other_run(live, "/runs/a", 5)
     assert policy.other_run(policy.ClusterReport(), "/runs/b", 5) == ""
     text = policy.other_run(live, "/runs/b", 5)
-    assert "of a run in /runs/a" in text and "/runs/b, which holds no checkpoint" in text and "(at step 5)" in text
-    restorable = policy.ClusterReport(variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7")
+    assert (
+        "of a run in /runs/a" in text
+        and "/runs/b, which holds no checkpoint" in text
+        and "(at step 5)" in text
+    )
+    restorable = policy.ClusterReport(
+        variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7"
+    )
     text = policy.other_run(restorable, "/runs/b", None)
     assert "newest checkpoint is /runs/b/model.ckpt/7" in text and "at step" not in text
 

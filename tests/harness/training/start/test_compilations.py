@@ -18,7 +18,16 @@ import harness
 
 pytestmark = pytest.mark.cluster
 
-HEAVY = ("orbax", "tensorstore", "tensorboardX", "tensorboard", "optax", "matplotlib", "scipy", "tqdm")
+HEAVY = (
+    "orbax",
+    "tensorstore",
+    "tensorboardX",
+    "tensorboard",
+    "optax",
+    "matplotlib",
+    "scipy",
+    "tqdm",
+)
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_entry_size_bytes",
@@ -89,7 +98,10 @@ def test_a_ps_imports_nothing_that_it_does_not_need(package: str) -> None:
 
 
 def test_the_launcher_starts_without_jax() -> None:
-    assert _python("import harness.launch, sys; print('jax' in sys.modules, 'numpy' in sys.modules)") == "False False\n"
+    assert (
+        _python("import harness.launch, sys; print('jax' in sys.modules, 'numpy' in sys.modules)")
+        == "False False\n"
+    )
 
 
 @pytest.mark.chaos
@@ -151,13 +163,17 @@ def keep(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., tuple[str |
         jax.config.update(name, value)
 
 
-def test_programs_lie_in_a_private_directory(cache: Path, keep: Callable[..., tuple[str | None, str]]) -> None:
+def test_programs_lie_in_a_private_directory(
+    cache: Path, keep: Callable[..., tuple[str | None, str]]
+) -> None:
     found, log = keep()
     assert found is not None and Path(found).parent == cache and not log
     assert cache.stat().st_mode & 0o777 == Path(found).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_that_cannot_be_made_ends_no_task(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_made_ends_no_task(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = harness.keep_compilations()
     assert directory is not None
     os.rmdir(directory)
@@ -194,7 +210,8 @@ def test_nothing_is_kept_where_others_can_write(
     cache.parent.chmod(0o777)
     found, log = keep(first if given else None)
     assert found is None and f"others can write {cache.parent} (mode 0777)" in log
-    cache.parent.chmod(0o1777)  # others can write there, but cannot replace a directory that is there
+    # others can write there, but cannot replace a directory that is there
+    cache.parent.chmod(0o1777)
     found, log = keep(first if given else None)
     assert found == first and not log
 
@@ -211,11 +228,15 @@ def test_nothing_is_kept_in_what_is_another_users_or_groups(
     assert found is None and str(cache) in log
 
 
-def test_a_users_private_group_is_nobody_else(cache: Path, keep: Callable[..., tuple[str | None, str]]) -> None:
+def test_a_users_private_group_is_nobody_else(
+    cache: Path, keep: Callable[..., tuple[str | None, str]]
+) -> None:
     cache.parent.mkdir(parents=True)
     cache.parent.chmod(0o775)
     me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(cache.parent.stat().st_gid)
-    private = (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not set(group.gr_mem) - {me.pw_name}
+    private = (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not set(group.gr_mem) - {
+        me.pw_name
+    }
     assert (keep()[0] is not None) is private
 
 
@@ -228,7 +249,10 @@ def test_a_user_without_a_home_is_told_so_and_no_directory_is_made(
     monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
     monkeypatch.chdir(tmp_path)
     found, log = keep()
-    assert found is None and "this user has no home: set XDG_CACHE_HOME to a directory of this user's" in log
+    assert (
+        found is None
+        and "this user has no home: set XDG_CACHE_HOME to a directory of this user's" in log
+    )
     assert not (tmp_path / "~").exists()
 
 

@@ -17,11 +17,15 @@ COMMAND = ["python", "-m", "tests.harness.training.start.fault_program"]
 
 
 @contextlib.contextmanager
-def started(*flags: str, ps: int = 2, workers: int = 2, links: bool = False) -> Iterator[LocalCluster]:
+def started(
+    *flags: str, ps: int = 2, workers: int = 2, links: bool = False
+) -> Iterator[LocalCluster]:
     env = {"JAX_PLATFORMS": "cpu"}
     with (
         no_leaks(),
-        LocalCluster([*COMMAND, *flags], ps=ps, workers=workers, links=links, preload=PRELOAD, env=env) as cluster,
+        LocalCluster(
+            [*COMMAND, *flags], ps=ps, workers=workers, links=links, preload=PRELOAD, env=env
+        ) as cluster,
     ):
         yield cluster
 
@@ -50,7 +54,9 @@ def test_cuts_lose_and_double_no_addition(reset: bool, tmp_path: Path) -> None:
         plan = FaultPlan(seed=1)
         for number in range(6):
             at = (number + 1) * 80
-            plan = plan.cut(f"worker:{number % 2}", f"ps:{number // 2 % 2}", at_step=at, secs=0.3, reset=reset)
+            plan = plan.cut(
+                f"worker:{number % 2}", f"ps:{number // 2 % 2}", at_step=at, secs=0.3, reset=reset
+            )
         injected = cluster.run(plan)
         assert len(injected) == 6 and not any(fault.skipped for fault in injected)
         assert ends_exactly(cluster, tmp_path / "end")
@@ -67,10 +73,16 @@ def test_a_cut_that_lasts_is_noticed_and_nothing_is_lost(tmp_path: Path) -> None
 
 def test_a_plan_of_everything_that_ends_only_when_told(tmp_path: Path) -> None:
     with started(f"--until={tmp_path}/end", links=True) as cluster:
-        plan = FaultPlan(seed=8).cut("worker:0", "ps:1", at_step=100).cut("worker:1", "ps:1", after_secs=0.1)
+        plan = (
+            FaultPlan(seed=8)
+            .cut("worker:0", "ps:1", at_step=100)
+            .cut("worker:1", "ps:1", after_secs=0.1)
+        )
         told: list[str] = []
         injected = cluster.run(plan, say=told.append)
-        assert told[0] == "fault plan: seed 8" and told[-1].endswith("s: cut worker:1 from ps:1 0.1 s later")
+        assert told[0] == "fault plan: seed 8" and told[-1].endswith(
+            "s: cut worker:1 from ps:1 0.1 s later"
+        )
         assert not any(fault.skipped for fault in injected)
         for worker in ("worker:0", "worker:1"):
             cluster.heal(worker, "ps:1")
@@ -79,7 +91,11 @@ def test_a_plan_of_everything_that_ends_only_when_told(tmp_path: Path) -> None:
 
 def test_frozen_tasks_lose_and_double_no_addition(tmp_path: Path) -> None:
     with started(f"--until={tmp_path}/end") as cluster:
-        plan = FaultPlan(seed=3).freeze("ps", 1, at_step=100, secs=1).freeze("worker", 1, at_step=300, secs=1)
+        plan = (
+            FaultPlan(seed=3)
+            .freeze("ps", 1, at_step=100, secs=1)
+            .freeze("worker", 1, at_step=300, secs=1)
+        )
         cluster.run(plan.freeze("ps", 0, at_step=500, secs=3))
         assert ends_exactly(cluster, tmp_path / "end")
 
@@ -100,7 +116,8 @@ def test_a_killed_worker_leaves_at_most_one_half_step(tmp_path: Path) -> None:
         cluster.expect("worker:1", "READY")
         step, ends = finish(cluster, tmp_path / "end")
         assert ends[0] == ends[1] and ends[2] == ends[3]  # a stage is atomic
-        assert max(abs(end - step) for end in ends) <= 2  # a half step of the killed one, and one of the other's now
+        # a half step of the killed one, and one of the other's now
+        assert max(abs(end - step) for end in ends) <= 2
         assert not cluster.lines("worker:0", "recovering")
 
 
@@ -115,7 +132,9 @@ def test_a_killed_chief_loses_no_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ps", [0, 1])
 def test_a_killed_ps_comes_back_with_the_others_of_one_step(ps: int, tmp_path: Path) -> None:
-    with started(f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3") as cluster:
+    with started(
+        f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3"
+    ) as cluster:
         wait_checkpoint(tmp_path / "run")
         cluster.run(FaultPlan(seed=6).kill("ps", ps, at_step=500, restart_secs=0))
         cluster.expect("worker:0", r"restored .*/\d+: (training goes on|back) from step \d+")
@@ -126,8 +145,14 @@ def test_a_killed_ps_comes_back_with_the_others_of_one_step(ps: int, tmp_path: P
 
 
 def test_a_killed_ps_and_chief_at_once(tmp_path: Path) -> None:
-    with started(f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3") as cluster:
-        cluster.run(FaultPlan(seed=7).kill("ps", 1, at_step=500, restart_secs=0).kill("worker", 0, restart_secs=0.2))
+    with started(
+        f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3"
+    ) as cluster:
+        cluster.run(
+            FaultPlan(seed=7)
+            .kill("ps", 1, at_step=500, restart_secs=0)
+            .kill("worker", 0, restart_secs=0.2)
+        )
         cluster.expect("worker:0", "start number 2")
         cluster.expect("worker:0", "READY")
         cluster.expect("worker:1", r"recovered within .* at step")
@@ -136,9 +161,15 @@ def test_a_killed_ps_and_chief_at_once(tmp_path: Path) -> None:
 
 
 def test_the_output_tells_the_story() -> None:
-    command = ["python", "-c", "import sys, time; print('hello', *sys.argv[1:], flush=True); time.sleep(60)"]
+    command = [
+        "python",
+        "-c",
+        "import sys, time; print('hello', *sys.argv[1:], flush=True); time.sleep(60)",
+    ]
     with no_leaks(), LocalCluster(command, ps=1, workers=1) as cluster:
-        found = cluster.expect("worker:0", r"hello .*--worker_hosts=(\S+) --job_name=worker --task_index=0")
+        found = cluster.expect(
+            "worker:0", r"hello .*--worker_hosts=(\S+) --job_name=worker --task_index=0"
+        )
         assert found[1] == cluster.addresses["worker:0"]
         cluster.kill("worker:0")
         assert cluster.wait("worker:0") == -9
@@ -155,4 +186,6 @@ def test_the_output_tells_the_story() -> None:
             cluster.running("worker:1")
         with pytest.raises(RuntimeError, match="links=True"):
             cluster.cut("worker:0", "ps:0")
-        assert not re.search("worker", " ".join(line.text for line in cluster.lines("ps:0", "job_name=worker")))
+        assert not re.search(
+            "worker", " ".join(line.text for line in cluster.lines("ps:0", "job_name=worker"))
+        )

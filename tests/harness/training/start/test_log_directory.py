@@ -80,7 +80,9 @@ def lock() -> Iterator[DirectoryLock]:
 def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     with Other(tmp_path, "ps0:1", "ps1:1") as other:
         reason = lock.take(str(tmp_path), ["ps0:2"])
-        assert f"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.pid} on " in reason
+        assert (
+            f"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.pid} on " in reason
+        )
         other.kill()
         assert not lock.take(str(tmp_path), ["ps0:2"], "net")
     record = json.loads((tmp_path / RUN_FILE).read_text())
@@ -140,7 +142,9 @@ def test_two_sessions_of_a_process_are_told(
     assert f"another session of this process, process {os.getpid()} on" in caplog.text
 
 
-def test_last_session_of_a_process_gives_the_lock_back(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_last_session_of_a_process_gives_the_lock_back(
+    tmp_path: pathlib.Path, lock: DirectoryLock
+) -> None:
     second = DirectoryLock()
     assert not lock.take(str(tmp_path), ["ps0:1"]) and not second.take(str(tmp_path), ["ps0:2"])
     lock.release()
@@ -151,7 +155,9 @@ def test_last_session_of_a_process_gives_the_lock_back(tmp_path: pathlib.Path, l
         assert other.said == "held"
 
 
-def test_full_disk_costs_the_record_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_costs_the_record_only(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / RUN_FILE).symlink_to("/dev/full")
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
@@ -164,8 +170,9 @@ def test_full_disk_costs_the_record_only(tmp_path: pathlib.Path, caplog: pytest.
 def test_lock_without_a_record_is_told(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     with Other(tmp_path, "ps0:1"):
         (tmp_path / RUN_FILE).write_text("")
-        assert f"{tmp_path / RUN_FILE}, and the record in that file is empty or unreadable" in lock.take(
-            str(tmp_path), ["ps0:2"]
+        assert (
+            f"{tmp_path / RUN_FILE}, and the record in that file is empty or unreadable"
+            in lock.take(str(tmp_path), ["ps0:2"])
         )
 
 
@@ -207,17 +214,24 @@ def open_session(target: str, logdir: pathlib.Path, **options: float) -> None:
     """Opens a chief's session and closes it."""
     with rt.Graph().as_default(), rt.device("/job:ps/task:0"):
         step = harness.get_or_create_global_step()
-        sv = harness.Supervisor(logdir=str(logdir), global_step=step, summary_op=None, save_model_secs=0)
+        sv = harness.Supervisor(
+            logdir=str(logdir), global_step=step, summary_op=None, save_model_secs=0
+        )
         with sv.managed_session(target, **options):
             pass
 
 
-def test_end_of_another_job_is_waited_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_another_job_is_waited_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wait is told again and again, and holds up no other session of the process."""
     monkeypatch.setattr(session_manager, "_LOG_EVERY_SECS", 0.1)
     with contextlib.ExitStack() as stack:
         cluster, beside = (stack.enter_context(rt.local_cluster(ps=1, workers=1)) for _ in range(2))
-        other, said = stack.enter_context(Other(tmp_path, "ps0:1")), stack.enter_context(Said("another job"))
+        other, said = (
+            stack.enter_context(Other(tmp_path, "ps0:1")),
+            stack.enter_context(Said("another job")),
+        )
         waiting = threading.Thread(target=open_session, args=(cluster.target, tmp_path))
         waiting.start()
         try:
@@ -228,7 +242,8 @@ def test_end_of_another_job_is_waited_for(tmp_path: pathlib.Path, monkeypatch: p
         finally:
             other.enter("")
             waiting.join(TIMEOUT_SECS)
-        assert not waiting.is_alive() and other.code is None  # that process lives on, and has released
+        # that process lives on, and has released
+        assert not waiting.is_alive() and other.code is None
 
 
 def test_waiting_ends_as_a_start_may_be_repeated(tmp_path: pathlib.Path) -> None:
@@ -247,7 +262,9 @@ def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: boo
 
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
-        supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=step, summary_op=None, init_fn=init)
+        supervisor = harness.Supervisor(
+            logdir=str(tmp_path), global_step=step, summary_op=None, init_fn=init
+        )
         with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
             with supervisor.prepare_or_wait_for_session() as session:
                 session.run(step)
@@ -271,7 +288,9 @@ def test_session_of_a_manager_gives_the_lock_back(tmp_path: pathlib.Path) -> Non
             assert other.said == "held"
 
 
-def test_session_that_nobody_gets_keeps_no_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_nobody_gets_keeps_no_lock(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run records refuse the task after its session was made ready."""
 
     def refuse(records: RunRecords, session: int) -> None:
@@ -289,11 +308,22 @@ def test_second_job_goes_on_after_the_first(tmp_path: pathlib.Path) -> None:
     """The second job names the first and waits; it trains from the checkpoint that the first leaves."""
     program = tmp_path / "train.py"
     program.write_text(TRAINS.format(logdir=str(tmp_path / "run")))
-    launch = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=1", "--max_restarts=0", "--"]
+    launch = [
+        sys.executable,
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=1",
+        "--max_restarts=0",
+        "--",
+    ]
 
     def start() -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [*launch, sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*launch, sys.executable, str(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def read(job: "subprocess.Popen[str]", text: str) -> str:

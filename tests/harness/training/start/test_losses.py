@@ -59,7 +59,9 @@ def test_end_that_fails_costs_nothing_else(
 ) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     hooks = [Ends(Away(kind)), Ends()]
-    session = harness.MonitoredTrainingSession(cluster.target, checkpoint_dir=str(tmp_path), hooks=hooks)
+    session = harness.MonitoredTrainingSession(
+        cluster.target, checkpoint_dir=str(tmp_path), hooks=hooks
+    )
     with pytest.raises(kind, match="the store is away"), session:
         for _ in range(5):
             session.run(more)
@@ -129,7 +131,9 @@ def test_a_python_call_that_fails_is_called_once(cluster: InProcessCluster) -> N
         away.ask()
         return [np.float32(1.0)]
 
-    value = rt.lowlevel.python_call(ask, [rt.constant(1.0)], [((), np.float32)], name="ask").outputs[0]
+    value = rt.lowlevel.python_call(
+        ask, [rt.constant(1.0)], [((), np.float32)], name="ask"
+    ).outputs[0]
     supervisor = harness.Supervisor(logdir=None)
     with supervisor.managed_session(cluster.target) as session:
         with pytest.raises(rt.UnavailableError, match="the store is away"):
@@ -148,10 +152,14 @@ class OwnSaver(harness.Saver):
         return super().save(*arguments, **options)
 
 
-def test_a_saver_that_fails_at_the_end_is_asked_once(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+def test_a_saver_that_fails_at_the_end_is_asked_once(
+    cluster: InProcessCluster, tmp_path: pathlib.Path
+) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     saver = OwnSaver()
-    supervisor = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0, summary_op=None)
+    supervisor = harness.Supervisor(
+        logdir=str(tmp_path), saver=saver, save_model_secs=0, summary_op=None
+    )
     with pytest.raises(rt.UnavailableError, match="the store is away"):
         with supervisor.managed_session(cluster.target) as session:
             session.run(more)
@@ -167,14 +175,18 @@ def test_recoveries_that_find_nothing_different_end(cluster: InProcessCluster) -
             raise loss_of(run_context.session)
 
     session = harness.MonitoredTrainingSession(cluster.target, hooks=[LosesAlways()])
-    with pytest.raises(rt.UnavailableError, match=f"also after {TRIES} recoveries, which found nothing different"):
+    with pytest.raises(
+        rt.UnavailableError, match=f"also after {TRIES} recoveries, which found nothing different"
+    ):
         with session:
             session.run(more)
     with pytest.raises(RuntimeError, match="already closed"):
         _ = session.managed
 
 
-def test_another_cluster_that_has_left_is_not_the_own_one(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+def test_another_cluster_that_has_left_is_not_the_own_one(
+    cluster: InProcessCluster, tmp_path: pathlib.Path
+) -> None:
     """It is the end of the input, as any OutOfRangeError, and the run saves."""
     more = harness.get_or_create_global_step().assign_add(1)
     session = harness.MonitoredTrainingSession(cluster.target, checkpoint_dir=str(tmp_path))

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 import runtime as rt
-from harness import CheckpointSaverHook, ManagedSession, Saver, SessionManager, SessionRunHook, Supervisor
+from harness import (
+    CheckpointSaverHook,
+    ManagedSession,
+    Saver,
+    SessionManager,
+    SessionRunHook,
+    Supervisor,
+)
 from harness.coordinator import underlying
 from harness.training.run.hooks.base import FollowsLeader
 from harness.training.run.services import BackgroundSaver, ComparingSaver
@@ -31,7 +38,11 @@ def graph() -> Iterator[rt.Graph]:
 def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
     raw = session.raw
     (variable,) = rt.global_variables()
-    assert not isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
+    assert (
+        not isinstance(session, rt.Session)
+        and underlying(session) is raw
+        and underlying(raw) is raw
+    )
     for name in (name for name in vars(rt.Session) if not name.startswith("_")):
         assert hasattr(session, name), name
     for name in (
@@ -119,10 +130,16 @@ def test_a_ps_that_leaves_ends_a_recovery_and_a_start_at_once(
         worker = Supervisor(graph=graph, is_chief=False)
         with worker.managed_session(target) as session:
             run = made["/job:ps/task:0"].worker.store.run
-            run.close(rt.TaskLeftError("it has left: training is over"))  # it still answers, for as long as it stops
-            with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
+            # it still answers, for as long as it stops
+            run.close(rt.TaskLeftError("it has left: training is over"))
+            with pytest.raises(
+                rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"
+            ):
                 session.recover(session.raw, loss_of(session))
             assert session.left is not None
-        assert "training is over; what was done here since the last checkpoint is not saved" in caplog.text
+        assert (
+            "training is over; what was done here since the last checkpoint is not saved"
+            in caplog.text
+        )
         with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
             Supervisor(graph=graph, is_chief=False).prepare_or_wait_for_session(target)

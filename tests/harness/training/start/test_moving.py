@@ -18,15 +18,30 @@ _TRY = (
 
 def _possible() -> bool:
     try:
-        return subprocess.run(["unshare", "-rnm", "sh", "-c", _TRY], capture_output=True, timeout=30).returncode == 0
+        return (
+            subprocess.run(
+                ["unshare", "-rnm", "sh", "-c", _TRY], capture_output=True, timeout=30
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
-@pytest.mark.skipif(not _possible(), reason="needs unshare and ip, and the right to make network and mount namespaces")
+@pytest.mark.skipif(
+    not _possible(),
+    reason="needs unshare and ip, and the right to make network and mount namespaces",
+)
 def test_a_ps_behind_the_same_name_is_found_at_every_new_address(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(
-        ["unshare", "-rnm", sys.executable, "-m", "tests.harness.training.start.moving_program", str(tmp_path)],
+        [
+            "unshare",
+            "-rnm",
+            sys.executable,
+            "-m",
+            "tests.harness.training.start.moving_program",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=280,

@@ -23,7 +23,9 @@ Spec = dict[str, list[str]]
 
 def leader(records: RunRecords) -> tuple[int, str]:
     """The epoch that all ps obey, and the chief's name and address."""
-    ((epoch, chief),) = {(record.leadership.epoch, record.chief) for record in records.inspect().values()}
+    ((epoch, chief),) = {
+        (record.leadership.epoch, record.chief) for record in records.inspect().values()
+    }
     return epoch, chief
 
 
@@ -35,7 +37,9 @@ def claims_only(index: int, spec: Spec, pipe: Any) -> None:
         pipe.recv()
 
 
-def test_a_chief_that_is_killed_between_its_claim_and_its_first_order_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_chief_that_is_killed_between_its_claim_and_its_first_order_holds_up_nobody(
+    tmp_path: Path,
+) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         c.ps(1)
@@ -49,7 +53,10 @@ def test_a_chief_that_is_killed_between_its_claim_and_its_first_order_holds_up_n
         assert chief.request("steps", 5) == 5
         assert chief.request("save", answer="SAVED").endswith("/5")
         with rt.Server(c.spec, "worker", 1) as server:
-            assert leader(RunRecords(server.target)) == (2, f"/job:worker/task:0 at {c.spec['worker'][0]}")
+            assert leader(RunRecords(server.target)) == (
+                2,
+                f"/job:worker/task:0 at {c.spec['worker'][0]}",
+            )
 
 
 @pytest.mark.chaos
@@ -57,7 +64,10 @@ def test_of_two_chiefs_that_start_at_once_exactly_one_goes_on(tmp_path: Path) ->
     with cluster_kit.cluster(2, 2) as c:
         c.ps(0)
         c.ps(1)
-        chiefs = [c.start("worker", index, chief=True, logdir=str(tmp_path / str(index))) for index in range(2)]
+        chiefs = [
+            c.start("worker", index, chief=True, logdir=str(tmp_path / str(index)))
+            for index in range(2)
+        ]
         for chief in chiefs:
             chief.wait_for(lambda said: any(what[0] in ("READY", "ERROR") for what in said))
         for chief in chiefs:
@@ -77,19 +87,25 @@ def test_of_two_chiefs_that_start_at_once_exactly_one_goes_on(tmp_path: Path) ->
 def saves_beside(index: int, spec: Spec, series: str, times: int, pipe: Any) -> None:
     """Saves the variables of a training that others lead, in a session without a Supervisor."""
     with rt.Server(spec, "worker", index) as server:
-        with rt.device(rt.replica_device_setter(cluster=spec, worker_device=f"/job:worker/task:{index}")):
+        with rt.device(
+            rt.replica_device_setter(cluster=spec, worker_device=f"/job:worker/task:{index}")
+        ):
             step = harness.get_or_create_global_step()
             for name in ("first", "second"):
                 rt.Variable(np.zeros(4, np.float32), name=name)
         saver = harness.Saver(max_to_keep=None)
-        with rt.Session(server.target, config=rt.SessionConfig(device_filters=("/job:ps",))) as session:
+        with rt.Session(
+            server.target, config=rt.SessionConfig(device_filters=("/job:ps",))
+        ) as session:
             for _ in range(times):
                 saver.save(session, series, step)
         pipe.send(("SAVED", saver.last_checkpoints))
 
 
 @pytest.mark.chaos
-def test_a_plain_saver_beside_a_training_chief_deposes_it_not_and_both_save_what_is_right(tmp_path: Path) -> None:
+def test_a_plain_saver_beside_a_training_chief_deposes_it_not_and_both_save_what_is_right(
+    tmp_path: Path,
+) -> None:
     with cluster_kit.cluster(2, 3, logdir=str(tmp_path), save_secs=0.05) as c:
         c.ps(0)
         c.ps(1)
@@ -105,13 +121,20 @@ def test_a_plain_saver_beside_a_training_chief_deposes_it_not_and_both_save_what
         chief.hear("TRAINED")
         last = chief.hear("SAVED")[1]
         with rt.Server(c.spec, "worker", 2) as server:
-            assert leader(RunRecords(server.target)) == (1, f"/job:worker/task:0 at {c.spec['worker'][0]}")
+            assert leader(RunRecords(server.target)) == (
+                1,
+                f"/job:worker/task:0 at {c.spec['worker'][0]}",
+            )
         consistent(chief.request("values"))
         chief.tell("end")
         assert chief.wait() == 0
         assert not chief.said_so_far("LOG", "was not saved|taken the lead")
     assert len(beside) == 10
-    for path in [*beside, *(str(p) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()), last]:
+    for path in [
+        *beside,
+        *(str(p) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()),
+        last,
+    ]:
         values = [harness.load_variable(path, name) for name in ("global_step", "first", "second")]
         assert set(values[1]) == set(values[2]) == {float(values[0])}, path
 
@@ -127,7 +150,11 @@ def leads_synchronously(index: int, spec: Spec, series: str, pipe: Any) -> None:
         model = Model(server, "sgd", wrap, by_step=True)
         x, y = (everything[:, 0] for everything in batches(1))
         with rt.Session(server.target, model.graph, config) as session, model.graph.as_default():
-            records, coord, saver = RunRecords(server.target, is_chief=True), harness.Coordinator(), harness.Saver()
+            records, coord, saver = (
+                RunRecords(server.target, is_chief=True),
+                harness.Coordinator(),
+                harness.Saver(),
+            )
             session.authority.lead_with(records.claim())
             if len(session.run(model.missing)):
                 session.run(model.init)

@@ -29,12 +29,18 @@ def train(logdir: pathlib.Path, steps: int, names: str = "w", **options: Any) ->
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         variables = {name: rt.Variable(np.float32(0), name=name) for name in names}
-        more = rt.group(step.assign_add(1), *(v.assign_add(np.float32(1)) for v in variables.values()))
+        more = rt.group(
+            step.assign_add(1), *(v.assign_add(np.float32(1)) for v in variables.values())
+        )
         best = harness.Saver([variables["w"]], max_to_keep=1)
         if monitored:
-            session = harness.MonitoredTrainingSession(checkpoint_dir=str(logdir), save_checkpoint_steps=1000)
+            session = harness.MonitoredTrainingSession(
+                checkpoint_dir=str(logdir), save_checkpoint_steps=1000
+            )
         else:
-            supervisor = harness.Supervisor(logdir=logdir, saver=saver(), summary_op=None, **options)
+            supervisor = harness.Supervisor(
+                logdir=logdir, saver=saver(), summary_op=None, **options
+            )
             session = supervisor.managed_session()
         with session as sess:
             values = sess.run({"step": step, **variables})
@@ -65,14 +71,18 @@ def test_a_hook_tells_the_name_of_the_series(tmp_path: pathlib.Path) -> None:
         with rt.Graph().as_default():
             step = harness.get_or_create_global_step()
             more = step.assign_add(1)
-            hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, checkpoint_basename="net")
+            hook = harness.CheckpointSaverHook(
+                str(tmp_path), save_steps=1000, checkpoint_basename="net"
+            )
             creator = harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path))
             with harness.MonitoredSession(creator, [hook]) as sess:
                 assert sess.run(step) == expected
                 sess.run(more)
                 sess.run(more)
         train(tmp_path / "other", 1)
-        shutil.copytree(tmp_path / "other" / "model.ckpt", tmp_path / "model.ckpt", dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / "other" / "model.ckpt", tmp_path / "model.ckpt", dirs_exist_ok=True
+        )
 
 
 def test_what_others_saved_counts_where_the_run_saved_nothing(tmp_path: pathlib.Path) -> None:
@@ -132,7 +142,9 @@ def test_all_series_count_where_no_run_has_written_a_record(tmp_path: pathlib.Pa
 
 def test_no_checkpoint_that_fits_is_an_error(tmp_path: pathlib.Path) -> None:
     train(tmp_path, 2)
-    with pytest.raises(rt.NotFoundError, match=r"model.ckpt/2 does not fit the graph.*Saver\(partial=True\)"):
+    with pytest.raises(
+        rt.NotFoundError, match=r"model.ckpt/2 does not fit the graph.*Saver\(partial=True\)"
+    ):
         train(tmp_path, 1, names="wb")
 
 
@@ -143,15 +155,22 @@ def test_variables_in_no_checkpoint_are_told_at_the_start(
         return harness.Saver(rt.trainable_variables())
 
     train(tmp_path, 1, saver=weights_only)
-    assert "1 global variables are in no checkpoint: global_step; a chief that is started again" in caplog.text
-    with pytest.raises(RuntimeError, match="Restored: .*model.ckpt/1.*not initialized: global_step"):
+    assert (
+        "1 global variables are in no checkpoint: global_step; a chief that is started again"
+        in caplog.text
+    )
+    with pytest.raises(
+        RuntimeError, match="Restored: .*model.ckpt/1.*not initialized: global_step"
+    ):
         train(tmp_path, 1, saver=weights_only)
     caplog.clear()
     train(tmp_path / "other", 1)
     assert "in no checkpoint" not in caplog.text
 
 
-def test_what_a_checkpoint_lacks_begins_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_checkpoint_lacks_begins_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def partial() -> harness.Saver:
         return harness.Saver(partial=True)
 
@@ -177,7 +196,10 @@ def test_checkpoints_of_tensorflow_are_named(
     with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
         harness.load_checkpoint(f"{tmp_path}/model.ckpt-1200")
     for name in ("", "/model.ckpt-1200"):
-        assert f"the checkpoints at {tmp_path}{name} are TensorFlow's, which cannot be read" in caplog.text
+        assert (
+            f"the checkpoints at {tmp_path}{name} are TensorFlow's, which cannot be read"
+            in caplog.text
+        )
 
 
 def test_a_restore_in_init_fn_leaves_the_states_alone(tmp_path: pathlib.Path) -> None:
@@ -197,9 +219,14 @@ def test_a_restore_in_init_fn_leaves_the_states_alone(tmp_path: pathlib.Path) ->
         harness.forget_checkpointable("data")
 
 
-@pytest.mark.parametrize("ask", [harness.latest_checkpoint, harness.load_checkpoint, "iterator", "restore"])
+@pytest.mark.parametrize(
+    "ask", [harness.latest_checkpoint, harness.load_checkpoint, "iterator", "restore"]
+)
 def test_a_step_that_is_deleted_meanwhile_is_no_error(
-    tmp_path: pathlib.Path, ask: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path,
+    ask: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     train(tmp_path, 2)
     series = tmp_path / "model.ckpt"

@@ -30,7 +30,8 @@ def replaced(c: Cluster, ps: list[Task], index: int) -> None:
     """Kills a ps, starts it again, and waits until both have a backup again."""
     ps[index].kill()
     neighbour = ps[1 - index]
-    neighbour.hear("LOG", "has no backup until")  # it looks every second, also when there is nothing to send
+    # it looks every second, also when there is nothing to send
+    neighbour.hear("LOG", "has no backup until")
     ps[index] = c.ps(index)
     neighbour.hear("LOG", "has a backup at .* again")
 
@@ -46,7 +47,9 @@ def test_synchronous_backups_lose_and_double_nothing(dies: int) -> None:
                 worker.hear("STEP")
             ps[dies].kill()  # both workers are in the middle of something
             ps[dies] = c.ps(dies)
-            assert ps[dies].said_so_far("LOG", "goes on from its backup at .* no update that was answered is lost")
+            assert ps[dies].said_so_far(
+                "LOG", "goes on from its backup at .* no update that was answered is lost"
+            )
         for worker in workers:
             worker.hear("LOG", f"/job:ps/task:{dies} was restarted and goes on from its backup")
             worker.hear("STEP")
@@ -73,7 +76,9 @@ def test_asynchronous_backups_lose_no_more_than_they_log() -> None:
             ps[0] = c.ps(0)
             assert ps[0].said_so_far("LOG", f"at most {LAG} updates after that are lost")
         for worker in workers:
-            worker.hear("LOG", f"/job:ps/task:0 was restarted .* at most {LAG} of its last updates are lost")
+            worker.hear(
+                "LOG", f"/job:ps/task:0 was restarted .* at most {LAG} of its last updates are lost"
+            )
             worker.hear("STEP")
             worker.tell("pause")
         done = sum(worker.hear("TRAINED")[1] for worker in workers)
@@ -165,7 +170,9 @@ def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
         again = c.ps(1)
         # "it has none" where the order to load came before the first backup was sent
         reason = "(its variables are being given values|it has none)"
-        assert again.said_so_far("LOG", f"starts empty, it has no backup: .* {reason}"), again.story()
+        assert again.said_so_far("LOG", f"starts empty, it has no backup: .* {reason}"), (
+            again.story()
+        )
         chief.tell("go")
         chief.hear("INIT_FN")
         chief.tell("go")
@@ -199,7 +206,8 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         incarnation = stub.Status(services_pb2.StatusRequest(), timeout=60).incarnation
         second.freeze()
-        # As a scheduler does that lost sight of a machine: the address leads to another process now.
+        # As a scheduler does that lost sight of a machine: the address leads to another process
+        # now.
         moved = [*c.spec["ps"]]
         moved[1] = f"127.0.0.1:{free_ports(1)[0]}"
         again = c.start("ps", 1, cluster={**c.spec, "ps": moved})
@@ -208,7 +216,8 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         join = RunOrder(incarnation=incarnation, sender="/job:worker/task:9", join=RunOrder.Join())
         orders = [stub.Run.future(join, timeout=60) for _ in range(8)]
         second.thaw()
-        for order in orders:  # none of them is in the backup, so none is told that it was carried out
+        # none of them is in the backup, so none is told that it was carried out
+        for order in orders:
             assert order.code() is grpc.StatusCode.ABORTED, order
         channel.close()
         second.hear("LOG", "another process has taken its place")

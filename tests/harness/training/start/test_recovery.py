@@ -70,7 +70,9 @@ def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) 
     name = SessionLog.SessionStatus.Name
     marks = [(name(e.session_log.status), e.step) for e in events if e.HasField("session_log")]
     assert marks == [("START", 20), ("CHECKPOINT", 25), ("STOP", 0)]
-    early = {v.tag for e in events if e.HasField("summary") and e.step < 20 for v in e.summary.value}
+    early = {
+        v.tag for e in events if e.HasField("summary") and e.step < 20 for v in e.summary.value
+    }
     assert early == {"custom_scalars__config__"}  # the layout has no step
 
 
@@ -152,7 +154,9 @@ def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
         c.ps(0)
-        chief.hear("LOG", r"recovered .* at step 10: 5 steps are lost \(step 15 was the last seen here\)")
+        chief.hear(
+            "LOG", r"recovered .* at step 10: 5 steps are lost \(step 15 was the last seen here\)"
+        )
         assert chief.hear("STEPS")[1] == 15
         assert consistent(chief.request("values")) == 15
 
@@ -175,7 +179,9 @@ def test_power_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
-def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(before: int, after: int, tmp_path: Path) -> None:
+def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(
+    before: int, after: int, tmp_path: Path
+) -> None:
     with cluster_kit.cluster(before, 1, logdir=str(tmp_path)) as c:
         tasks = [c.ps(index) for index in range(before)]
         chief = c.worker(0)
@@ -220,7 +226,9 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         other.hear("LOG", "recovering")
         c.ps(1)
         other.hear(
-            "LOG", r"wait: the chief has not yet initialised .*; waiting for /job:worker/task:0 at \S+:\d+"
+            "LOG",
+            r"wait: the chief has not yet initialised .*; waiting for /job:worker/task:0 at "
+            r"\S+:\d+",
         )  # it does not restore on its own
         again = c.worker(0)
         assert other.hear("STEPS")[1] == 20
@@ -252,7 +260,8 @@ def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
         c.ps(0)
-        assert chief.hear("LOG", "ALL STEPS SO FAR ARE LOST")[2] == "WARNING"  # a program without INFO shows it too
+        # a program without INFO shows it too
+        assert chief.hear("LOG", "ALL STEPS SO FAR ARE LOST")[2] == "WARNING"
         assert chief.hear("STEPS")[1] == 5
 
 
@@ -289,7 +298,8 @@ def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: 
         c.ps(1)
         assert chief.request("steps", 5) == 15
         other.thaw()
-        other.hear("LOG", "recovering: ")  # restarted, restored or a cut connection: whichever it notices first
+        # restarted, restored or a cut connection: whichever it notices first
+        other.hear("LOG", "recovering: ")
         told = other.hear("LOG", "recovered within")[1]
         assert re.search("steps are lost", told), told  # it had seen step 11
         other.tell("pause")
@@ -367,7 +377,9 @@ def test_under_a_launcher_the_ps_stay() -> None:
 
 
 def test_where_each_task_has_a_launcher_the_ps_leave_by_themselves() -> None:
-    with cluster_kit.cluster(1, 1, env={"BELLWETHER_ATTEMPT": "0", "BELLWETHER_PER_TASK": "1"}) as c:
+    with cluster_kit.cluster(
+        1, 1, env={"BELLWETHER_ATTEMPT": "0", "BELLWETHER_PER_TASK": "1"}
+    ) as c:
         ps = c.ps(0)
         chief = c.worker(0)
         chief.tell("end")
@@ -444,7 +456,8 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        cluster_kit.wait_saved(tmp_path, 0)  # one that is still under way at step 10 would be saved instead of it
+        # one that is still under way at step 10 would be saved instead of it
+        cluster_kit.wait_saved(tmp_path, 0)
         assert chief.request("steps", 10) == 10
         cluster_kit.wait_saved(tmp_path, 10)  # by the hook
         assert other.request("steps", 3) == 13

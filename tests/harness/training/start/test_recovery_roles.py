@@ -24,7 +24,9 @@ class Roles:
     def env(self, role: str, task: str = "") -> dict[str, str]:
         """The environment of a process that has a role."""
         said = f"bellwether://run/{role}{task and '/'}{task}"
-        directory = certificates.make(self.directory / f"{role}{task.replace('/', '')}", self.authority, role=said)
+        directory = certificates.make(
+            self.directory / f"{role}{task.replace('/', '')}", self.authority, role=said
+        )
         return {"BELLWETHER_SECURITY": str(directory), "BELLWETHER_FAST_PATH": "0"}
 
 

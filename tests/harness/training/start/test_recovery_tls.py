@@ -23,7 +23,9 @@ def env(tmp_path: Path, authority: CA) -> dict[str, str]:
     return {"BELLWETHER_SECURITY": str(directory), "BELLWETHER_FAST_PATH": "0"}
 
 
-def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(tmp_path: Path, env: dict[str, str], authority: CA) -> None:
+def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(
+    tmp_path: Path, env: dict[str, str], authority: CA
+) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), env=env) as c:
         ps = [c.ps(0)]
         second = c.ps(1)
@@ -67,13 +69,19 @@ def test_a_ps_that_was_frozen_loses_and_doubles_nothing(env: dict[str, str]) -> 
         assert consistent(workers[0].request("values")) == done
 
 
-def test_a_worker_of_another_ca_ends_at_once_and_nobody_notices(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_worker_of_another_ca_ends_at_once_and_nobody_notices(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     with cluster_kit.cluster(1, 2, env=env) as c:
         c.ps(0)
         chief = c.worker(0)
         chief.tell("train")
         chief.hear("STEP")
-        stranger = c.start("worker", 1, env={**env, "BELLWETHER_SECURITY": str(certificates.make(tmp_path / "other"))})
+        stranger = c.start(
+            "worker",
+            1,
+            env={**env, "BELLWETHER_SECURITY": str(certificates.make(tmp_path / "other"))},
+        )
         assert "its certificate is of another CA" in stranger.hear("ERROR")[1]
         chief.tell("pause")
         done = chief.hear("TRAINED")[1]

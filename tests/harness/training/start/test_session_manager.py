@@ -41,7 +41,9 @@ def test_a_local_ready_op_needs_a_local_init_op() -> None:
 
 def test_two_checkpoint_locations() -> None:
     with pytest.raises(ValueError, match="Can not provide both"):
-        harness.SessionManager().prepare_session("", checkpoint_dir="a", checkpoint_filename_with_path="b")
+        harness.SessionManager().prepare_session(
+            "", checkpoint_dir="a", checkpoint_filename_with_path="b"
+        )
 
 
 def test_a_chief_may_wait_for_a_checkpoint_for_so_long(target: str, tmp_path: pathlib.Path) -> None:
@@ -75,7 +77,8 @@ def test_local_init_waits_for_what_it_needs(target: str) -> None:
     v = rt.Variable(1.0, name="v")
     local = rt.Variable(v * 2.0, name="local", local=True)
     manager = harness.SessionManager(
-        local_init_op=local.initializer, ready_for_local_init_op=rt.report_uninitialized_variables([v])
+        local_init_op=local.initializer,
+        ready_for_local_init_op=rt.report_uninitialized_variables([v]),
     )
     with manager.prepare_session(target, init_op=v.initializer) as session:
         assert session.run(local) == 2.0
@@ -219,7 +222,11 @@ def test_a_new_run_forgets_who_was_done(target: str) -> None:
 def test_a_ps_leaves_when_every_worker_is_done() -> None:
     ports = free_ports(3)
     spec = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{p}" for p in ports[1:]]}
-    ps, *workers = rt.Server(spec, "ps", 0), rt.Server(spec, "worker", 0), rt.Server(spec, "worker", 1)
+    ps, *workers = (
+        rt.Server(spec, "ps", 0),
+        rt.Server(spec, "worker", 0),
+        rt.Server(spec, "worker", 1),
+    )
     joined = threading.Thread(target=ps.join)
     joined.start()
     RunRecords(workers[0].target).done(leave=True)
@@ -270,7 +277,9 @@ def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyP
         assert len(planned) == before + 2
 
 
-def test_plans_of_steps_with_python_calls_are_taken_over(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_steps_with_python_calls_are_taken_over(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sessions that follow each other plan such a step once, and what they take over does not grow."""
     planned: list[Any] = []
 
@@ -280,7 +289,10 @@ def test_plans_of_steps_with_python_calls_are_taken_over(target: str, monkeypatc
 
     monkeypatch.setattr("runtime.session.session.make_plan", counted)
     add = rt.lowlevel.python_call(
-        lambda _, arrays: [arrays[0] + 1], [rt.constant(np.ones(3, np.float32))], [((3,), np.float32)], name="add"
+        lambda _, arrays: [arrays[0] + 1],
+        [rt.constant(np.ones(3, np.float32))],
+        [((3,), np.float32)],
+        name="add",
     )
     total = rt.numpy.sum(add.outputs[0])
     with contextlib.ExitStack() as stack:
@@ -309,12 +321,16 @@ def test_a_worker_does_not_wait_for_its_own_copy_that_no_chief_initialises() -> 
                 own = rt.Variable(0.0, name="own")
             copy = own.assign(shared)
             patient = harness.SessionManager(
-                ready_op=rt.report_uninitialized_variables([shared]), recovery_wait_secs=0.05, graph=workers
+                ready_op=rt.report_uninitialized_variables([shared]),
+                recovery_wait_secs=0.05,
+                graph=workers,
             )
             strict = harness.SessionManager(
                 ready_op=rt.report_uninitialized_variables(), recovery_wait_secs=0.05, graph=workers
             )
-        with pytest.raises(rt.DeadlineExceededError, match="the chief has not yet initialised shared"):
+        with pytest.raises(
+            rt.DeadlineExceededError, match="the chief has not yet initialised shared"
+        ):
             patient.wait_for_session(cluster.target_of(1), max_wait_secs=0.5)
         with chief.prepare_session(cluster.target_of(0), init), chiefs.as_default():
             with patient.wait_for_session(cluster.target_of(1), max_wait_secs=30) as session:

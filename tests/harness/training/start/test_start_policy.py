@@ -20,10 +20,34 @@ def report(**changes: Any) -> ClusterReport:
 
 CHIEF = [
     # what, report, options, action, words of the reason
-    ("a fresh cluster", report(missing=["a", "b"], phases={PS0: "new"}), SOON, Action.INITIALIZE, "no checkpoint"),
-    ("a fresh cluster, a checkpoint", report(missing=["a"], checkpoint="/d/7"), SOON, Action.RESTORE, "/d/7"),
-    ("the model is alive", report(phases={PS0: "ready", PS1: "ready"}), SOON, Action.KEEP, "no step is lost"),
-    ("alive, a checkpoint too", report(phases={PS0: "ready"}, checkpoint="/d/7"), SOON, Action.KEEP, "no step is lost"),
+    (
+        "a fresh cluster",
+        report(missing=["a", "b"], phases={PS0: "new"}),
+        SOON,
+        Action.INITIALIZE,
+        "no checkpoint",
+    ),
+    (
+        "a fresh cluster, a checkpoint",
+        report(missing=["a"], checkpoint="/d/7"),
+        SOON,
+        Action.RESTORE,
+        "/d/7",
+    ),
+    (
+        "the model is alive",
+        report(phases={PS0: "ready", PS1: "ready"}),
+        SOON,
+        Action.KEEP,
+        "no step is lost",
+    ),
+    (
+        "alive, a checkpoint too",
+        report(phases={PS0: "ready"}, checkpoint="/d/7"),
+        SOON,
+        Action.KEEP,
+        "no step is lost",
+    ),
     ("initialised by somebody else", report(phases={PS0: "new"}), SOON, Action.KEEP, "alive"),
     ("alive after its end", report(phases={PS0: "finished"}), SOON, Action.KEEP, "alive"),
     (
@@ -49,7 +73,12 @@ CHIEF = [
     ),
     (
         "one ps lost its memory, and had no backup",
-        report(missing=["b"], phases={PS0: "ready", PS1: "new"}, origins=["ps 1 has no backup"], checkpoint="/d/7"),
+        report(
+            missing=["b"],
+            phases={PS0: "ready", PS1: "new"},
+            origins=["ps 1 has no backup"],
+            checkpoint="/d/7",
+        ),
         SOON,
         Action.RESTORE,
         "ps 1 has no backup",
@@ -61,7 +90,13 @@ CHIEF = [
         Action.RESTORE,
         "died while",
     ),
-    ("the chief died while it initialised", report(phases={PS0: "loading"}), SOON, Action.INITIALIZE, "died while"),
+    (
+        "the chief died while it initialised",
+        report(phases={PS0: "loading"}),
+        SOON,
+        Action.INITIALIZE,
+        "died while",
+    ),
     (
         "lost, no checkpoint",
         report(missing=["a"]),
@@ -90,11 +125,29 @@ CHIEF = [
         Action.INITIALIZE,
         "no checkpoint",
     ),
-    ("no variables at all, first time", ClusterReport(phases={PS0: "new"}), SOON, Action.INITIALIZE, "nothing tells"),
-    ("no variables, but opened before", ClusterReport(phases={PS0: "ready"}), SOON, Action.KEEP, "alive"),
+    (
+        "no variables at all, first time",
+        ClusterReport(phases={PS0: "new"}),
+        SOON,
+        Action.INITIALIZE,
+        "nothing tells",
+    ),
+    (
+        "no variables, but opened before",
+        ClusterReport(phases={PS0: "ready"}),
+        SOON,
+        Action.KEEP,
+        "alive",
+    ),
 ]
 OTHER = [
-    ("not initialised", report(missing=["a"], phases={PS0: "new"}), SOON, Action.WAIT, "not yet initialised a"),
+    (
+        "not initialised",
+        report(missing=["a"], phases={PS0: "new"}),
+        SOON,
+        Action.WAIT,
+        "not yet initialised a",
+    ),
     (
         "not initialised, and nobody leads",
         report(missing=["a"], phases={PS0: "new", PS1: "new"}, addresses={PS0: "h:1"}),
@@ -116,9 +169,27 @@ OTHER = [
         Action.WAIT,
         "waiting for /job:worker/task:0 at h:2",
     ),
-    ("not initialised in time", report(missing=["a"]), LATE, Action.GIVE_UP, "not yet initialised a"),
-    ("values, but the chief is not through", report(phases={PS0: "loading"}), SOON, Action.WAIT, "still giving"),
-    ("one ps of two restored", report(phases={PS0: "ready", PS1: "loading"}), SOON, Action.WAIT, PS1),
+    (
+        "not initialised in time",
+        report(missing=["a"]),
+        LATE,
+        Action.GIVE_UP,
+        "not yet initialised a",
+    ),
+    (
+        "values, but the chief is not through",
+        report(phases={PS0: "loading"}),
+        SOON,
+        Action.WAIT,
+        "still giving",
+    ),
+    (
+        "one ps of two restored",
+        report(phases={PS0: "ready", PS1: "loading"}),
+        SOON,
+        Action.WAIT,
+        PS1,
+    ),
     ("ready", report(phases={PS0: "ready", PS1: "ready"}), SOON, Action.JOIN, "ready"),
     ("ready, time is up", report(phases={PS0: "ready"}), LATE, Action.JOIN, "ready"),
     ("initialised without a supervisor", report(phases={PS0: "new"}), SOON, Action.JOIN, "ready"),
@@ -130,25 +201,41 @@ OTHER = [
         Action.END,
         "finished",
     ),
-    ("a ready operation says no", report(phases={PS0: "ready"}, not_ready="x"), SOON, Action.WAIT, "x"),
+    (
+        "a ready operation says no",
+        report(phases={PS0: "ready"}, not_ready="x"),
+        SOON,
+        Action.WAIT,
+        "x",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF])
-def test_the_chief(report: ClusterReport, options: StartOptions, action: Action, words: str) -> None:
+@pytest.mark.parametrize(
+    ("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF]
+)
+def test_the_chief(
+    report: ClusterReport, options: StartOptions, action: Action, words: str
+) -> None:
     decision = decide(NOW, Role.CHIEF, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
 
 
-@pytest.mark.parametrize(("report", "options", "action", "words"), [r[1:] for r in OTHER], ids=[r[0] for r in OTHER])
-def test_the_others(report: ClusterReport, options: StartOptions, action: Action, words: str) -> None:
+@pytest.mark.parametrize(
+    ("report", "options", "action", "words"), [r[1:] for r in OTHER], ids=[r[0] for r in OTHER]
+)
+def test_the_others(
+    report: ClusterReport, options: StartOptions, action: Action, words: str
+) -> None:
     decision = decide(NOW, Role.OTHER, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
 
 
-PHASES = st.dictionaries(st.sampled_from([PS0, PS1]), st.sampled_from(["new", "loading", "ready", "finished"]))
+PHASES = st.dictionaries(
+    st.sampled_from([PS0, PS1]), st.sampled_from(["new", "loading", "ready", "finished"])
+)
 REPORTS = st.builds(
     ClusterReport,
     variables=st.integers(0, 3),
@@ -161,7 +248,9 @@ OPTIONS = st.builds(StartOptions, st.floats(0, 200), st.booleans(), st.booleans(
 
 
 @given(REPORTS, OPTIONS)
-def test_only_the_chief_gives_values_and_never_over_live_ones(report: ClusterReport, options: StartOptions) -> None:
+def test_only_the_chief_gives_values_and_never_over_live_ones(
+    report: ClusterReport, options: StartOptions
+) -> None:
     other = decide(NOW, Role.OTHER, report, options)
     assert other.action not in (Action.INITIALIZE, Action.RESTORE, Action.KEEP)
     chief = decide(NOW, Role.CHIEF, report, options)

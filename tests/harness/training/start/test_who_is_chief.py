@@ -81,14 +81,18 @@ def test_the_second_run_on_a_cluster_is_told(tmp_path: pathlib.Path) -> None:
             with rt.Graph().as_default(), cluster.device():
                 step = harness.get_or_create_global_step()
                 more = step.assign_add(1)
-                supervisor = harness.Supervisor(logdir=tmp_path / name, save_model_secs=0, save_summaries_secs=0)
+                supervisor = harness.Supervisor(
+                    logdir=tmp_path / name, save_model_secs=0, save_summaries_secs=0
+                )
                 with supervisor.managed_session(cluster.target) as session:
                     session.run(more)
                     within()
                     return int(session.run(more))
 
         def second() -> None:
-            with pytest.raises(rt.InvalidArgumentError, match="another run trains on this cluster, .*teach"):
+            with pytest.raises(
+                rt.InvalidArgumentError, match="another run trains on this cluster, .*teach"
+            ):
                 run("student", lambda: None)
 
         run("teacher", second)

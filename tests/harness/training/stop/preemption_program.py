@@ -1,6 +1,7 @@
 """The program of the preemption tests: training as the MNIST example does it, with data that can be taken up again.
 
-python -m tests.harness.training.stop.preemption_program --logdir=... --steps=500 + the cluster flags
+python -m tests.harness.training.stop.preemption_program --logdir=... --steps=500 + the cluster
+flags
 """
 
 import sys
@@ -46,7 +47,10 @@ def work(server: rt.Server) -> None:
         train_op = rt.group(total.assign_add(np.ones(4, np.float32)))
         count = global_step.assign_add(1)
     supervisor = harness.Supervisor(
-        is_chief=FLAGS.task_index == 0, logdir=FLAGS.logdir, save_model_secs=3600, save_summaries_secs=0
+        is_chief=FLAGS.task_index == 0,
+        logdir=FLAGS.logdir,
+        save_model_secs=3600,
+        save_summaries_secs=0,
     )
     try:
         with harness.preemptible(FLAGS.grace_secs):

@@ -1,6 +1,7 @@
 """SIGTERM that comes as soon as a task serves, before it trains or joins: the program ends with the code that says so.
 
-As the first process of a container it would not end at all otherwise: a signal without a handler is dropped there.
+As the first process of a container it would not end at all otherwise: a signal without a handler is
+dropped there.
 """
 
 import pathlib
@@ -38,7 +39,9 @@ AT_ONCE = """
 def test_a_task_that_serves_hears_sigterm(module: str, job: str, tmp_path: pathlib.Path) -> None:
     ps, worker = free_ports(2)
     task = [f"--ps_hosts=localhost:{ps}", f"--worker_hosts=localhost:{worker}", f"--job_name={job}"]
-    with Program("python", "-c", textwrap.dedent(AT_ONCE), module, *task, f"--logdir={tmp_path}") as program:
+    with Program(
+        "python", "-c", textwrap.dedent(AT_ONCE), module, *task, f"--logdir={tmp_path}"
+    ) as program:
         assert program.wait() == exit_codes.PREEMPTED.plain, program.story()
         assert program.lines("^serves$") and not program.lines("Traceback"), program.story()
 

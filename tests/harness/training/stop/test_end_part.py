@@ -98,10 +98,17 @@ def test_facts_decide_the_end(
     try:
         end_part(run, save, over=over, checkpoint_dir=str(tmp_path), signals=signals)
     except rt.UnavailableError as error:
-        assert error.message == "it is silent; step 3 is not saved, there is no checkpoint: steps 1 to 3 are lost"
+        assert (
+            error.message
+            == "it is silent; step 3 is not saved, there is no checkpoint: steps 1 to 3 are lost"
+        )
         seen.append("error")
     warnings = " ".join(r.message for r in caplog.records if r.levelno >= logging.WARNING)
-    marks = {"interrupted": "interrupted:", "not-saved": "closed before the stop", "left": "it has left"}
+    marks = {
+        "interrupted": "interrupted:",
+        "not-saved": "closed before the stop",
+        "left": "it has left",
+    }
     noticed = [act for act, words in marks.items() if words in warnings]
     if not run.records and (tmp_path / "finished.json").exists():
         noticed.append("mark")

@@ -66,15 +66,23 @@ def test_every_phase_can_be_left() -> None:
         (RunPhase.OVER, 99.0, 99.0, StopAction.LOOK_AGAIN),
     ],
 )
-def test_stop_has_limits(phase: RunPhase, step_secs: float, silent_secs: float, action: StopAction) -> None:
+def test_stop_has_limits(
+    phase: RunPhase, step_secs: float, silent_secs: float, action: StopAction
+) -> None:
     """A step is cancelled after a stop, and a silent task cuts the end short; a wait for other tasks goes on."""
     assert after_stop(phase, step_secs, silent_secs, step_limit=10.0, silence_limit=20.0) is action
 
 
 def test_zero_grace_cancels_no_idle_session() -> None:
     """Without a grace period a running step is cancelled at once, and a session without a step is left alone."""
-    assert after_stop(RunPhase.TRAINING, 0.0, 0.0, step_limit=0.0, silence_limit=4.0) is StopAction.LOOK_AGAIN
-    assert after_stop(RunPhase.TRAINING, 0.1, 0.0, step_limit=0.0, silence_limit=4.0) is StopAction.CANCEL_STEPS
+    assert (
+        after_stop(RunPhase.TRAINING, 0.0, 0.0, step_limit=0.0, silence_limit=4.0)
+        is StopAction.LOOK_AGAIN
+    )
+    assert (
+        after_stop(RunPhase.TRAINING, 0.1, 0.0, step_limit=0.0, silence_limit=4.0)
+        is StopAction.CANCEL_STEPS
+    )
 
 
 def test_wait_ends_without_trainers() -> None:

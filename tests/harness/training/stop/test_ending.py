@@ -33,7 +33,9 @@ def trained_to_15_saved_at_10(c: Cluster) -> tuple[Task, Task]:
     return chief, second
 
 
-def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_rest(tmp_path: Path) -> None:
+def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_rest(
+    tmp_path: Path,
+) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
@@ -48,7 +50,8 @@ def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_
         assert saved_steps(tmp_path) == {10}
         again = c.start("worker", 0)
         assert again.hear("READY")[1] == 10
-        assert again.said_so_far("LOG", "keep the live model")  # nobody was told that training is over
+        # nobody was told that training is over
+        assert again.said_so_far("LOG", "keep the live model")
         assert again.request("steps", 5) == 15
         assert consistent(again.request("values")) == 15
         again.tell("end")
@@ -58,7 +61,9 @@ def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_
         assert saved_steps(tmp_path) == {10, 15}
 
 
-def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lost(tmp_path: Path) -> None:
+def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lost(
+    tmp_path: Path,
+) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True, grace_secs=1) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
@@ -68,7 +73,10 @@ def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lo
         _, told = chief.hear("ERROR")
         assert "/job:ps/task:1" in told
         newest = f"{tmp_path}/model.ckpt/10"
-        assert f"step 15 is not saved, the newest checkpoint is {newest}: steps 11 to 15 are lost" in told
+        assert (
+            f"step 15 is not saved, the newest checkpoint is {newest}: steps 11 to 15 are lost"
+            in told
+        )
         assert chief.wait() == 1
 
 
@@ -77,7 +85,8 @@ def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> N
         chief, second = trained_to_15_saved_at_10(c)
         second.kill()
         c.ps(1)
-        assert consistent(chief.request("values")) == 10  # such as a last test; the loop that trains is over
+        # such as a last test; the loop that trains is over
+        assert consistent(chief.request("values")) == 10
         assert chief.said_so_far("LOG", "5 steps are lost .step 15 was the last seen here")
         chief.tell("end")
         assert "back from step 15 to step 10" in chief.hear("ERROR")[1]
@@ -86,13 +95,16 @@ def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("trained_again", [False, True], ids=["lost", "trained again"])
-def test_a_ps_killed_while_the_chief_waits_for_the_others(monitored: bool, trained_again: bool, tmp_path: Path) -> None:
+def test_a_ps_killed_while_the_chief_waits_for_the_others(
+    monitored: bool, trained_again: bool, tmp_path: Path
+) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path), monitored=monitored, save_steps=10) as c:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
         if monitored:
-            cluster_kit.wait_saved(tmp_path, 0)  # else one that is due while this one runs is skipped
+            # else one that is due while this one runs is skipped
+            cluster_kit.wait_saved(tmp_path, 0)
         assert chief.request("steps", 10) == 10
         if monitored:
             cluster_kit.wait_saved(tmp_path, 10)
@@ -113,7 +125,10 @@ def test_a_ps_killed_while_the_chief_waits_for_the_others(monitored: bool, train
             assert 17 in saved_steps(tmp_path)
         else:
             told = chief.hear("ERROR")[1]
-            assert "/job:ps/task:1" in told and "back from step 15 to step 10, 5 steps are lost" in told
+            assert (
+                "/job:ps/task:1" in told
+                and "back from step 15 to step 10, 5 steps are lost" in told
+            )
             assert chief.wait() == 1
 
 

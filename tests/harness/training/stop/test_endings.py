@@ -20,11 +20,21 @@ COMMAND = ["python", "-m", "benchmarks.endings_task"]
 
 
 @contextlib.contextmanager
-def cluster(logdir: Path, *, ps: int = 1, workers: int = 2, **options: object) -> Iterator[LocalCluster]:
+def cluster(
+    logdir: Path, *, ps: int = 1, workers: int = 2, **options: object
+) -> Iterator[LocalCluster]:
     """A cluster of which only the ps tasks are started; ``options`` are those of all workers."""
-    env = {"JAX_PLATFORMS": "cpu", **{f"ENDING_{name}": str(value) for name, value in options.items()}}
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        **{f"ENDING_{name}": str(value) for name, value in options.items()},
+    }
     command = [*COMMAND, f"--logdir={logdir}"]
-    with no_leaks(), LocalCluster(command, ps=ps, workers=workers, preload=PRELOAD, env=env, start=False) as made:
+    with (
+        no_leaks(),
+        LocalCluster(
+            command, ps=ps, workers=workers, preload=PRELOAD, env=env, start=False
+        ) as made,
+    ):
         for index in range(ps):
             made.start(f"ps:{index}")
         yield made
@@ -153,7 +163,9 @@ def test_a_worker_that_is_dead_is_given_up_by_chief_and_ps(tmp_path: Path) -> No
         c.kill(dead)
         assert c.wait(chief) == 0
         assert c.wait("ps:0") == 0
-        assert c.lines(chief, r"not waiting any longer for /job:worker/task:1 .*: no sign of life for \d+ s")
+        assert c.lines(
+            chief, r"not waiting any longer for /job:worker/task:1 .*: no sign of life for \d+ s"
+        )
         assert saved(tmp_path) == 15
 
 
@@ -171,7 +183,9 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
 
 
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
-def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
+def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(
+    style: str, code: int, tmp_path: Path
+) -> None:
     with cluster(tmp_path, ps=2, STYLE=style) as c:
         chief, frozen = chief_and_other(c, tmp_path, PAUSE_AT=-1, STEPS=10**9, STEP_SECS=0.001)
         c.expect(chief, "TRAINED")
@@ -217,7 +231,10 @@ def test_a_chief_that_just_exits_leaves_the_ps_to_the_next_chief(tmp_path: Path)
         other = start(c, 1, STYLE="stop")
         go(tmp_path, 0)
         assert c.wait(chief) == 0 and c.wait(other) == 0
-        assert c.lines(chief, r"what was trained since the last checkpoint is not saved \(step \d+ was the last")
+        assert c.lines(
+            chief,
+            r"what was trained since the last checkpoint is not saved \(step \d+ was the last",
+        )
         c.expect("ps:0", "some are done with training; waiting for /job:worker/task:0 ")
         start(c, 0, STYLE="stop", STEPS=1)
         assert all_well(c)
@@ -229,7 +246,10 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
         assert c.wait(start(c, 0, EXITS=1)) == 0
         c.stop("ps:0")
         assert c.wait("ps:0") == 0
-        assert c.lines("ps:0", "stops before training has ended: started again, it goes on from the newest checkpoint")
+        assert c.lines(
+            "ps:0",
+            "stops before training has ended: started again, it goes on from the newest checkpoint",
+        )
 
 
 # -- work after the loop ---------------------------------------------------------------------------------------------
@@ -264,7 +284,9 @@ def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("style", ["managed", "monitored"])
 def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) -> None:
-    with cluster(tmp_path, STYLE=style, GRACE_SECS=0, SAVE_SECS=1, TIMER_SECS=1.5, STEP_SECS=0.1) as c:
+    with cluster(
+        tmp_path, STYLE=style, GRACE_SECS=0, SAVE_SECS=1, TIMER_SECS=1.5, STEP_SECS=0.1
+    ) as c:
         start_all(c, tmp_path, 10, 10)
         assert all_well(c)
         assert saved(tmp_path) == 20
@@ -290,9 +312,16 @@ def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("style", "number"),
-    [("stop", signal.SIGTERM), ("managed", signal.SIGINT), ("monitored", signal.SIGTERM), ("monitored", signal.SIGINT)],
+    [
+        ("stop", signal.SIGTERM),
+        ("managed", signal.SIGINT),
+        ("monitored", signal.SIGTERM),
+        ("monitored", signal.SIGINT),
+    ],
 )
-def test_a_signal_during_the_last_save_does_not_cost_it(style: str, number: int, tmp_path: Path) -> None:
+def test_a_signal_during_the_last_save_does_not_cost_it(
+    style: str, number: int, tmp_path: Path
+) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
         until(lambda: bool(c.lines(chief, "SAVED")))  # the first one, of the beginning
@@ -326,7 +355,9 @@ def test_bounded_staleness_does_not_wait_for_who_trains_no_more(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
-def test_synchronous_training_ends_with_the_first_who_is_through(first: int, tmp_path: Path) -> None:
+def test_synchronous_training_ends_with_the_first_who_is_through(
+    first: int, tmp_path: Path
+) -> None:
     with cluster(tmp_path, STYLE="managed", SYNC="quorum", GRACE_SECS=60) as c:
         for index in (0, 1):
             start(c, index, ready=False, STEPS=5 if index == first else 60)
@@ -368,7 +399,9 @@ def restart_ps_while_waiting(c: LocalCluster, directory: Path, chief: str, other
 
 
 @pytest.mark.parametrize("style", ["managed", "monitored"])
-def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(style: str, tmp_path: Path) -> None:
+def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(
+    style: str, tmp_path: Path
+) -> None:
     with cluster(tmp_path, ps=2, STYLE=style, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=0, STOPS=1)
         other = start(c, 1, PAUSE_AT=5, STEPS=40)
@@ -385,7 +418,9 @@ def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
         assert c.lines(chief, "the session was closed before the stop")
 
 
-def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(tmp_path: Path) -> None:
+def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(
+    tmp_path: Path,
+) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
         until(lambda: bool(c.lines(chief, "SAVED")))
@@ -412,8 +447,12 @@ def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path)
         assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
 
 
-def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(tmp_path: Path) -> None:
-    with cluster(tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60) as c:
+def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(
+    tmp_path: Path,
+) -> None:
+    with cluster(
+        tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60
+    ) as c:
         chief = start(c, 0, PAUSE_AT=5)
         until(lambda: bool(c.lines(chief, "SAVED")))
         go(tmp_path, 0)

@@ -56,7 +56,10 @@ def test_a_session_whose_services_cannot_start_is_closed(
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="no thread to be had"):
                 supervisor.prepare_or_wait_for_session(server.target)
-        with pytest.raises(ZeroDivisionError, match="no thread to be had"), supervisor.managed_session(server.target):
+        with (
+            pytest.raises(ZeroDivisionError, match="no thread to be had"),
+            supervisor.managed_session(server.target),
+        ):
             pass
         services = ("probe", "watch", "save", "write", "count")
         left = [t for t in set(threading.enumerate()) - before if t.name.startswith(services)]
@@ -70,13 +73,18 @@ def test_an_error_of_a_step_after_request_stop_comes_out() -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     fed = rt.placeholder(rt.constant(1.0).dtype, [], name="fed")
     supervisor = harness.Supervisor(logdir=None)
-    with pytest.raises(rt.InvalidArgumentError, match="fed"), supervisor.managed_session("") as session:
+    with (
+        pytest.raises(rt.InvalidArgumentError, match="fed"),
+        supervisor.managed_session("") as session,
+    ):
         session.run(more)
         supervisor.request_stop()
         session.run(fed)
 
 
-@pytest.mark.parametrize("error", [rt.OutOfRangeError("no more input"), rt.CancelledError("stopped")])
+@pytest.mark.parametrize(
+    "error", [rt.OutOfRangeError("no more input"), rt.CancelledError("stopped")]
+)
 def test_what_a_stop_leads_to_is_no_error(error: rt.OpError) -> None:
     harness.get_or_create_global_step()
     supervisor = harness.Supervisor(logdir=None)
@@ -116,11 +124,16 @@ def closed_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-def test_the_message_of_a_loss_does_not_need_the_log_directory(closed_directory: pathlib.Path) -> None:
+def test_the_message_of_a_loss_does_not_need_the_log_directory(
+    closed_directory: pathlib.Path,
+) -> None:
     with pytest.raises(rt.UnavailableError):
         harness.latest_checkpoint(str(closed_directory))
     text = last_save.not_saved(15, str(closed_directory))
-    assert "what was done since the last checkpoint is not saved" in text and "Stale file handle" in text
+    assert (
+        "what was done since the last checkpoint is not saved" in text
+        and "Stale file handle" in text
+    )
 
 
 def test_the_others_are_told_without_the_log_directory(
@@ -134,7 +147,9 @@ def test_the_others_are_told_without_the_log_directory(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_not_lost_where_the_save_fails(number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_is_not_lost_where_the_save_fails(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as raised, preemptible(), shielded() as held:
         os.kill(os.getpid(), number)
         assert held == [number]

@@ -16,19 +16,29 @@ STEPS = 3
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, exit_codes.PREEMPTED), (signal.SIGINT, exit_codes.INTERRUPTED)]
+    ("number", "code"),
+    [(signal.SIGTERM, exit_codes.PREEMPTED), (signal.SIGINT, exit_codes.INTERRUPTED)],
 )
-def test_the_last_step_is_saved(number: int, code: exit_codes.ExitCode, tmp_path: pathlib.Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
+def test_the_last_step_is_saved(
+    number: int, code: exit_codes.ExitCode, tmp_path: pathlib.Path
+) -> None:
+    # it is ignored where the tests run in background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run = Training(tmp_path / "whole")
         files = [str(module.__file__) for module in (lifecycle, ending, preemption)]
         for i, interruption in enumerate(interruptions(number, run.end, *files)):
             run = Training(tmp_path / str(i))
-            with pytest.raises(SystemExit) as ended, harness.preemptible(), exit_codes.interruptible():
+            with (
+                pytest.raises(SystemExit) as ended,
+                harness.preemptible(),
+                exit_codes.interruptible(),
+            ):
                 interruption(run.end)
             assert ended.value.code == exit_codes.code(code), interruption.came
-            assert harness.latest_checkpoint(run.logdir) == f"{run.logdir}/model.ckpt/{STEPS}", interruption.came
+            assert harness.latest_checkpoint(run.logdir) == f"{run.logdir}/model.ckpt/{STEPS}", (
+                interruption.came
+            )
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -43,7 +53,11 @@ class Training:
             v = rt.Variable(np.zeros(2, np.float32), name="v")
             count = rt.group(v.assign_add(np.ones(2, np.float32)), step.assign_add(1))
             made = harness.Supervisor(
-                is_chief=True, logdir=self.logdir, global_step=step, save_summaries_secs=0, summary_op=None
+                is_chief=True,
+                logdir=self.logdir,
+                global_step=step,
+                save_summaries_secs=0,
+                summary_op=None,
             )
         self._managed = made.managed_session("")
         session = self._managed.__enter__()

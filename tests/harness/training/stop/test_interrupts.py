@@ -73,7 +73,11 @@ def test_a_signal_leaves_no_lock_of_the_log_locked(
     try:
         for _ in range(TIMES):
             with pytest.raises((KeyboardInterrupt, SystemExit)):
-                with harness.preemptible() if number == signal.SIGTERM else nullcontext(interrupt_between_locks()):
+                with (
+                    harness.preemptible()
+                    if number == signal.SIGTERM
+                    else nullcontext(interrupt_between_locks())
+                ):
                     wanted.set()
                     while True:
                         log.info("from the main thread")
@@ -87,7 +91,9 @@ def test_a_signal_leaves_no_lock_of_the_log_locked(
         sender.join(60)
 
 
-def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(ctrl_c_as_python_has_it: None) -> None:
+def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(
+    ctrl_c_as_python_has_it: None,
+) -> None:
     interrupt_between_locks()
     handler = logging.Handler()
     assert handler.lock is not None
@@ -112,7 +118,9 @@ def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(ctrl_c_as_pyt
         killer.join(60)
 
 
-def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(ctrl_c_as_python_has_it: None) -> None:
+def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(
+    ctrl_c_as_python_has_it: None,
+) -> None:
     """Python prints what is raised there, "Exception ignored in: ...", and goes on; JAX has such a callback."""
     interrupt_between_locks()
     sent = False
@@ -123,7 +131,8 @@ def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(ctrl_c_as
             sent = True
             signal.raise_signal(signal.SIGINT)
 
-    gc.collect()  # what other tests have left: Python discards what is raised in a weak reference's callback
+    # what other tests have left: Python discards what is raised in a weak reference's callback
+    gc.collect()
     try:
         with pytest.raises(KeyboardInterrupt):
             gc.callbacks.append(interrupted)
@@ -144,12 +153,20 @@ class Kept:
     """An object in a weak collection."""
 
 
-@pytest.mark.parametrize("kind", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary])
-def test_ctrl_c_within_a_weak_collection_is_not_lost(kind: type, ctrl_c_as_python_has_it: None) -> None:
+@pytest.mark.parametrize(
+    "kind", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary]
+)
+def test_ctrl_c_within_a_weak_collection_is_not_lost(
+    kind: type, ctrl_c_as_python_has_it: None
+) -> None:
     """The callback of the collection is called where the object goes, and Python discards what is raised in it."""
     interrupt_between_locks()
     kept = [Kept()]
-    collection = kind() if kind is weakref.WeakSet else kind({0: kept[0]} if "Value" in kind.__name__ else {kept[0]: 0})
+    collection = (
+        kind()
+        if kind is weakref.WeakSet
+        else kind({0: kept[0]} if "Value" in kind.__name__ else {kept[0]: 0})
+    )
     if kind is weakref.WeakSet:
         collection.add(kept[0])
     handler = signal.getsignal(signal.SIGINT)
@@ -177,7 +194,9 @@ def test_the_functions_that_lock_are_pythons() -> None:
     assert {m for m, _ in _LOCKING} == set(modules)
     for name, module in modules.items():
         assert module.__name__ == name
-        known = set(vars(module)) | {f for c in vars(module).values() if isinstance(c, type) for f in vars(c)}
+        known = set(vars(module)) | {
+            f for c in vars(module).values() if isinstance(c, type) for f in vars(c)
+        }
         within_functions = {"cb", "remove", "_remove"}
         until_3_12 = {"_acquireLock", "_releaseLock"}
         missing = names[name] - known - within_functions - until_3_12
@@ -209,7 +228,9 @@ def by_a_library_in_python() -> None:
 
 
 @pytest.mark.parametrize("swallow", [by_a_library_in_c, by_a_library_in_python])
-def test_sigterm_that_somebody_swallows_is_raised_once_more(soon: None, swallow: Callable[[], None]) -> None:
+def test_sigterm_that_somebody_swallows_is_raised_once_more(
+    soon: None, swallow: Callable[[], None]
+) -> None:
     """A worker that had just joined went on until it was cut off; a chief would have lost its last save."""
     went_on = False
     with pytest.raises(SystemExit):
@@ -278,7 +299,8 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 
 IMPORTED = (
-    "import signal, time; signal.raise_signal(signal.SIGTERM); time.sleep({}); import gc; gc.told_meanwhile = True"
+    "import signal, time; signal.raise_signal(signal.SIGTERM); time.sleep({}); import gc; "
+    "gc.told_meanwhile = True"
 )
 
 

@@ -26,7 +26,10 @@ def started(
 ) -> Iterator[LocalCluster]:
     command = [*COMMAND, f"--logdir={logdir}", *flags]
     env = {"JAX_PLATFORMS": "cpu", DRAIN_VARIABLE: drain_secs}
-    with no_leaks(), LocalCluster(command, workers=workers, preload=PRELOAD, env=env, start=start) as cluster:
+    with (
+        no_leaks(),
+        LocalCluster(command, workers=workers, preload=PRELOAD, env=env, start=start) as cluster,
+    ):
         yield cluster
 
 
@@ -84,11 +87,16 @@ def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Pa
 
 
 @pytest.mark.chaos
-def test_what_a_ps_holds_that_is_told_to_go_is_saved_at_once_and_once_more_before_it_goes(tmp_path: Path) -> None:
+def test_what_a_ps_holds_that_is_told_to_go_is_saved_at_once_and_once_more_before_it_goes(
+    tmp_path: Path,
+) -> None:
     with started(tmp_path, drain_secs=f"{GOES_TOO_SECS + LAST_SAVE_SECS + 2:g}") as cluster:
         reached = cluster.wait_step(200)  # an hour before the timer saves
         cluster.stop("ps:0")
-        cluster.expect("worker:0", r"a ps has been told to go, and serves on for 1\d s at most: saving what it holds")
+        cluster.expect(
+            "worker:0",
+            r"a ps has been told to go, and serves on for 1\d s at most: saving what it holds",
+        )
         first, second = (int(cluster.expect("worker:0", r"saved \S+/(\d+)$")[1]) for _ in range(2))
         assert reached <= first < second
         assert cluster.wait("ps:0") == EXIT_CODE
@@ -131,7 +139,9 @@ def test_what_is_not_done_in_time_is_cut_off(tmp_path: Path) -> None:
         cluster.wait_step(100)
         cluster.freeze("ps:0")  # the last checkpoint has to wait for it
         cluster.stop("worker:0")
-        cluster.expect("worker:0", "not done 1 s after SIGTERM: ending now, what was not saved is lost")
+        cluster.expect(
+            "worker:0", "not done 1 s after SIGTERM: ending now, what was not saved is lost"
+        )
         assert cluster.wait("worker:0") == EXIT_CODE
         cluster.thaw("ps:0")
 

@@ -34,20 +34,27 @@ class Run:
         self.reached = 0
         """The newest step that the program knows of."""
 
-    def trains(self, session: Any, over: Callable[[], bool], fetches: list[Any], x: rt.Tensor) -> None:
+    def trains(
+        self, session: Any, over: Callable[[], bool], fetches: list[Any], x: rt.Tensor
+    ) -> None:
         while not over():
             self.reached = int(session.run(fetches, {x: np.ones((5, 20), np.float32)})[1])
 
     def supervisor(self) -> None:
         (train, step), x = model()
-        supervisor = harness.Supervisor(logdir=self.logdir, global_step=step, save_model_secs=0.1, summary_op=None)
+        supervisor = harness.Supervisor(
+            logdir=self.logdir, global_step=step, save_model_secs=0.1, summary_op=None
+        )
         with supervisor.managed_session() as session:
             self.trains(session, supervisor.should_stop, [train, step], x)
 
     def monitored_session(self) -> None:
         fetches, x = model()
         with harness.MonitoredTrainingSession(
-            checkpoint_dir=self.logdir, save_checkpoint_secs=0.1, save_summaries_steps=None, save_summaries_secs=None
+            checkpoint_dir=self.logdir,
+            save_checkpoint_secs=0.1,
+            save_summaries_steps=None,
+            save_summaries_secs=None,
         ) as session:
             self.trains(session, session.should_stop, fetches, x)
 
@@ -61,7 +68,8 @@ def model() -> tuple[list[Any], rt.Tensor]:
     return [harness.Optimizer(optax.adam(1e-3)).minimize(loss, global_step=step), step], x
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files are dropped, not closed
+# files are dropped, not closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("program", [Run.supervisor, Run.monitored_session])
 def test_a_program_ends_and_loses_no_step(
     program: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,8 +80,14 @@ def test_a_program_ends_and_loses_no_step(
     for number in range(SIGNALS):
         run = Run(tmp_path / str(number // 2))  # each second one takes up the run of the one before
         jax.clear_caches()
-        killer = threading.Timer(chance.uniform(0, LATEST_SECS), os.kill, (os.getpid(), signal.SIGTERM))
-        with pytest.raises(SystemExit) as ended, rt.Graph().as_default(), harness.preemptible(grace_secs=100):
+        killer = threading.Timer(
+            chance.uniform(0, LATEST_SECS), os.kill, (os.getpid(), signal.SIGTERM)
+        )
+        with (
+            pytest.raises(SystemExit) as ended,
+            rt.Graph().as_default(),
+            harness.preemptible(grace_secs=100),
+        ):
             killer.start()
             try:
                 program(run)
@@ -82,4 +96,7 @@ def test_a_program_ends_and_loses_no_step(
                 killer.join()
         assert ended.value.code == PREEMPTED.plain
         newest = harness.latest_checkpoint(run.logdir)
-        assert run.reached == 0 or (newest is not None and int(Path(newest).name) >= run.reached), (number, newest)
+        assert run.reached == 0 or (newest is not None and int(Path(newest).name) >= run.reached), (
+            number,
+            newest,
+        )

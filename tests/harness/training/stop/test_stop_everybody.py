@@ -48,7 +48,17 @@ with harness.join_cluster() as me:
 @pytest.mark.parametrize("kind", ["supervisor", "hook"])
 def test_one_word_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
-    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=3", "--", sys.executable, "train.py", kind)
+    command = (
+        "python",
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=3",
+        "--",
+        sys.executable,
+        "train.py",
+        kind,
+    )
     with Program(*command, cwd=tmp_path, cold=True) as program:
         assert program.wait() == 0, program.story()
         assert len(program.lines("STOPPED")) == 3
@@ -81,10 +91,21 @@ with harness.join_cluster() as me:
 
 def test_a_chief_that_fails_after_the_end_does_not_train_again(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(FAILS_ONCE))
-    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, "train.py")
+    command = (
+        "python",
+        "-m",
+        "harness.launch",
+        "--ps=1",
+        "--workers=2",
+        "--",
+        sys.executable,
+        "train.py",
+    )
     with Program(*command, cwd=tmp_path, cold=True) as program:
         assert program.wait() == 0, program.story()
-        program.expect("nothing left to do: the run has finished before this task was started again")
+        program.expect(
+            "nothing left to do: the run has finished before this task was started again"
+        )
         program.expect(r"STEPS 0 1 0$")
 
 
@@ -114,7 +135,10 @@ def test_alone_it_stops_itself() -> None:
 
 
 def test_a_hook_that_makes_no_sense_is_named() -> None:
-    for options, text in (({"mode": "up"}, "'max' or 'min', not 'up'"), ({"every_n_steps": 0}, "1 at least")):
+    for options, text in (
+        ({"mode": "up"}, "'max' or 'min', not 'up'"),
+        ({"every_n_steps": 0}, "1 at least"),
+    ):
         with pytest.raises(ValueError, match=text):
             harness.EarlyStoppingHook(lambda _: 0.0, patience=1, **options)  # type: ignore[arg-type]
 
@@ -192,13 +216,17 @@ with harness.join_cluster() as me:
 
 
 @pytest.mark.parametrize("kind", ["hook", "late"])
-def test_a_chief_that_finds_its_model_alive_keeps_the_states(tmp_path: pathlib.Path, kind: str) -> None:
+def test_a_chief_that_finds_its_model_alive_keeps_the_states(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(CHIEF_RESTARTS))
     train = (sys.executable, "train.py", str(tmp_path / "checkpoints"), kind)
     command = ("python", "-m", "harness.launch", "--ps=1", "--workers=1", "--", *train)
     with Program(*command, cwd=tmp_path, cold=True) as program:
         assert program.wait() == 0, program.story()
-        program.expect("STATES .*'early_stopping': .* 1.0$" if kind == "hook" else "STATES .*'data': 17")
+        program.expect(
+            "STATES .*'early_stopping': .* 1.0$" if kind == "hook" else "STATES .*'data': 17"
+        )
 
 
 @pytest.mark.parametrize("place", ["hooks", "chief_only_hooks"])
@@ -209,7 +237,9 @@ def test_the_last_checkpoint_has_the_values(tmp_path: pathlib.Path, place: str) 
             more = harness.get_or_create_global_step().assign_add(1)
             hook = harness.EarlyStoppingHook(lambda _: next(values), patience=9, every_n_steps=1)
             arguments: dict[str, Any] = {place: [hook]}
-            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **arguments) as session:
+            with harness.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), **arguments
+            ) as session:
                 while int(session.run(more)) < last:
                     pass
         saved = manifest.read_manifest(str(layout.latest_checkpoint(str(tmp_path))))
@@ -228,7 +258,9 @@ def test_a_hook_of_ones_own_needs_stop_everybody_alone() -> None:
 
     with rt.Graph().as_default(), rt.Server.create_local_server() as server:
         more = harness.get_or_create_global_step().assign_add(1)
-        with harness.MonitoredSession(harness.ChiefSessionCreator(master=server.target), [Hook()]) as session:
+        with harness.MonitoredSession(
+            harness.ChiefSessionCreator(master=server.target), [Hook()]
+        ) as session:
             session.run(more)
             assert session.coord.wait_for_stop(TIMEOUT_SECS)
 

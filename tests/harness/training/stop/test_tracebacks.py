@@ -24,19 +24,30 @@ OPENS = """
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("full", [False, True])
-def test_a_session_that_does_not_open_is_told_in_a_few_lines(full: bool, tmp_path: pathlib.Path) -> None:
+def test_a_session_that_does_not_open_is_told_in_a_few_lines(
+    full: bool, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(OPENS))
-    hosts = [f"--{job}_hosts=localhost:{port}" for job, port in zip(("ps", "worker"), free_ports(2), strict=True)]
+    hosts = [
+        f"--{job}_hosts=localhost:{port}"
+        for job, port in zip(("ps", "worker"), free_ports(2), strict=True)
+    ]
     env = {tracebacks.VARIABLE: "full"} if full else {}
-    with Program("python", "train.py", *hosts, "--job_name=worker", cwd=tmp_path, env=env) as program:
+    with Program(
+        "python", "train.py", *hosts, "--job_name=worker", cwd=tmp_path, env=env
+    ) as program:
         assert program.wait() == exit_codes.LOST.plain, program.story()
         assert bool(program.lines(r"session_manager\.py.*line")) == full
         if not full:
             program.expect("^Traceback")
             program.expect(r'File ".*train\.py", line 7')
             program.expect("managed_session")
-            program.expect("^runtime.errors.DeadlineExceededError: .*connection refused: nobody listens there")
-            program.expect("frames of harness and runtime are left out: BELLWETHER_TRACEBACK=full shows them")
+            program.expect(
+                "^runtime.errors.DeadlineExceededError: .*connection refused: nobody listens there"
+            )
+            program.expect(
+                "frames of harness and runtime are left out: BELLWETHER_TRACEBACK=full shows them"
+            )
             assert len(program.lines("Traceback")) == 1
 
 
@@ -50,7 +61,9 @@ def test_what_the_error_comes_from_is_told_where_the_program_had_a_part_in_it() 
         except ValueError as error:
             raise rt.UnavailableError("lost") from error
     told = tracebacks.short(caught.value)
-    assert "in wrong" in told and told.index("the program's own") < told.index("UnavailableError: lost")
+    assert "in wrong" in told and told.index("the program's own") < told.index(
+        "UnavailableError: lost"
+    )
     with pytest.raises(rt.InvalidArgumentError) as caught_here:
         rt.ClusterSpec({"ps": ["a:1"]}).task_address("ps", 7)
     assert "spec.py" not in tracebacks.short(caught_here.value)

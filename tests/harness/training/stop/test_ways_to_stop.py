@@ -84,10 +84,16 @@ class Training:
 
 def under_supervisor(training: Training, target: str, logdir: str, way: str, at: Any) -> int:
     supervisor = harness.Supervisor(
-        is_chief=training.chief, logdir=logdir, global_step=training.step, summary_op=None, save_model_secs=3600
+        is_chief=training.chief,
+        logdir=logdir,
+        global_step=training.step,
+        summary_op=None,
+        save_model_secs=3600,
     )
     with supervisor.managed_session(target) as session:
-        training.run(session, supervisor.should_stop, supervisor.request_stop if way == "hook" else at)
+        training.run(
+            session, supervisor.should_stop, supervisor.request_stop if way == "hook" else at
+        )
     return 1
 
 
@@ -97,14 +103,20 @@ def in_monitored(training: Training, target: str, logdir: str, way: str, at: Any
         hooks.append(harness.StopAtStepHook(last_step=AT))
         at = lambda: None  # noqa: E731
     session = harness.MonitoredTrainingSession(
-        target, training.chief, logdir if training.chief else None, hooks=hooks, save_summaries_steps=None
+        target,
+        training.chief,
+        logdir if training.chief else None,
+        hooks=hooks,
+        save_summaries_steps=None,
     )
     with session:
         training.run(session, session.should_stop, at)
     return counts.ends
 
 
-def begin(cluster: InProcessCluster, kind: str, loop: str, way: str, logdir: pathlib.Path, *, worker: int) -> Any:
+def begin(
+    cluster: InProcessCluster, kind: str, loop: str, way: str, logdir: pathlib.Path, *, worker: int
+) -> Any:
     """Trains as a worker of the cluster; returns its training, and how many hooks' ends were called."""
 
     def at() -> None:
@@ -131,11 +143,14 @@ def test_every_stop_saves_and_ends_well(
         assert raised.value.code == exit_codes.PREEMPTED.plain
         trained = AT
     else:
-        training, ends = begin(cluster, kind, loop, "hook" if way == "late" else way, tmp_path, worker=0)
+        training, ends = begin(
+            cluster, kind, loop, "hook" if way == "late" else way, tmp_path, worker=0
+        )
         trained = training.trained
         assert ends == 1 and AT <= trained < MOST
     path = harness.latest_checkpoint(str(tmp_path))
     assert path is not None and int(pathlib.Path(path).name) == trained
     if way == "late":
         late, ends = begin(cluster, kind, loop, way, tmp_path, worker=1)
-        assert late.trained == 0 and ends == (kind == "supervisor")  # a hook that has not begun does not end
+        # a hook that has not begun does not end
+        assert late.trained == 0 and ends == (kind == "supervisor")

@@ -1,7 +1,7 @@
 """The module that ``import tensorflow`` finds in the processes of a program: ``harness.tf1``.
 
-``python -m harness.tf1`` puts the directory above on ``PYTHONPATH``. TensorBoard, which uses TensorFlow where there
-is one, is told that there is none.
+``python -m harness.tf1`` puts the directory above on ``PYTHONPATH``. TensorBoard, which uses
+TensorFlow where there is one, is told that there is none.
 """
 
 import pathlib

@@ -1,0 +1,117 @@
+"""The figures of style stay within limits; ``python -m tests.tools.style --worst 20`` shows where they come from.
+
+A change that needs a higher limit raises the limit here, with a reason in its commit. A change that beats a limit
+lowers it.
+"""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from tests.tools import style
+
+LARGE_FUNCTIONS = {
+    "models/cartpole/trainer.py main": "an example is read from top to bottom",
+    "models/cartpole/trainer.py play": "the formulas of the algorithm, in their order",
+    "models/mnist/trainer.py train": "an example is read from top to bottom",
+    "runtime/wire/messages.py call_to_proto": "a table of the fields of a message",
+}
+"""Functions of more than 400 tokens, with the reason."""
+
+LARGE_CLASSES = {
+    "harness/training/start/session_manager.py SessionManager": "the arguments of TensorFlow's, and their docstring",
+    "harness/training/run/supervisor.py Supervisor": "the arguments of TensorFlow's, and their docstring",
+    "runtime/session/session.py Session": "the methods of TensorFlow's, with their examples",
+    "runtime/task/worker.py Worker": "one method for each call of the tensor channel",
+    "runtime/wire/connection.py Connection": "the frame loop, whose states share the socket",
+    "runtime/wire/channel.py Lane": "the exactly-once protocol of a client, in one place",
+}
+"""Classes of more than 400 lines, with the reason."""
+
+
+@functools.cache
+def core() -> style.Figures:
+    return style.measure(style.product(without="harness/tf1"))
+
+
+@functools.cache
+def suite() -> style.TestFigures:
+    return style.measure_tests()
+
+
+def per_thousand(count: int, base: int) -> float:
+    return 1000 * count / base
+
+
+MOST: list[tuple[str, Callable[[], float], float]] = [
+    ("tokens", lambda: core().tokens, 303_500),
+    ("functions over 300 tokens", lambda: len(core().functions_over(tokens=300)), 16),
+    ("functions over 15 branches", lambda: len(core().functions_over(branches=15)), 14),
+    ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 13),
+    ("classes over 20 attributes", lambda: len(core().classes_over(attributes=20)), 3),
+    ("uses of Any", lambda: core().anys, 225),
+    ("places that start a thread", lambda: core().threads, 20),
+    ("docstrings that begin with What", lambda: len(core().questions), 4),
+    ("pronouns in 1,000 words", lambda: per_thousand(core().pronouns, core().words), 58),
+    (
+        "trailing comments in 1,000 code lines",
+        lambda: per_thousand(core().trailing, core().code_lines),
+        2,
+    ),
+    (
+        "functions of one word, %",
+        lambda: core().one_word_functions / core().named_functions * 100,
+        54,
+    ),
+    ("classes of one word, %", lambda: core().one_word_classes / len(core().classes) * 100, 46),
+    ("words in a test's name", lambda: sum(suite().words.values()) / len(suite().words), 7.8),
+    ("uses of monkeypatch", lambda: suite().patches, 240),
+    ("private attributes in tests", lambda: suite().private, 825),
+]
+
+LEAST: list[tuple[str, Callable[[], float], float]] = [
+    ("docstrings with an example", lambda: core().examples, 130),
+    ("comments in 1,000 code lines", lambda: per_thousand(core().comments, core().code_lines), 49),
+    ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 35),
+    ("tests with a docstring", lambda: suite().documented, 290),
+]
+
+
+@pytest.mark.parametrize(("name", "figure", "most"), MOST, ids=[name for name, _, _ in MOST])
+def test_no_figure_is_above_its_limit(name: str, figure: Callable[[], float], most: float) -> None:
+    """A figure that should be small has not grown."""
+    assert figure() <= most, name
+
+
+@pytest.mark.parametrize(("name", "figure", "least"), LEAST, ids=[name for name, _, _ in LEAST])
+def test_no_figure_is_below_its_limit(name: str, figure: Callable[[], float], least: float) -> None:
+    """A figure that should be large has not shrunk."""
+    assert figure() >= least, name
+
+
+def test_large_functions_are_named() -> None:
+    """A function of more than 400 tokens has its reason in this file, and none has more than 22 branches."""
+    assert without_lines(core().functions_over(tokens=400)) == LARGE_FUNCTIONS.keys()
+    assert core().functions_over(branches=22) == []
+
+
+def test_large_classes_are_named() -> None:
+    """A class of more than 400 lines has its reason in this file, and none has more than 25 attributes."""
+    assert without_lines(core().classes_over(lines=400)) == LARGE_CLASSES.keys()
+    assert core().classes_over(attributes=25) == []
+
+
+def without_lines(places: list[str]) -> set[str]:
+    """Returns places as file and name, since the line changes with every edit."""
+    return {f"{place.partition(':')[0]} {place.rpartition(' ')[2]}" for place in places}
+
+
+def test_a_large_function_and_a_pronoun_are_found() -> None:
+    """The script counts what its limits are about."""
+    source = '"""What it does."""\n\ndef work(x):\n    """Returns it."""\n    return ' + " + ".join(
+        ["x"] * 200
+    )
+    figures = style.measure_text(source, "made/up.py")
+    assert [without_lines(figures.functions_over(tokens=300))] == [{"made/up.py work"}]
+    assert (figures.pronouns, figures.questions) == (3, ["made/up.py:1 module"])
