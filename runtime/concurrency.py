@@ -89,6 +89,8 @@ random_id = secrets.randbits
 uniform = random.uniform
 Random = random.Random
 
+_LONGEST_WAIT_SECS = 3600.0
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -183,9 +185,10 @@ class ThreadGroup:
 
 def list_threads() -> list[RunningThread]:
     """Returns the running threads of this process with their owners, sorted."""
-    groups = [(getattr(thread, "group", None), thread.name) for thread in running_threads()]
+    # A thread of a library may have an attribute of the same name.
     return sorted(
-        RunningThread("" if group is None else group.owner, name) for group, name in groups
+        RunningThread(thread.group.owner if isinstance(thread, _OwnedThread) else "", thread.name)
+        for thread in running_threads()
     )
 
 
@@ -203,14 +206,27 @@ def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
         42
     """
     future: Future[_Result] = Future()
+    ThreadGroup(current_thread().name).start(_fulfil, future, work, name=name)
+    return future
 
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
 
-    ThreadGroup(current_thread().name).start(run, name=name)
+def _fulfil(future: Future[_Result], work: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+        # The error's traceback has this frame. With the future in the frame, the error and all
+        # that the work holds, such as the arrays of a checkpoint, would live on in a cycle.
+        del future, work
+
+
+def _call_in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
+    try:
+        return in_thread(work, name)
+    except RuntimeError as error:
+        logging.error("No thread for %s, which is called here: %s", name, error)
+    future: Future[_Result] = Future()
+    _fulfil(future, work)
     return future
 
 
@@ -219,7 +235,8 @@ def call_all(
 ) -> dict[_Item, Future[_Result]]:
     """Calls a function for each of many things at the same time, and waits until all calls have ended.
 
-    So the slowest call sets the time, and no failure keeps a thing from its call.
+    So the slowest call sets the time, and no failure keeps a thing from its call. A call for which
+    the system has no thread is made in the calling thread.
 
     Args:
         call: Function to call, in a thread for each item.
@@ -234,7 +251,9 @@ def call_all(
         >>> {task: answer.result() for task, answer in answers.items()}
         {'ps': 2, 'worker': 6}
     """
-    answers = {item: in_thread(functools.partial(call, item), f"{name} {item}") for item in items}
+    answers = {
+        item: _call_in_thread(functools.partial(call, item), f"{name} {item}") for item in items
+    }
     wait(answers.values())
     return answers
 
@@ -283,7 +302,8 @@ class Periodic:
 def _log_errors(method: Callable[[], object]) -> None:
     try:
         method()
-    except Exception:
+    # Also SystemExit, which would end the thread of all periodic calls without a word.
+    except BaseException:
         logging.exception("A periodic call has failed")
 
 
@@ -323,7 +343,8 @@ class _Timer:
                 left = self._due[0][0] - monotonic()
                 if left <= 0:
                     return heapq.heappop(self._due)[2]
-                self._changed.wait(left)
+                # The system refuses a longer wait than some centuries, and an infinite one.
+                self._changed.wait(min(left, _LONGEST_WAIT_SECS))
             self._runs = False
             return None
 

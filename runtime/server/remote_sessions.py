@@ -8,6 +8,7 @@ client's death. Then only the step ends, and the session continues.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import OrderedDict
 
@@ -16,6 +17,7 @@ from absl import logging
 from runtime import concurrency, timeouts
 from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
+from runtime.master.dropped import later
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
 from runtime.rpc.rpc import caller, peer
@@ -189,4 +191,16 @@ class RemoteSessions:
                 timeouts.LEASE_SECS,
             )
             # To close a session may take as long as a step, and the timer must not wait.
-            concurrency.in_thread(found.session.close, "close of an expired session")
+            close = functools.partial(_close_expired, found.session)
+            try:
+                concurrency.in_thread(close, "close of an expired session")
+            except RuntimeError as error:
+                logging.error("No thread to close a session, which has to wait: %s", error)
+                later(close)
+
+
+def _close_expired(session: MasterSession) -> None:
+    try:
+        session.close()
+    except Exception:
+        logging.exception("An expired session could not be closed")

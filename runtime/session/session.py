@@ -336,11 +336,10 @@ class Session:
                     run_python_call(op, self, [np.asarray(a) for a in arrays]),
                     strict=True,
                 )
-        # The caller may change a fetched value, but not the array that was fed.
+        # The caller may change a fetched value, but neither the array that was fed nor an array
+        # that a Python function has returned or received, and may keep.
         return [
-            None
-            if isinstance(e, Operation)
-            else _to_user(np.array(known[e]) if e in fed else known[e])
+            None if isinstance(e, Operation) else _to_user(np.array(known[e]))
             for e in split.elements
         ]
 

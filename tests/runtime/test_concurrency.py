@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -177,3 +178,80 @@ def test_a_forked_child_has_a_timer_of_its_own() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     watch.stop()
+
+
+def test_a_failed_call_leaves_nothing_behind() -> None:
+    """An error lives in no cycle, which would keep the arrays of a failed checkpoint."""
+
+    def fail(held: Calls) -> weakref.ref[Calls]:
+        def work() -> None:
+            held.count = 1 // 0
+
+        with pytest.raises(ZeroDivisionError):
+            in_thread(work, "fails").result(60)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        held = fail(Calls())
+        until(lambda: held() is None)
+    finally:
+        gc.enable()
+
+
+def test_a_thread_of_a_library_may_have_a_group() -> None:
+    """The list of threads takes no attribute of a library's thread for an owner."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, args=(60,), name="of a library")
+    thread.group = "a name"  # type: ignore[attr-defined]
+    thread.start()
+    try:
+        assert ("", "of a library") in [(t.owner, t.name) for t in list_threads()]
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_all_are_called_if_the_system_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call without a thread of its own is made all the same."""
+    start, caller = ThreadGroup.start, threading.current_thread()
+
+    def refuse(group: ThreadGroup, *args: object, name: str) -> threading.Thread:
+        if name == "call 2":
+            raise RuntimeError("can't start new thread")
+        return start(group, *args, name=name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ThreadGroup, "start", refuse)
+    answers = call_all(lambda item: threading.current_thread() is caller, [1, 2, 3], "call")
+    assert [answer.result() for answer in answers.values()] == [False, True, False]
+
+
+def test_no_period_ends_the_timer(timer: concurrency._Timer) -> None:
+    """A call that is never due keeps no other call from the timer."""
+    never, other = Calls(), Calls()
+    watches = [every(float("inf"), never.call), every(0.01, other.call)]
+    until(lambda: other.count > 2)
+    watches[1].stop()
+    until(lambda: len(timer._due) == 1)
+    watches[1] = every(0.01, other.call)
+    until(lambda: other.count > 5)
+    for watch in watches:
+        watch.stop()
+
+
+def test_an_exit_in_a_call_ends_no_other(
+    timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SystemExit is an error of the call, and not the end of the timer."""
+    leaves, other = Calls(), Calls()
+
+    def leave() -> None:
+        raise SystemExit(1)
+
+    leaves.wait = leave
+    watches = [every(0.01, leaves.call), every(0.01, other.call)]
+    until(lambda: leaves.count > 2 and other.count > 2)
+    for watch in watches:
+        watch.stop()
+    until(lambda: not timer._runs)
+    assert "SystemExit" in caplog.text

@@ -585,9 +585,10 @@ def _yielded(value: object, component: Component) -> Array:
             array = np.asarray(value, object)
             array = strings(array.ravel().tolist(), array.shape)
         else:
-            # TensorFlow makes an array of the declared type, so numpy cuts fractions off.
-            array = np.asarray(value, component.dtype)
-    except (TypeError, ValueError) as error:
+            # TensorFlow makes an array of the declared type, so numpy cuts fractions off. A copy, as a
+            # generator may yield one buffer again and again.
+            array = np.array(value, component.dtype)
+    except (OverflowError, TypeError, ValueError) as error:
         raise rt.InvalidArgumentError(
             f"`generator` yielded an element that could not be converted to the expected type "
             f"{dtype_name(component.dtype)}: {value!r} ({error})"

@@ -100,11 +100,7 @@ def slice(  # noqa: A001
     """
     firsts, sizes = _parts(begin), _parts(size)
     if _are_numbers_of_strings(input_, firsts, sizes):
-        pairs = zip(firsts, sizes, strict=True)
-        ends = (None if size == -1 else first + size for first, size in pairs)  # type: ignore[operator]
-        return _pick_strings(
-            convert_to_tensor(input_), tuple(map(builtins.slice, firsts, ends)), name
-        )
+        return _slice_strings(convert_to_tensor(input_), firsts, sizes, name)
     if any(map(_is_computed, sizes)):
         raise _size_unknown("tf.slice")
     if not any(map(_is_computed, firsts)):
@@ -169,14 +165,19 @@ def strided_slice(
     """
     firsts, ends = _parts(begin), _parts(end)
     steps = [1] * len(firsts) if strides is None else _parts(strides)
-    places = tuple(builtins.slice(*ends) for ends in zip(firsts, ends, steps, strict=False))
-    if _are_numbers_of_strings(input_, firsts, ends, steps):
-        return _pick_strings(convert_to_tensor(input_), places, name)
-    if not any(map(_is_computed, (*firsts, *ends))):
+    of_strings = _are_numbers_of_strings(input_, firsts, ends, steps)
+    if not of_strings and not any(map(_is_computed, (*firsts, *ends))):
         return _strided_op(input_, begin, end, strides, name)
     for vector in (begin, end):
         if is_tensor(vector) and (not vector.shape or vector.shape[0] is None):
             raise _size_unknown("tf.strided_slice")
+    if not len(firsts) == len(ends) == len(steps):
+        raise ValueError(
+            f"tf.strided_slice: {len(firsts)} places, {len(ends)} ends and {len(steps)} strides"
+        )
+    places = tuple(map(builtins.slice, firsts, ends, steps))
+    if of_strings:
+        return _pick_strings(convert_to_tensor(input_), places, name)
     return _cut(rt.as_tensor(input_), places, name)
 
 
@@ -226,6 +227,32 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
         return cut
     rest: rt.Tensor = _by_places(cut, left)
     return rest
+
+
+def _slice_strings(
+    tensor: rt.Tensor, firsts: Sequence[Any], sizes: Sequence[Any], name: str | None
+) -> rt.Tensor:
+    """Takes ``tf.slice`` of a string tensor, by numbers.
+
+    Raises:
+        InvalidArgumentError: an element of the slice is not in the tensor; in the step where the
+            shape is not known before.
+    """
+
+    def cut(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
+        if not len(firsts) == len(sizes) == array.ndim or not all(
+            0 <= first <= (length if size == -1 else length - size) and size >= -1
+            for first, size, length in zip(firsts, sizes, array.shape, strict=True)
+        ):
+            raise rt.InvalidArgumentError(
+                f"tf.slice: {[*sizes]} elements from {[*firsts]} on are not in {list(array.shape)}"
+            )
+        ends = (None if s == -1 else f + s for f, s in zip(firsts, sizes, strict=True))
+        return array[tuple(map(builtins.slice, firsts, ends))]
+
+    known = tensor.shape is not None and None not in tensor.shape
+    shape = cut(np.empty(tensor.shape, object)).shape if known else None
+    return host_op(cut, [tensor], shape, object, name, "Slice")
 
 
 def _pick_strings(tensor: rt.Tensor, places: tuple[Any, ...], name: str | None = None) -> rt.Tensor:

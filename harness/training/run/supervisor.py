@@ -130,12 +130,6 @@ class Supervisor:
         """The same for what ``local_init_op`` needs."""
         self.init_op = parts.init_op
         """The operation that gives the variables their first values."""
-        self.global_step = parts.global_step
-        """The global step."""
-        self.summary_op = parts.summary_op
-        """The operation that the summary timer runs."""
-        self.saver = parts.saver
-        """The saver; None on tasks that are not the chief."""
         self.session_manager = session_manager or parts.session_manager(
             recovery_wait_secs, self._life.grace_period
         )
@@ -151,15 +145,40 @@ class Supervisor:
         """Seconds between checkpoints; None on tasks that are not the chief."""
         self.save_summaries_secs = save_summaries_secs if is_chief else None
         """Seconds between summaries; None on tasks that are not the chief."""
-        self.save_path = (
+        self._parts = parts
+        self._save_path = (
             os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
         )
-        """First part of the checkpoints' paths; None where none are written."""
-        self.summary_writer: Any = parts.summary_writer
-        """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
-        self._services = ChiefServices(self.coord, parts, self.save_path, self._life.leads)
+        self._services = ChiefServices(self.coord, parts, self._save_path, self._life.leads)
         # A training step that adds to the graph by mistake would be slower with each step.
         self._graph.finalize()
+
+    # The services have these already, so they cannot be set, as in TF1.
+
+    @property
+    def global_step(self) -> GlobalStep | None:
+        """The global step."""
+        return self._parts.global_step
+
+    @property
+    def summary_op(self) -> Element | None:
+        """The operation that the summary timer runs."""
+        return self._parts.summary_op
+
+    @property
+    def saver(self) -> CheckpointSaver | None:
+        """The saver; None on tasks that are not the chief."""
+        return self._parts.saver
+
+    @property
+    def save_path(self) -> str | None:
+        """First part of the checkpoints' paths; None where none are written."""
+        return self._save_path
+
+    @property
+    def summary_writer(self) -> Any:
+        """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
+        return self._parts.summary_writer
 
     # -- a session ---------------------------------------------------------------------------------------------
 

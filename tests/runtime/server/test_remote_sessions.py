@@ -15,7 +15,9 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime import timeouts
+from runtime.master.dropped import later
 from runtime.rpc import threads, times
+from runtime.server import remote_sessions
 from runtime.server.pools import WAITING
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
@@ -275,6 +277,50 @@ def test_a_client_that_was_not_heard_of_is_told_so(
         until(lambda: not len(server.remote_sessions))
         with pytest.raises(rt.AbortedError, match=r"did not hear of this client for 0.5 s"):
             session.run(size)
+
+
+class Expired:
+    """A session whose lease has ended."""
+
+    def __init__(self, number: int, error: Exception | None = None) -> None:
+        self.id, self.error, self.closed = number, error, False
+
+    def close(self) -> None:
+        self.closed = True
+        if self.error is not None:
+            raise self.error
+
+
+def expire(*sessions: Any) -> None:
+    """Has a table close the sessions."""
+    table = remote_sessions.RemoteSessions()
+    for session in sessions:
+        table._sessions[session.id] = remote_sessions.RemoteSession(session, 1)
+        table._sessions[session.id].heard_at = float("-inf")
+    table._close_expired()
+
+
+def test_an_expired_session_that_cannot_be_closed_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sessions = Expired(1, ValueError("of this session")), Expired(2)
+    expire(*sessions)
+    until(lambda: all(session.closed for session in sessions))
+    until(lambda: "of this session" in caplog.text)
+
+
+def test_expired_sessions_are_closed_though_the_system_has_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later(lambda: None)  # the thread of dropped objects runs already, as after any session
+
+    def refuse(work: Any, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(remote_sessions.concurrency, "in_thread", refuse)
+    sessions = Expired(1), Expired(2)
+    expire(*sessions)
+    until(lambda: all(session.closed for session in sessions))
 
 
 def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(

@@ -162,3 +162,20 @@ def test_it_runs_in_the_process_of_the_session_and_updates_live_on_the_ps() -> N
                 sess.run(add)
             assert float(sess.run(v)) == 6
     assert here == [threading.get_ident()] * 3
+
+
+def test_a_fetched_value_is_no_array_of_the_function() -> None:
+    """The caller may write into fetched values; the function keeps what it returned and received."""
+    returned, received = np.zeros(3, np.float32), list[np.ndarray]()
+
+    def keep(array: np.ndarray) -> np.ndarray:
+        received.append(array)
+        return returned
+
+    doubled = rt.placeholder("float32", [3], name="x") * 2
+    result = _call(keep, doubled, shape=(3,))
+    with rt.Session() as sess:
+        a, b, c = sess.run([result, result, doubled], {"x:0": np.ones(3, np.float32)})
+        a[:] = c[:] = -1
+    assert returned.tolist() == b.tolist() == [0, 0, 0]
+    assert received[0].tolist() == [2, 2, 2]

@@ -63,3 +63,32 @@ def test_sizes_that_a_file_tells() -> None:
         with tf.Session() as sess:
             assert shaped.shape == (None, 4) and sess.run(shaped).shape == (3, 4)
             assert sess.run([height, pixels, picture])[0] == 3
+
+
+def test_a_generator_may_yield_one_buffer_again_and_again() -> None:
+    buffer = np.zeros(2, np.float32)
+
+    def rows() -> Any:
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.from_generator(rows, tf.float32, [2]).batch(3)
+        item = dataset.make_one_shot_iterator().get_next()
+        with tf.Session() as sess:
+            np.testing.assert_array_equal(sess.run(item), [[0, 0], [1, 1], [2, 2]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(tf.uint8, 300), (tf.uint8, [-1]), (tf.float32, 10**400)]
+)
+def test_a_generator_that_yields_a_number_out_of_range_names_it(dtype: Any, value: object) -> None:
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.from_generator(lambda: iter([value]), dtype)
+        item = dataset.make_one_shot_iterator().get_next()
+        with (
+            tf.Session() as sess,
+            pytest.raises(tf.errors.InvalidArgumentError, match="could not be converted"),
+        ):
+            sess.run(item)

@@ -219,3 +219,30 @@ def test_random_tensors_are_new_in_every_step_and_the_same_in_every_run_with_a_s
     assert np.array_equal(normal, evaluate(make)[0])
     with tf.Graph().as_default(), pytest.raises(ValueError, match="needs maxval"):
         tf.random_uniform([2], dtype=tf.int32)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "strides"), [([0, 0], [1], None), ([0], [1, 1], None), ([0, 0], [1, 1], [1])]
+)
+def test_a_strided_slice_has_as_many_places_as_ends_and_strides(
+    begin: list, end: list, strides: list | None
+) -> None:
+    with tf.Graph().as_default():
+        place = tf.placeholder(tf.int32, [])
+        with pytest.raises(ValueError, match=r"tf\.strided_slice: . places, . ends and . strides"):
+            tf.strided_slice(A, [place, *begin[1:]], [place + 1, *end[1:]], strides)
+        with pytest.raises(ValueError, match=r"tf\.strided_slice: . places, . ends and . strides"):
+            tf.strided_slice([["a", "b"]], begin, end, strides)
+
+
+@pytest.mark.parametrize(
+    ("begin", "size"), [([1], [3]), ([-1], [1]), ([4], [-1]), ([0], [-2]), ([0, 0], [1, 1])]
+)
+def test_a_slice_of_strings_lies_within_the_tensor(begin: list, size: list) -> None:
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError, match="are not in"):
+        tf.slice(tf.constant(["a", "b", "c"]), begin, size)
+    with tf.Graph().as_default(), tf.Session() as session:
+        text = tf.placeholder(tf.string)
+        part = tf.slice(text, begin, size)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="are not in"):
+            session.run(part, {text: ["a", "b", "c"]})

@@ -77,6 +77,16 @@ def test_defaults() -> None:
         rt.constant(1)
 
 
+@pytest.mark.parametrize(
+    "part", ["global_step", "summary_op", "saver", "save_path", "summary_writer"]
+)
+def test_a_part_that_the_services_have_cannot_be_set(part: str, tmp_path: pathlib.Path) -> None:
+    counting()
+    sv = harness.Supervisor(logdir=tmp_path)
+    with pytest.raises(AttributeError, match=part):
+        setattr(sv, part, None)
+
+
 def test_none_turns_things_off_and_zero_is_the_default() -> None:
     counting()
     sv = harness.Supervisor(init_op=0, ready_op=None, saver=None, global_step=None, summary_op=None)
