@@ -2,8 +2,7 @@
 
     python -m benchmarks.endings --runs=20
     python -m benchmarks.endings --seed=1234567            # one history again
-    python -m benchmarks.endings --classic --runs=50       # 1 ps, 3 workers, loops of different
-    lengths, sv.stop()
+    python -m benchmarks.endings --classic --runs=50       # 1 ps, 3 workers, sv.stop()
 
 One to three workers, each of which ends in its own way, and one or two ps, as processes that no
 launcher looks after; what is killed or preempted is started again, or not. It adds up when every

@@ -1,7 +1,6 @@
 """Start-up of the MNIST example: seconds from the launch to the first training step, and where they go.
 
-    python -m benchmarks.startup                # prints a table, writes
-    benchmarks/results/startup.json
+    python -m benchmarks.startup        # prints a table, writes benchmarks/results/startup.json
 
 Starts clusters with `harness.launch`: cold (a fresh log directory), warm (a fresh one that holds
 the compiled programs of the cold run) and as a restart (the log directory of the cold run: compiled

@@ -5,14 +5,13 @@ both sides of a connection. Each host needs ca.pem and its own two files. The fi
 further certificates and belongs on no host.
 
     python -m harness.certs --out=certs --hosts=ps0,w0,w1           # the CA, and three hosts
-    python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address
-    besides its name python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new
-    certificates, before the old expire python -m harness.certs --out=certs --hosts=w1,w2
-    --role=worker --tasks=worker/1,worker/2 python -m harness.certs --out=certs --hosts=alice
-    --role=observer
+    python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # ps1 has an address, too
+    python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # before the old ones expire
+    python -m harness.certs --out=certs --hosts=w1,w2 --role=worker --tasks=worker/1,worker/2
+    python -m harness.certs --out=certs --hosts=alice --role=observer
 
 A certificate without --role allows everything. A certificate with a role allows the orders of the
-role (docs/security.md). Give the directory to tasks and clients by BELLWETHER_SECURITY=certs in
+role (docs/roles.md). Give the directory to tasks and clients by BELLWETHER_SECURITY=certs in
 their environment. The MNIST trainer and harness.status have the flag --security=certs, too.
 """
 

@@ -4,8 +4,7 @@ The launcher or engine that started a process reads from the code if the process
 again. Within the project codes are plain. At its edge ``--exit_codes`` (`use`) chooses the codes
 that an engine expects:
 
-    sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start
-    it again"
+    sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, "start it again"
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The ps of `benchmarks.step_budget`: serves as any other, and tells on standard input's word how long its calls took.
 
 Words: `begin` forgets what was measured, `tell` prints {"pull_us", "push_us"}, the medians, `alone`
-    prints
-{"apply_us"}: the compiled update called again and again with the last gradients.
+prints {"apply_us"}: the compiled update called again and again with the last gradients.
 """
 
 import json

@@ -236,7 +236,7 @@ def read_manifest(step_directory: str) -> Manifest | None:
     Raises:
         DataLossError: The manifest is damaged.
         UnavailableError, PermissionDeniedError: The manifest cannot be read now, or may not be
-        read.
+            read.
     """
     try:
         path = str(epath.Path(step_directory) / FILE_NAME)
@@ -274,8 +274,8 @@ def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[st
     All files are read as a whole.
 
     Raises:
-        UnavailableError, PermissionDeniedError: A file cannot be read now, or may not be read. It
-        may be undamaged.
+        UnavailableError, PermissionDeniedError: A file cannot be read now, or may not be read. The
+            file may be undamaged.
     """
 
     def look(path: str, file: CheckpointFile) -> str:

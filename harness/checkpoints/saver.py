@@ -288,8 +288,8 @@ class Saver:
             FailedPreconditionError: A task does not see the newest checkpoint, although this
                 process does.
             UnavailableError, PermissionDeniedError: The directory cannot be read now, or may not be
-            read. NotFoundError, InvalidArgumentError: No checkpoint fits the graph; see
-            ``restore``.
+                read.
+            NotFoundError, InvalidArgumentError: No checkpoint fits the graph; see ``restore``.
         """
         sess = underlying(sess)
         step, refused = layout.newest_usable(

@@ -8,8 +8,7 @@ slots:
     row 0   the number of the worker that has leased the block, from 0, or FREE
     row 1   the number of that lease: leases are counted
     row 2   a bit for each batch of the block that has been trained
-    row 3   the number of the first block, the number of leases so far, and the numbers of the data
-    set
+    row 3   the number of the first block, the number of leases, and the numbers of the data set
 """
 
 from __future__ import annotations

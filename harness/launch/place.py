@@ -1,7 +1,8 @@
 """The place of a process in its cluster, as the engine tells, for a launcher with `--per_task`.
 
-    srun python -m harness.launch.place '{"ps": 1, "workers": 3}'    # the arguments of in_slurm;
-    prints JSON
+    srun python -m harness.launch.place '{"ps": 1, "workers": 3}'    # prints JSON
+
+The argument holds the arguments of ``in_slurm``, as JSON.
 
 The launcher runs this program instead of importing the module, because the resolvers import all of
 the runtime. The program returns that memory at its end, and the launcher stays small.

@@ -139,8 +139,7 @@ def watched_at(
     """Does the work of ``watched`` for a program that passes options and has no flags.
 
     Under the launcher each task has a port of its own, from ``port`` on. A port in use costs the
-    figures and not the
-    training: an error is logged.
+    figures and not the training: an error is logged.
 
     Args:
         server: the server of this task.

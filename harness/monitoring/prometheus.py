@@ -1,9 +1,8 @@
 """A Prometheus endpoint for one task: the same figures that ``harness.status`` shows, under ``bellwether_...``.
 
 On the loopback every process may read the figures. Elsewhere the endpoint requires the credentials
-that the task
-requires: TLS with a certificate of the cluster's CA, or a bearer token that is derived from the
-    cluster's token.
+that the task requires: TLS with a certificate of the cluster's CA, or a bearer token that is
+derived from the cluster's token.
 """
 
 from __future__ import annotations

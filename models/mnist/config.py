@@ -73,8 +73,7 @@ class Config:
     """Directory below which clients may let this task write and read checkpoints; not a flag.
 
     The directory is --logdir. ``()`` allows none, for an empty --logdir. None means that this task
-    was given no
-    --logdir: only the chief needs one.
+    was given no --logdir: only the chief needs one.
     """
     limits: rt.Limits | None
     """Limits on the resources of this task that clients may use; None if no --limit_NAME is given.

@@ -1,4 +1,4 @@
-"""MNIST by between-graph parameter-server training, with everything a real run wants; `minimal` is the short version.
+r"""MNIST by between-graph parameter-server training, with everything a real run wants; `minimal` is the short version.
 
 Every process of the cluster runs this program. A ps only serves; each worker builds the same graph,
 with the variables on the ps and the computation on itself, and trains on its own shard of the data.
@@ -6,10 +6,13 @@ Worker 0, or the task of a job called chief, is the chief: it initialises or res
 writes summaries, and at the end prints the accuracy on the test set. An evaluator does none of
 this: it follows the checkpoints.
 
-    python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster
-    on this machine python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222
-    --job_name=worker --task_index=1 python -m models.mnist.trainer
-                          # one process, no cluster
+    # a cluster on this machine
+    python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer
+    # one task of a cluster of several hosts
+    python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 \
+        --job_name=worker --task_index=1
+    # one process, no cluster
+    python -m models.mnist.trainer
 
 Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the
 last word.

@@ -4,8 +4,7 @@
                   |--> a thread takes an image (references, microseconds), sends the changes, notes their arrival
 
 Wanted: an update that a client sends again is applied exactly once, also if the task has died in
-    between, and a step
-need not wait for another machine.
+between, and a step need not wait for another machine.
 
 Two simpler ways do not work. If the task forwards each update before the reply, the holder has to
 run the update too: the holder needs the programs and the memory of two tasks, and each step pays a

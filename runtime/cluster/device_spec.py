@@ -60,8 +60,8 @@ class DeviceSpec:
     def parse(name: str) -> "DeviceSpec":
         """Reads a device name in any spelling.
 
-            /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0    /job:ps    /cpu
-               /device:CPU:*
+            /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0
+            /job:ps    /cpu    /device:CPU:*
 
         Raises:
             InvalidArgumentError: The text is not a device name; the error names the part.

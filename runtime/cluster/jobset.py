@@ -37,8 +37,8 @@ class JobSetClusterResolver(ClusterResolver):
     * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child
       jobs of 4 pods; ``worker=1x4+`` for one child job of 4 pods at first, whose ``parallelism``
       and ``completions`` may be raised.
-    * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if
-        that is needed.
+    * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain
+      if that is needed.
     * BELLWETHER_PORT: of every task, by default 2222.
     """
 

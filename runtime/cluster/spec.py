@@ -44,8 +44,7 @@ class ClusterSpec:
     """The jobs and tasks of a cluster, with the address of each task.
 
         ClusterSpec({"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]})
-        ClusterSpec({"ps": ["ps0:2222"], "worker": {1: "w1:2222"}})    # sparse: only the tasks one
-        needs to know
+        ClusterSpec({"ps": ["ps0:2222"], "worker": {1: "w1:2222"}})    # only some of the tasks
 
     Args:
         cluster: a mapping from job name to a list or tuple of addresses, or to a mapping from task
@@ -57,7 +56,7 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: "JobsLike | ClusterSpec | Message") -> None:
-        """Makes the resolver; see the class."""
+        """Makes the description; see the class."""
         self._jobs: dict[str, dict[int, str]] = {}
         if isinstance(cluster, ClusterSpec):
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}

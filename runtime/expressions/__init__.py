@@ -8,5 +8,5 @@ ms of processor time, where exporting takes 12 ms, and the task makes and compil
 where reading, verifying and compiling the module takes 331 ms; it has 2 kB instead of 5.
 
 Modules: ``kinds`` (attributes), ``table`` (operations), ``writer`` (on the client), ``reader`` (on
-    the task).
+the task).
 """

@@ -33,9 +33,9 @@ Large constants are fed, and travel beside the list.
 PART = 1 << 10
 """The cost of what XLA compiles at once; a longer list is compiled and run in parts.
 
-A kernel of its own for each
-equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a
-thread."""
+A kernel of its own for each equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one
+kernel overflows the stack of a thread.
+"""
 OPERANDS = 4
 """Number of operands and results that cost as much as an equation."""
 SPECIAL = PART

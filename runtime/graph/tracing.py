@@ -31,8 +31,9 @@ from runtime.tensor_spec import DType
 _SIZE, _OTHER_SIZE, _SMALLEST = 5040, 10080, 1
 """Numbers for unknown dimensions.
 
-Most reshapes divide the first two. JAX allocates no array of these sizes, but NumPy
-in a function may, so the numbers are small."""
+Most reshapes divide the first two. JAX allocates no array of these sizes, but NumPy in a function
+may, so the numbers are small.
+"""
 _RATIO_BASES = 16, 48
 _FAR = 10**9
 """A size beyond all numbers of a program, such as the number of ``x[50000:]``."""

@@ -1,7 +1,7 @@
 """The quorum of a task: the gradients of a synchronous step, applied once when enough distinct workers are in.
 
 Wanted: a step applies the mean of N gradients of distinct workers, at most one time, on all tasks
-    with variables.
+with variables.
 
 Two simpler ways do not work. If each task takes the first N gradients to arrive, two tasks take
 different workers, and the step mixes gradients of different batches. If a chief only orders the

@@ -1,7 +1,8 @@
 """Pipelined steps: the push of one step and the pull of the next travel while the worker computes.
 
-    during computation k:  receive the reply of push k-1, request and receive the parameters of step
-    k+1 after computation k:   send push k, and do not wait for its reply
+    during computation k:  receive the reply of push k-1,
+                           request and receive the parameters of step k+1
+    after computation k:   send push k, and do not wait for its reply
 
 So the parameters of a step hold this worker's gradients up to the step before the last: one step
 more of staleness than in the strict loop. The reply of a push (the global step) is fetched one step

@@ -1,14 +1,13 @@
 """Partitioning: placed operations become stages, the units that run as one program on one device.
 
 Wanted: few stages, because each stage costs a message and a start of a program. No two stages may
-    wait for each
-other. Every process that plans the same graph must find the same stages, because tasks know
-programs by their bytes.
+wait for each other. Every process that plans the same graph must find the same stages, because
+tasks know programs by their bytes.
 
 Three simpler ways fail:
 
 * One stage for each operation. A step would send a message for each addition, and XLA would fuse
-    nothing.
+  nothing.
 * One stage for each place. A step reads a variable on a parameter server, computes on a worker, and
   updates the variable on the parameter server. The read and the update have one place, and the
   computation between them would wait for its own result.
@@ -34,8 +33,7 @@ itself. So a stage has a spot: its place, and the waiting operations behind whic
 Within a stage a read of a variable comes after the write, unless the write waits for the read.
 
 Limits: each operation chooses alone, so a step may have more stages than the least possible number.
-    A path that
-changes the place n times has n + 1 waves, however the operations move.
+A path that changes the place n times has n + 1 waves, however the operations move.
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ from runtime.trust.security import Security, leave_token, no_handshake, share
 _INSECURE = (
     "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
 )
-_NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
+_NOT_ENCRYPTED = (
+    "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would "
+    "do both"
+)
 _NO_ROOT = (
     "%s has no checkpoint root: whoever reaches its ports can have any directory written and read "
     "that this user may; "
@@ -120,7 +123,7 @@ class Server:
             self.start()
 
     def _serve_parts(self, options: ServerOptions) -> None:
-        """Assembles the parts, takes the port of the control plane, and publishes the server in this process."""
+        """Assembles the parts, takes the gRPC port, and publishes the server in this process."""
         parts = self._parts = assemble(options)
         self.task, self.limits, self.config = parts.task, parts.limits, options.config
         self.worker, self.master, self.tensors = parts.worker, parts.master, parts.tensors
@@ -173,9 +176,9 @@ class Server:
 
     @property
     def incarnation(self) -> int:
-        """The random id of this process of the task.
+        """The random id that tells a process of the task from earlier ones.
 
-        A task that continues from its backup keeps its id.
+        A process that continues from the task's backup takes over the id of the process before.
         """
         return self._parts.life.incarnation
 
@@ -351,11 +354,11 @@ class Server:
 
         SIGTERM is handled only if the caller is the main thread.
 
-        Training is over for this task when every task of the other jobs has reported its end, as a
-        Supervisor does, and none of these tasks runs under a launcher that stops this task itself.
-        Then the server stops. After the chief has finished, the task waits for each worker without
-        a report while the worker's connections show life. The wait for a silent worker ends after
-        the time set by the chief (``stop_grace_secs``).
+        Training is over for this task when every task of the other jobs has reported its end. A
+        Supervisor sends that report. Then the server stops. After the chief has finished, the task
+        waits for each worker without a report while the worker's connections show life. The wait
+        for a silent worker ends after the time set by the chief (``stop_grace_secs``). Under a
+        launcher that stops the ps tasks itself, no report ends the server.
 
         Args:
             late_secs: Seconds after the chief's end for which the task waits for workers that never

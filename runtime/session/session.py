@@ -117,7 +117,7 @@ class _Prepared:
         handle: the engine's handle of the plan.
         plan: the plan.
         part: the substep.
-        given: fetches whose values come with the step. The caller receives copies.
+        given: positions of the fetches that are feeds or constants. The caller receives copies.
     """
 
     handle: PlanHandle
@@ -154,7 +154,8 @@ class Session:
         target: ``""`` for a private engine in this process; ``server.target`` of a server in this
             process; or ``grpc://host:port`` of any server, whose master then runs the steps.
         graph: Graph of the steps; the default graph by default.
-        config: Options; those of the target's server by default.
+        config: Options; by default those of the target's server if the server is in this process,
+            else ``SessionConfig()``.
         security: Certificates or token of the cluster, for a target in another process; by default
             from ``BELLWETHER_SECURITY``, else from a server of this process.
 
@@ -249,6 +250,7 @@ class Session:
             ``bytes`` for a string) in each place. The caller may write into the arrays.
 
         Raises:
+            RuntimeError: The session is closed.
             FailedPreconditionError: The session was made before a fork, in the parent process.
             OpError: A step failed. The class is the kind of failure, and the message names the
                 task, variable or placeholder.
@@ -382,11 +384,11 @@ class Session:
         return prepared
 
     def take_plans(self, other: Session) -> None:
-        """Takes over the plans of another session of this graph, so that steps need no planning, only registration.
+        """Takes over the plans of another session of this graph.
 
-        Planning traces and exports every computation of a step. After the loss of a task, planning
-        would take most of the time to the next step. Nothing is taken if the two sessions see
-        different devices.
+        A step with such a plan needs only the registration. Planning traces and exports every
+        computation of a step. After the loss of a task, planning would take most of the time to the
+        next step. Nothing is taken if the two sessions see different devices.
 
         Args:
             other: a session of the same graph, which ends.
@@ -458,9 +460,10 @@ class Session:
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def adopt_generations(self, generations: Mapping[str, int]) -> None:
-        """Continues after a chief in this process has begun new generations of tasks to replace values.
+        """Continues with new generations of tasks, which the chief of this process has begun.
 
-        The tasks have cut off all other sessions. This session registers its stages anew.
+        The chief is about to replace the values. The tasks have cut off all sessions with stages of
+        an earlier generation. This session registers its stages anew.
 
         Args:
             generations: By task, the generation in the task's run record.
@@ -507,9 +510,10 @@ class Session:
         return self._engine.left()
 
     def raised(self, error: BaseException | None) -> bool:
-        """Returns True if this session, or a task of it, raised an error or its cause.
+        """Returns True if an error, or its cause, comes from this session or its tasks.
 
-        A hook, a Python call or a session of another cluster may raise the same class.
+        The class of an error does not tell the origin: a hook, a Python call or a session of
+        another cluster may raise the same class.
 
         Args:
             error: The error of a block that used the session.
@@ -522,10 +526,9 @@ class Session:
         return False
 
     def lost(self, error: BaseException) -> bool:
-        """Returns True if an error says that this session has lost a task, or the values of its variables.
+        """Returns True if an error says that this session has lost a task or the values there.
 
-        Only a new session helps then. No new session helps against other errors, such as an error
-        of a hook itself.
+        A new session helps against such an error, and against no other.
 
         Args:
             error: The error of a block that used the session.
@@ -666,7 +669,10 @@ class InteractiveSession(Session):
         push_default_session(self)
 
     def close(self) -> None:
-        """Ends the session, and takes back the defaults if the closing thread is the thread that opened the session."""
+        """Ends the session, and takes back the defaults.
+
+        A thread other than the opener only ends the session.
+        """
         if self in default_session_stack():
             pop_default_session(self)
             self._graph_context.__exit__(None, None, None)

@@ -102,7 +102,7 @@ class Cancellation(concurrency.Event):
 
         Raises:
             CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when
-            ``ready()`` is false.
+                ``ready()`` is false.
         """
         if ready():
             if acts:

@@ -1,17 +1,15 @@
 """The write gate of a task: writing stages wait while all tasks take the references of a snapshot.
 
 Wanted: a snapshot of all tasks with each training step wholly in or wholly out, while training
-    continues.
+continues.
 
 Two simpler ways do not work. If each task takes references at once, a step that writes on two tasks
 may be in on the first task and out on the second. If every task just pauses, the same step may have
 written on the first task before the pause, and wait at the gate of the second.
 
 The solution has three phases. Every task pauses, and reports the writes of recent steps. The chief
-compares the
-reports: steps that have written on some tasks only are let through until each has all its writes.
-    Then all tasks take
-their references, which takes microseconds, and open.
+compares the reports: steps that have written on some tasks only are let through until each has all
+its writes. Then all tasks take their references, which takes microseconds, and open.
 
 A pause belongs to one snapshot, and has the number of the snapshot. The pause ends when the
 snapshot ends, when another snapshot begins, or when its time is up and a stage comes. If the pause

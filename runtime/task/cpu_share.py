@@ -1,8 +1,7 @@
 """The processor cores of one task's XLA where several tasks share a host.
 
 XLA makes a thread for every core of the host in every process. The threads of tasks on one host are
-in each other's
-way: 1 ps and 4 workers on 2 cores do 25 % more steps a second with one thread each.
+in each other's way: 1 ps and 4 workers on 2 cores do 25 % more steps a second with one thread each.
 
 With one thread, XLA computes on the thread of the call (`jax_cpu_enable_async_dispatch` of JAX is
 off). Another thread would cost two context switches in every stage, on a machine whose cores are

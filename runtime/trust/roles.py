@@ -75,7 +75,7 @@ MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
 """Roles with the right to an order, by order.
 
 * "unknown": an order that this version does not know. All clients pass this check, and the order
-    fails later.
+  fails later.
 * "introduce": a ``Status`` call by which a task learns the addresses of its peers.
 * "tensors": a connection of the tensor channel.
 * "stage": the call of a stage.

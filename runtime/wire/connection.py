@@ -59,10 +59,10 @@ class Reply(NamedTuple):
     """The answer of a handler.
 
     Attributes:
-        buffers: Tensors. They are sent from their own memory without a copy, and released after the
-            send unless `remember` is set.
-        remember: True if the call had an effect, so must not run again. The reply is kept until the
-            lane's next call.
+        buffers: Tensors, sent from their own memory without a copy. After the send the connection
+            keeps no reference, unless `remember` is set.
+        remember: True if the call had an effect, and so must not run again. The reply is kept until
+            the lane's next call.
         dynamic: True to send shapes and dtypes along, which allows strings. The client receives
             with layout None.
     """
@@ -109,11 +109,11 @@ class Handler(Protocol):
     def disconnected(self, client: int, lane: int) -> None:
         """Notes that a client has hung up during or just after `call`.
 
-        Runs on another thread and must not block. `call` may end early; a client that has closed
-        only its own side (`Lane.cancel`) receives the answer. The client may also connect again and
-        repeat the call. Whatever `call` must not do twice stands in `call_memory()`.
-        `current_lane()` returns the lane to `call`, and `caller_is_gone()` says if the connection
-        of `call` is meant.
+        Runs on another thread than `call`, and must not block. `call` may end early. A client that
+        has closed only its own side (`Lane.cancel`) receives the answer. The client may also
+        connect again and repeat the call. So `call` notes in `call_memory()` what must not be done
+        twice. On the thread of `call`, `current_lane()` returns the lane, and `caller_is_gone()`
+        returns True if the connection of `call` itself has ended.
         """
 
     def gone(self, client: int, goodbye: bool) -> None:
@@ -122,7 +122,7 @@ class Handler(Protocol):
         Args:
             client: Id of the client.
             goodbye: True if the client has said goodbye. False if the client had no connection for
-                a while; a client like this may come back.
+                a while. Such a client may come back.
         """
 
 
@@ -285,14 +285,15 @@ class Connection:
         gone: True once the client has hung up or the server has cut the connection. Never False
             again.
         traffic: Counters of calls and bytes.
-        receiver: Memory for calls, which the listener asks for their rate.
+        receiver: Memory for received calls. The listener looks there for calls that arrive too
+            slowly.
         peer_host: Address of the client without a port; a description in words if there is none.
         is_tls: True if the client must speak TLS. Then only the connection's own thread may write.
         accepted_at: `time.monotonic()` of the accept.
         heard_at: `time.monotonic()` of the last ping; before the first ping, of the accept or the
             welcome.
-        idle_since: `time.monotonic()` since when nothing has come. Infinity until the listener
-            looks for the first time.
+        idle_since: `time.monotonic()` of the listener's last look that found a call or a ping since
+            the look before; infinity before the first look.
         fd: Descriptor of the accepted socket. After `close` the number may belong to another
             socket.
     """
@@ -449,9 +450,10 @@ class Connection:
         notify(self._context.handler.disconnected, self.client, self.lane)
 
     def note_work(self, now: float) -> None:
-        """Updates `idle_since` of a welcome client at a `time.monotonic()`.
+        """Updates `idle_since` of a welcome client. The listener's thread calls this method.
 
-        For the thread of the listener.
+        Args:
+            now: `time.monotonic()`.
         """
         seen = (self.traffic.calls, self.heard_at)
         if self.busy or seen != self._seen:
@@ -489,8 +491,8 @@ class Connection:
                 self._send_error(0, error)
             raise
         self._record, known, before = attached
-        # The client has given up the lane's connection before this one. A call that still runs
-        # there should end soon, because the client will repeat it here.
+        # The client has given up the lane's earlier connection. A call that still runs there should
+        # end soon, because the client will repeat the call on this connection.
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:

@@ -5,20 +5,18 @@ payload length u64.
 
     client                                  server
     HELLO   client, lane, nonce         ->
-                                        <-  CHALLENGE  nonce, proof, step = incarnation; of a server
-                                        with a token
+                                        <-  CHALLENGE  nonce, proof, step = incarnation
     PROOF   of the token                ->
-                                        <-  WELCOME  step = incarnation, flag RESUMED if the lane is
-                                        known
+                                        <-  WELCOME  step = incarnation, RESUMED if the lane is known
     CALL    handle, seq, step, tensors  ->
-                                        <-  REPLY tensors, or ERROR code, task, message; the same
-                                        seq
+                                        <-  REPLY tensors, or ERROR code, task, message
     PING                                ->
                                         <-  PONG
     GOODBYE  forget the lane            ->  (no answer)
                                         <-  GOODBYE  the server leaves for good (no answer)
 
-At most one call is under way on a connection. So after a whole frame there is nothing more to read.
+Only a server with a token sends CHALLENGE. REPLY and ERROR have the seq of their call. At most one
+call is under way on a connection. So after a whole frame there is nothing more to read.
 """
 
 import struct

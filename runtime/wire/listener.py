@@ -97,8 +97,7 @@ class TensorServer:
         self._connections: dict[int, Connection] = {}
         """All connections that are not closed, by descriptor, the oldest first.
 
-        Only the listener's thread changes the
-        table.
+        Only the listener's thread changes the table.
         """
         self._ended: deque[Connection] = deque()
         """The connections whose thread ends; the listener's thread joins and removes them."""
@@ -106,8 +105,7 @@ class TensorServer:
         self._flooded = False
         """True if a newcomer has given way since the last walk.
 
-        To log a thousand in a second costs more than the
-        rest.
+        To log a thousand in a second costs more than the rest.
         """
         self._accepted = 0
         # Calls, bytes in and bytes out of the connections that are closed.

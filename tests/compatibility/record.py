@@ -2,10 +2,10 @@
 
 python -m tests.compatibility.record VERSION makes tests/compatibility/VERSION with
 
-    checkpoint/      a checkpoint of every kind of variable (model.py)
-    messages.binpb   the messages of both planes, as a FileDescriptorSet
-    init, step, read.txtpb   the stages that a client registers to initialise, train and read a
-    model hello.txt        the wire version
+    checkpoint/              a checkpoint of every kind of variable (model.py)
+    messages.binpb           the messages of both planes, as a FileDescriptorSet
+    init, step, read.txtpb   the stages of a client that initialises, trains and reads a model
+    hello.txt                the wire version
 
 It is run once, by the version itself. A directory that is there is never written again.
 """

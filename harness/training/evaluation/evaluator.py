@@ -38,8 +38,8 @@ ANSWER_SECS = 5.0
 SILENCE_SECS = 30.0
 """Seconds of silence after which a mark of the end that an evaluator finds at its start counts.
 
-The tasks with the
-variables come up within that time where the run continues."""
+The tasks with the variables come up within that time where the run continues.
+"""
 STATE_FILE = "evaluations.json"
 BEST = "best"
 HELD = "held"
@@ -50,8 +50,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS
 class Evaluator:
     """A process that evaluates every checkpoint of a run once and keeps the best.
 
-        with rt.device(None):                      # the model, all in this process: it trains
-        nothing
+        with rt.device(None):           # the model lies in this process, which trains nothing
             ...
             accuracy = rt.call(...)
 

@@ -92,8 +92,8 @@ class StepContext:
 class MonitoredSession:
     """A session that initialises or restores, calls hooks, recovers lost tasks and ends training well.
 
-        with MonitoredSession(ChiefSessionCreator(master=server.target),
-        [StopAtStepHook(last_step=1000)]) as sess:
+        creator = ChiefSessionCreator(master=server.target)
+        with MonitoredSession(creator, [StopAtStepHook(last_step=1000)]) as sess:
             while not sess.should_stop():
                 sess.run(train_op)
 

@@ -72,10 +72,10 @@ class Supervisor:
         saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
             Default: a ``Saver`` of all variables.
         global_step: Variable that counts the steps. Default: the graph's global step.
-        save_summaries_secs: Seconds between summaries and step rates; 0 for none. Here and below
-            ``math.inf`` is a valid period: once at the start, and never again.
-        save_model_secs: Seconds between checkpoints. With 0 the chief saves only at a clean end,
-            and before a ps leaves that was asked to stop.
+        save_summaries_secs: Seconds between summaries and step rates; 0 for none. With ``math.inf``
+            they are written once, at the start.
+        save_model_secs: Seconds between checkpoints; ``math.inf`` for one at the start. With 0 the
+            chief saves only at a clean end, and before a ps stops that was sent SIGTERM.
         recovery_wait_secs: Seconds between looks at a ready operation of the user's own.
         stop_grace_secs: Seconds that threads, steps and other tasks have to end after a stop.
         checkpoint_basename: First part of the checkpoints' names.
@@ -114,7 +114,7 @@ class Supervisor:
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
-        # First of all: ``locals`` holds the arguments here, and further names below.
+        # This call comes first: here ``locals()`` holds the arguments, and below further names.
         parts = supervisor_parts.assemble(locals())
         self._graph = parts.graph
         self.is_chief = is_chief
@@ -220,8 +220,8 @@ class Supervisor:
                 start_standard_services=start_standard_services,
                 recover=recover,
             )
-            # The end of this block ends training; without this the end of a block of the session
-            # would, too.
+            # The end of this block ends training. With ``on_exit`` the end of an inner block
+            # ``with session:`` would end training, too.
             session.on_exit = None
             yield session
         except Exception as error:

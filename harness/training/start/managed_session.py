@@ -220,7 +220,7 @@ class ManagedSession:
             BaseException: The error that has stopped the coordinator, such as the failure of a
                 service thread.
             UnavailableError, AbortedError: A task was lost, and the session does not recover, or is
-            to stop.
+                to stop.
             ResourceExhaustedError: The step needs more memory than a task has.
             DeadlineExceededError: A recovery did not succeed in time. The message names the missing
                 task.
@@ -421,7 +421,7 @@ class Recoveries:
         Raises:
             ResourceExhaustedError: Memory was short in ``TRIES`` sessions.
             UnavailableError, AbortedError: The session has not lost a task, or ``TRIES`` recoveries
-            were in vain.
+                were in vain.
         """
         session = self._session
         if not isinstance(error, LOST_CONTACT):

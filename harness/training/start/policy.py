@@ -103,8 +103,8 @@ class Decision:
 def decide(now: float, role: Role, report: ClusterReport, options: StartOptions) -> Decision:
     """Decides for one task.
 
-        decide(now, Role.CHIEF, ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10"),
-        options).action # Action.RESTORE
+        report = ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10")
+        decide(now, Role.CHIEF, report, options).action     # Action.RESTORE
 
     Args:
         now: The time, in seconds on any clock that only goes forward.

@@ -42,9 +42,8 @@ def end_part(
             and so is not reported as done.
 
     Raises:
-        AbortedError, UnavailableError: A task was lost, and steps with it, or was silent for too
-        long to be saved. The
-            end of training is not reported then.
+        AbortedError, UnavailableError: A task was lost, and steps with it; or a task was silent for
+            too long to be saved. The end of training is not reported then.
     """
     session = run.session
     # Without a global step a checkpoint of the last step cannot be told from an earlier one.

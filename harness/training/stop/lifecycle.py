@@ -10,15 +10,14 @@ phases of ``policy.RunPhase``:
 4. ``close`` ends the session and the helper threads.
 
 Wanted: every task of a run ends, no step that was trained is lost without a word, and no task waits
-    for a task that is
-gone. Three simpler ways do not do that:
+for a task that is gone. Three simpler ways do not do that:
 
 * Each task ends when its own loop ends. The variables are on the ps tasks, which a chief that ends
   first takes along: the other workers then wait for a model that no task restores.
 * The chief ends the run at once, or after a fixed time. Workers that still train lose their last
   steps. And no time is right: a last save or an evaluation may take a minute or an hour.
 * Every task waits for every other task at a barrier. A worker that has died never comes to the
-    barrier.
+  barrier.
 
 So no work is limited here, only silence: a living task gives a sign of life every second, and a
 task is given up after the grace period without one. The chief alone waits for the other tasks. It
@@ -96,8 +95,8 @@ class Lifecycle:
         self.save: Callable[[], object] | None = None
         """Function that saves, now or soon.
 
-        The chief calls it when a ps is about to leave; a face with a saver sets
-        it."""
+        The chief calls it when a ps is about to leave; a face with a saver sets it.
+        """
         self.run: TaskRun | None = None
         """Part of the task in the run; None before the first session."""
         self._orders: StopOrders | None = None
@@ -280,9 +279,9 @@ class Lifecycle:
                 interruption.
 
         Raises:
-            AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``),
-            or was silent for too
-                long to be saved. The end of training is not reported then.
+            AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``);
+                or a task was silent for too long to be saved. The end of training is not reported
+                then.
         """
         run = self.run
         if run is None or self.phase in _WITHOUT_SESSION:

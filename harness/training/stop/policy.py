@@ -99,8 +99,8 @@ def after_stop(
 ) -> StopAction:
     """Returns the instruction for a task that is to stop.
 
-        after_stop(RunPhase.TRAINING, 31.0, 0.0, step_limit=30.0, silence_limit=30.0)   #
-        StopAction.CANCEL_STEPS
+        after_stop(RunPhase.TRAINING, 31.0, 0.0, step_limit=30.0, silence_limit=30.0)
+        # StopAction.CANCEL_STEPS
 
     Args:
         phase: Phase of the task.

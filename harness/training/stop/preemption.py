@@ -67,8 +67,8 @@ _LOCKING = frozenset(
 )
 """Functions of Python's library in which an exception may leave a lock locked.
 
-The last two are the callbacks of weak
-collections, in which Python discards an exception."""
+The last two are the callbacks of weak collections, in which Python discards an exception.
+"""
 
 _IMPORTING = ("importlib._bootstrap", "_find_and_load")
 

@@ -1,7 +1,8 @@
 """Trains in a directory whose disk runs full, gets room again, and is full at the end.
 
-    python -m tests.harness.checkpoints.full_disk_program supervisor|monitored room|none|SIGTERM
-    DIRECTORY
+    python -m tests.harness.checkpoints.full_disk_program FACE END DIRECTORY
+
+FACE is supervisor or monitored, and END is room, none or SIGTERM.
 
 While the last save waits for room, it gets some; or there is none, for as long as it waits; or a
 signal comes.
