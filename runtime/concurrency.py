@@ -254,7 +254,13 @@ def call_all(
     answers = {
         item: _call_in_thread(functools.partial(call, item), f"{name} {item}") for item in items
     }
-    wait(answers.values())
+    try:
+        wait(answers.values())
+    except BaseException:
+        # Ctrl-C does not leave calls behind, which would meet the end of their session or of the
+        # interpreter. A second Ctrl-C does.
+        wait(answers.values())
+        raise
     return answers
 
 

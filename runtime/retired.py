@@ -52,6 +52,9 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "SyncReplicas.local_step_init_op": _SYNC,
     "SyncReplicas.make_session_run_hook": _SYNC,
     "SyncReplicas.ready_for_local_init_op": _SYNC,
+    "ManagedSession.last_step": "since 0.2 it is seen.last of the session",
+    "ManagedSession.reached": "since 0.2 it is seen.reached of the session",
+    "ManagedSession.note": "since 0.2 use seen.note of the session",
     **{
         f"harness.{name}": f"since 0.2 use tf.train.{name} of harness.tf1 (docs/tf1.md)"
         for name in "FeedFnHook FinalOpsHook GlobalStepWaiterHook ProfilerHook QueueRunner SingularMonitoredSession "

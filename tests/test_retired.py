@@ -20,6 +20,7 @@ FLAGS = [name for name in REPLACEMENTS if name.startswith("--")]
 VARIABLES = [name for name in REPLACEMENTS if name.startswith("BELLWETHER_")]
 ARGUMENTS = [name for name in REPLACEMENTS if name.endswith("=)")]
 PUBLIC = [name for name in REPLACEMENTS if name.startswith(("harness.", "runtime."))]
+OF_SESSIONS = [name for name in REPLACEMENTS if name.startswith("ManagedSession.")]
 METHODS = [name for name in REPLACEMENTS if name.startswith("SyncReplicas.")]
 PROGRAMS = {"--for": "harness.manifests.__main__", "--color": "harness.launch.__main__"}
 """Modules that had a flag, by the flag; the others were the trainer's."""
@@ -37,7 +38,8 @@ for name in sys.argv[2:]:
 
 
 def test_every_row_is_a_surface_and_says_since_when() -> None:
-    assert set(FLAGS + VARIABLES + ARGUMENTS + PUBLIC + METHODS) == set(REPLACEMENTS)
+    named = FLAGS + VARIABLES + ARGUMENTS + PUBLIC + METHODS + OF_SESSIONS
+    assert set(named) == set(REPLACEMENTS)
     # The package keeps the bare names, since the table is in the runtime, which it loads late.
     assert {f"harness.{name}" for name in harness._RETIRED} == {
         n for n in PUBLIC if n.startswith("harness.")
@@ -133,3 +135,11 @@ def test_an_unknown_argument_is_still_pythons_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         rt.Server({"worker": ["localhost:0"]}, nothing=1)  # type: ignore[call-arg]
     assert retired.explain_name("--nothing") is None
+
+
+def test_a_retired_method_of_a_session_is_explained() -> None:
+    with rt.Graph().as_default(), harness.Supervisor().managed_session() as session:
+        for name in ("last_step", "note", "reached"):
+            with pytest.raises(AttributeError, match=f"^ManagedSession.{name} is gone: since 0.2"):
+                getattr(session, name)
+        assert session.seen.last is None

@@ -8,6 +8,10 @@ The names of TensorFlow 1.0 and the older ones of 0.8, with their argument names
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
 from typing import Any
 
 import runtime as _rt
@@ -95,3 +99,26 @@ def __getattr__(name: str) -> Any:
         if name in _BESIDE
         else _in_table(name)
     )
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds ``harness.tf1.nn`` and the like for ``import harness.tf1.nn`` and ``from harness.tf1.nn import relu``."""
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds a module of ``tf`` that lies elsewhere."""
+        package, _, name = fullname.rpartition(".")
+        known = package == __name__ and (name in NAMESPACES or name in _BESIDE)
+        return importlib.machinery.ModuleSpec(fullname, self) if known else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leaves the empty module to Python; see ``importlib.abc.Loader``."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Puts the module of ``tf`` in the place of the empty one."""
+        sys.modules[module.__name__] = __getattr__(module.__name__.rpartition(".")[2])
+
+
+# Behind the finders of files: ``layers`` and ``train`` lie here.
+sys.meta_path.append(_Finder())

@@ -37,11 +37,13 @@ A mapping has keys of one type, so the type is Any.
 """
 
 
+@runtime_checkable
 class SessionLike(Protocol):
     """A session: an object that runs the steps of a graph.
 
     A ``Session`` is such an object. The sessions of ``harness`` that recover lost tasks or call
-    hooks wrap a session.
+    hooks wrap a session, and are no ``Session``. So a program asks
+    ``isinstance(sess, rt.SessionLike)`` for both.
     """
 
     @property

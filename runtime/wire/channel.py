@@ -311,7 +311,9 @@ class Lane:
         answer of the task, or without an answer after a tick and `LAST_WORD_SECS`.
         """
         self._link.cancel(
-            listens=self._wait.held_back and self._pending is not None and self._link.fault is None
+            listens=lambda: (
+                self._wait.held_back and self._pending is not None and self._link.fault is None
+            )
         )
 
     def interrupt(self) -> None:

@@ -279,16 +279,17 @@ class Link:
             f"it has left{at}: training is over, and nothing more is taken", task=self.task
         )
 
-    def cancel(self, *, listens: bool) -> None:
+    def cancel(self, *, listens: Callable[[], bool]) -> None:
         """Makes each attempt to connect fail, from any thread.
 
         Args:
-            listens: True to close only the sending side, because an answer may still come.
+            listens: Returns True to close only the sending side, because an answer may still come.
         """
         self.cancelled.set()
         with self._lock:
             if self.sock is not None:
-                (sockets.half_close if listens else sockets.interrupt)(self.sock)
+                # The lane's thread may have sent its call just now, so the lane is asked last.
+                (sockets.half_close if listens() else sockets.interrupt)(self.sock)
 
     def interrupt(self) -> None:
         """Cuts the connection, from any thread."""

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -255,3 +256,17 @@ def test_an_exit_in_a_call_ends_no_other(
         watch.stop()
     until(lambda: not timer._runs)
     assert "SystemExit" in caplog.text
+
+
+def test_an_interrupt_leaves_no_call_behind() -> None:
+    """Ctrl-C takes effect when all calls have ended."""
+    ended: list[int] = []
+
+    def call(item: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        concurrency.sleep(0.3)
+        ended.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        call_all(call, [1], "call")
+    assert ended == [1]

@@ -201,8 +201,10 @@ class ManagedSession:
     def __getattr__(self, name: str) -> Any:
         # Private state of the session underneath stays private, and a half-made session has no
         # ``raw`` to ask.
-        if name.startswith("_") or "raw" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        gone = rt.lowlevel.explain_name(f"ManagedSession.{name}")
+        if gone or name.startswith("_") or "raw" not in vars(self):
+            usual = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(gone or usual)
         return getattr(self.raw, name)
 
     def run(

@@ -226,6 +226,22 @@ def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Sessi
     np.testing.assert_array_equal(session.run(v), np.zeros(100))
 
 
+def test_writing_to_a_fetched_array_never_reaches_the_array_of_a_python_call(
+    session: rt.Session,
+) -> None:
+    kept = np.zeros((3, 100), np.float32)
+    words = np.array([b"a", b"b"], object)
+    call = rt.lowlevel.python_call(
+        lambda session, arrays: [kept, kept[1], words],
+        outputs=[((3, 100), np.float32), ((100,), np.float32), ((2,), object)],
+        name="keeps",
+    )
+    for array in session.run(list(call.outputs)):
+        array[:] = b"z" if array.dtype.hasobject else 9
+    np.testing.assert_array_equal(kept, np.zeros((3, 100)))
+    assert words.tolist() == [b"a", b"b"]
+
+
 def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(
     session: rt.Session,
 ) -> None:

@@ -210,3 +210,21 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(
     caller.join(100)
     peer.release(lane)
     peer.close()
+
+
+def test_a_call_that_is_sent_while_it_is_cancelled_keeps_its_answer(pair, patient):
+    """The task has carried the call out, and the answer is not thrown away."""
+    lane = pair.peer.acquire()
+
+    class SentMeanwhile(threading.Event):
+        def set(self) -> None:
+            lane.send(kit.BLOCK, 1, [], deadline=time.monotonic() + 60, waits=True)
+            until(lambda: pair.server.counters.calls > calls)
+            super().set()
+
+    calls = pair.server.counters.calls
+    lane._link.cancelled = SentMeanwhile()
+    lane.cancel()
+    # BLOCK answers when it is told that the client has hung up.
+    assert lane.receive(kit.NUMBER) == [1]
+    pair.peer.release(lane)

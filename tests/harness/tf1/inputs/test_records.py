@@ -92,3 +92,21 @@ def test_a_generator_that_yields_a_number_out_of_range_names_it(dtype: Any, valu
             pytest.raises(tf.errors.InvalidArgumentError, match="could not be converted"),
         ):
             sess.run(item)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_fetched_element_is_the_programs_own(cached: bool) -> None:
+    """Writing to a fetched element changes neither the dataset nor the array that it was made of."""
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    want = rows.copy()
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.from_tensor_slices(rows)
+        dataset = dataset.cache() if cached else dataset
+        item = dataset.repeat().make_one_shot_iterator().get_next()
+        with tf.Session() as sess:
+            for _ in range(2):
+                for row in want:
+                    element = sess.run(item)
+                    np.testing.assert_array_equal(element, row)
+                    element[:] = -1
+    np.testing.assert_array_equal(rows, want)

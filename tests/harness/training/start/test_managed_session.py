@@ -43,6 +43,8 @@ def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
         and underlying(session) is raw
         and underlying(raw) is raw
     )
+    assert isinstance(session, rt.SessionLike) and isinstance(raw, rt.SessionLike)
+    assert not isinstance(variable, rt.SessionLike)
     for name in (name for name in vars(rt.Session) if not name.startswith("_")):
         assert hasattr(session, name), name
     for name in (
