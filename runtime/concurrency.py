@@ -220,16 +220,6 @@ def _fulfil(future: Future[_Result], work: Callable[[], _Result]) -> None:
         del future, work
 
 
-def _call_in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
-    try:
-        return in_thread(work, name)
-    except RuntimeError as error:
-        logging.error("No thread for %s, which is called here: %s", name, error)
-    future: Future[_Result] = Future()
-    _fulfil(future, work)
-    return future
-
-
 def call_all(
     call: Callable[[_Item], _Result], items: Iterable[_Item], name: str
 ) -> dict[_Item, Future[_Result]]:
@@ -251,15 +241,22 @@ def call_all(
         >>> {task: answer.result() for task, answer in answers.items()}
         {'ps': 2, 'worker': 6}
     """
-    answers = {
-        item: _call_in_thread(functools.partial(call, item), f"{name} {item}") for item in items
-    }
+    threads = ThreadGroup(current_thread().name)
+    answers: dict[_Item, Future[_Result]] = {}
     try:
+        for item in items:
+            answers[item] = future = Future[_Result]()
+            work = functools.partial(call, item)
+            try:
+                threads.start(_fulfil, future, work, name=f"{name} {item}")
+            except RuntimeError as error:
+                logging.error("No thread for %s %s, which is called here: %s", name, item, error)
+                _fulfil(future, work)
         wait(answers.values())
     except BaseException:
         # Ctrl-C does not leave calls behind, which would meet the end of their session or of the
         # interpreter. A second Ctrl-C does.
-        wait(answers.values())
+        threads.close()
         raise
     return answers
 

@@ -149,9 +149,25 @@ def measure_text(source: str, name: str) -> Figures:
     return figures
 
 
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    """Yields the tokens of a source; an f-string is one token, as it was before Python 3.12."""
+    starts, ends = (getattr(tokenize, f"FSTRING_{end}", None) for end in ("START", "END"))
+    depth, first = 0, None
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == starts:
+            first = token if not depth else first
+            depth += 1
+        elif token.type == ends:
+            depth -= 1
+            if not depth and first is not None:
+                yield token._replace(type=tokenize.STRING, start=first.start)
+        elif not depth:
+            yield token
+
+
 def _add_file(figures: Figures, source: str, name: str) -> None:
     code_lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in _tokens(source):
         if token.type in _CODE:
             code_lines.update(range(token.start[0], token.end[0] + 1))
             figures.tokens += 1
@@ -219,9 +235,7 @@ def _body_tokens(source: str, node: ast.FunctionDef) -> int:
         "\n".join(source.splitlines()[first.lineno - 1 : node.end_lineno]) + "\n"
     )
     try:
-        return sum(
-            token.type in _CODE for token in tokenize.generate_tokens(io.StringIO(body).readline)
-        )
+        return sum(token.type in _CODE for token in _tokens(body))
     except (tokenize.TokenError, IndentationError):
         # The body stands on the line of its def, or a text in it is not indented.
         return 0
