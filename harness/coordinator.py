@@ -261,7 +261,7 @@ def create_threads(
         daemon: True for threads that may be left behind when the process ends.
         start: True to start the threads.
 
-    Example:
+    Examples:
         >>> coord = Coordinator()
         >>> threads = create_threads({"an example": coord.request_stop}, "example", coord, daemon=True, start=True)
         >>> coord.join(threads)

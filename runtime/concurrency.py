@@ -125,7 +125,7 @@ class ThreadGroup:
         owner: Name of the object, for people.
         daemon: False if the process waits for the threads at its end.
 
-    Example:
+    Examples:
         >>> ended, threads = Event(), ThreadGroup("the example")
         >>> thread = threads.start(ended.wait, 60.0, name="waiting")
         >>> [thread.name for thread in list_threads() if thread.owner == "the example"]
@@ -201,7 +201,7 @@ def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
         work: Function to run.
         name: Name of the thread.
 
-    Example:
+    Examples:
         >>> in_thread(lambda: 6 * 7, "an example").result()
         42
     """
@@ -236,7 +236,7 @@ def call_all(
     Returns:
         Futures of the results by item, in the order of the items. Each has its result or its error.
 
-    Example:
+    Examples:
         >>> answers = call_all(len, ["ps", "worker"], "an example")
         >>> {task: answer.result() for task, answer in answers.items()}
         {'ps': 2, 'worker': 6}
@@ -379,7 +379,7 @@ def every(secs: float, method: Callable[[], object], *, blocks: bool = False) ->
         method: Bound method; the object is not kept alive.
         blocks: True for a method that may wait.
 
-    Example:
+    Examples:
         >>> class Clock:
         ...     def __init__(self):
         ...         self.ticked = Event()

@@ -91,7 +91,7 @@ class Limits:
         InvalidArgumentError: A limit is not above zero, or is too large. The message names the
             limit.
 
-    Example:
+    Examples:
         >>> limits = Limits(connections=100, hello_secs=5)
         >>> limits.rpc_connections
         25
@@ -275,7 +275,7 @@ class Limits:
         Raises:
             InvalidArgumentError: A name is no limit, or a value is no valid number for the limit.
 
-        Example:
+        Examples:
             >>> Limits.from_text("connections=100,hello_secs=5").hello_secs
             5.0
         """
@@ -310,7 +310,7 @@ class Limits:
         Args:
             descriptors: Most open files of the process, as ``ulimit -n`` prints.
 
-        Example:
+        Examples:
             >>> Limits().within(1024).connections
             640
         """

@@ -129,7 +129,7 @@ def explain_name(name: str) -> str | None:
 def explain_flags(arguments: Iterable[str]) -> str | None:
     """Returns the line about the first flag of a command line that is gone; the flags end at ``--``.
 
-    Example:
+    Examples:
         >>> explain_flags(["--ps=1", "--for", "skypilot"])[:27]
         '--for=skypilot is gone: sin'
     """

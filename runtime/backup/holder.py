@@ -111,7 +111,7 @@ def unpacked(
         arrays: the row of arrays.
         copy: True if the memory of the arrays will be used again.
 
-    Example:
+    Examples:
         >>> unpacked(*packed({"w": Entry({"device": None}, (np.zeros(2),))}))
         {'w': Entry(meta={'device': None}, arrays=(array([0., 0.]),))}
     """
@@ -259,7 +259,7 @@ class BackupHolder:
 def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:
     """Returns a header and arrays as a row of arrays; ``read_message`` is the way back.
 
-    Example:
+    Examples:
         >>> header, arrays = read_message(packed_message({"kind": "take"}, [np.zeros(2)]))
         >>> header, len(arrays)
         ({'kind': 'take'}, 1)

@@ -45,7 +45,7 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
     Raises:
         InvalidArgumentError: There is no next task, or a number is out of range.
 
-    Example:
+    Examples:
         >>> spec = ClusterSpec({"ps": ["a:1", "b:1", "c:1"]})
         >>> holder(spec, TaskId("ps", 2), backups=1, lag=100)
         '/job:ps/task:0'

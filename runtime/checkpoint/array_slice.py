@@ -23,7 +23,7 @@ class ArraySlice:
         offset: index of the block's first element in the whole array.
         chunk: shape of a zarr chunk, for writing. Blocks begin and end at multiples of the chunk.
 
-    Example:
+    Examples:
         >>> matrix = ArraySlice("w", (4, 2), np.dtype("float32"), (4, 2), (0, 0), chunk=(1, 2))
         >>> [block.region() for block in matrix.blocks(limit=16)]
         [(slice(0, 2, None), slice(0, 2, None)), (slice(2, 4, None), slice(0, 2, None))]

@@ -73,7 +73,7 @@ def bytes_of(array: Array, byte_range: ByteRange) -> Array:
     Raises:
         InvalidArgumentError: The array has fewer bytes.
 
-    Example:
+    Examples:
         >>> bytes_of(np.array([1, 256], "<u2"), ByteRange(1, 7, job=3, offset=2, size=2))
         array([0, 1], dtype=uint8)
     """
@@ -91,7 +91,7 @@ class Incoming:
     Args:
         size: size in bytes.
 
-    Example:
+    Examples:
         >>> incoming = Incoming(3)
         >>> incoming.put(0, np.array([1, 2], np.uint8))
         >>> incoming.put(2, np.array([3], np.uint8))

@@ -60,7 +60,7 @@ def in_background(work: Callable[[], T], name: str) -> T:
         work: function to run; its result is returned and its error raised.
         name: name of the thread.
 
-    Example:
+    Examples:
         >>> in_background(lambda: 6 * 7, "example")
         42
     """

@@ -123,7 +123,7 @@ def roots_of(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | 
         InvalidArgumentError: A root is neither the path of a directory nor a URL of an object
             store.
 
-    Example:
+    Examples:
         >>> roots_of(["gs://bucket/run"]).paths
         ('gs://bucket/run',)
     """
@@ -157,7 +157,7 @@ def file_below(directory: str, name: str) -> str:
     Raises:
         InvalidArgumentError: The name leads out of the directory.
 
-    Example:
+    Examples:
         >>> file_below("/data/run", "default/d/1")
         '/data/run/default/d/1'
         >>> file_below("/data/run", "../secret")

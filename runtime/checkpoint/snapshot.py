@@ -97,7 +97,7 @@ def store_name(job: int, writer: str) -> str:
 
     The name differs from save to save, so that a late writer of another save is recognised.
 
-    Example:
+    Examples:
         >>> store_name(255, "/job:ps/task:0")
         'ocdbt.process_ffjobpstask0'
     """

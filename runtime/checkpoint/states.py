@@ -22,7 +22,7 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
         task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two
             clusters have one name the ``target`` of the server; by default whichever task is asked.
 
-    Example:
+    Examples:
         >>> register_state("position", lambda: b"17")
         >>> task_states("/job:worker/task:0")
         {'position': b'17'}

@@ -177,7 +177,7 @@ def write_store(
         DiskFullError: The disk is full.
         DataLossError: The store cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> whole = replace(ArraySlice.whole("w", (3,), np.dtype("float32")), chunk=(3,))
         >>> with tempfile.TemporaryDirectory() as directory:

@@ -35,7 +35,7 @@ def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
     Raises:
         DataLossError: The lengths do not fit the data.
 
-    Example:
+    Examples:
         >>> decode_strings(encode_strings(np.array([b"a", b"bc"], object)), (2,))
         array([b'a', b'bc'], dtype=object)
     """

@@ -44,7 +44,7 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
         The parts in their order, and the values that are the results of the list. All of these
         values are different.
 
-    Example:
+    Examples:
         >>> parts, results = split(read_expressions(blob), PART)  # doctest: +SKIP
     """
     main = expressions.main

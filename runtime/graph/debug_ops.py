@@ -34,7 +34,7 @@ def Print(  # noqa: N802 - TF1's name
         summarize: Number of elements to show of each tensor.
         name: Name scope of the operations.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     x = rt.constant([1.0, 2.0])
@@ -82,7 +82,7 @@ def check(
         InvalidArgumentError: ``predicate`` is not bool. In a step: an element of ``predicate`` is
             false.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     x = rt.placeholder("float32", [])

@@ -66,7 +66,7 @@ def gradients(
         InvalidArgumentError: A ``y`` is not a floating point tensor, or an operation in between has
             no derivative.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     x, y = rt.placeholder("float32", []), rt.placeholder("float32", [])

@@ -246,7 +246,7 @@ class _ThreadScopes(concurrency.local):
 class Graph:
     """A set of operations with unique names, collections and a seed. Any thread may add operations.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default() as graph:
         ...     x = rt.constant(1.0, name="x")
@@ -742,7 +742,7 @@ def group(*items: object, name: str | None = None) -> Operation:
         *items: Operations, tensors, variables, and nested lists of these.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     a, b = rt.Variable(1.0), rt.Variable(2.0)

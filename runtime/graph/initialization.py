@@ -35,7 +35,7 @@ def variables_initializer(var_list: Sequence[Variable], name: str = "init") -> O
         var_list: The variables.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     a, b = rt.Variable(1.0), rt.Variable(2.0)
@@ -63,7 +63,7 @@ def is_variable_initialized(variable: Variable, name: str | None = None) -> Tens
         variable: The variable.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     print(session.run(rt.is_variable_initialized(rt.Variable(1.0))))
@@ -95,7 +95,7 @@ def report_uninitialized_variables(
         var_list: The variables; all global and local variables of the default graph by default.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     a, b = rt.Variable(1.0, name="a"), rt.Variable(2.0, name="b")
@@ -121,7 +121,7 @@ def wait_until_initialized(
     Returns:
         A 1-D string tensor with the names of the variables without a value at the end of the wait.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     missing = rt.wait_until_initialized([rt.Variable(1.0, name="a")], timeout_secs=0.1)

@@ -130,7 +130,7 @@ def placeholder(
     Raises:
         InvalidArgumentError: no such casting.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     x = rt.placeholder("float32", [None, 2])
@@ -168,7 +168,7 @@ def constant(
         shape: Shape to which a single value is broadcast, or an array reshaped.
         name: Operation name, "Const" by default.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     session.run(rt.constant(7.0, shape=[2])).tolist()
@@ -210,7 +210,7 @@ def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | Non
         dtype: Dtype of a constant.
         name: Operation name of a constant.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default():
         ...     rt.as_tensor([1, 2], "float32", name="pair")
@@ -252,7 +252,7 @@ def call(
         InvalidArgumentError: JAX cannot trace ``fn`` for these shapes and dtypes.
         ValueError: The tensors are of two graphs. The message names both graphs.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> def norms(tree, axis):
         ...     return {name: (array**2).sum(axis) ** 0.5 for name, array in tree.items()}
@@ -335,7 +335,7 @@ def identity(
         name: Operation name.
         colocate_with: The operation whose device the new operation takes.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default():
         ...     with rt.device("/job:worker"):

@@ -75,7 +75,7 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         InvalidArgumentError: `spec` is not a device name.
         TypeError: `spec` is of another type.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.device("/job:ps"), rt.device("/cpu:0"):
         ...     print(rt.constant(1.0).device)
@@ -186,7 +186,7 @@ def replica_device_setter(
     Raises:
         TypeError: `ps_strategy` is not callable, or `cluster` is not a cluster.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.device(rt.replica_device_setter(ps_tasks=2)):
         ...     print([rt.Variable(0.0).device for _ in range(3)])

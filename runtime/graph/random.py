@@ -52,7 +52,7 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
         The raw data of a typed key (``jax.random.key``) of JAX's default implementation
         (``jax_default_prng_impl``): uint32[2] as a rule.
 
-    Example:
+    Examples:
         >>> import jax
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:

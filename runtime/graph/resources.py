@@ -254,7 +254,7 @@ class FIFOQueue(Queue):
         shared_name: Name on the task, shared by sessions and graphs; by default the operation's
             name with its scopes.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     queue = rt.FIFOQueue(10, "float32", shapes=[[]])
@@ -290,7 +290,7 @@ class PaddingFIFOQueue(Queue):
         shared_name: Name on the task, shared by sessions and graphs; by default the operation's
             name with its scopes.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     queue = rt.PaddingFIFOQueue(10, "int32", shapes=[[None]])
@@ -334,7 +334,7 @@ class RandomShuffleQueue(Queue):
         shared_name: Name on the task, shared by sessions and graphs; by default the operation's
             name with its scopes.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     queue = rt.RandomShuffleQueue(10, 0, "int32", shapes=[[]], seed=1)
@@ -384,7 +384,7 @@ class ConditionalAccumulator(_Resource):
         shared_name: Name on the task, shared by sessions and graphs; by default the operation's
             name with its scopes.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     gradients = rt.ConditionalAccumulator("float32", shape=[])

@@ -48,7 +48,7 @@ class Variable(Operators[Tensor]):
     Raises:
         InvalidArgumentError: The initial value has no fully known shape.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     weights = rt.Variable([1.0, 2.0], name="weights")
@@ -252,7 +252,7 @@ class Variable(Operators[Tensor]):
             *inputs: Tensors, variables or arrays.
             name: Operation name.
 
-        Example:
+        Examples:
             >>> import jax
             >>> import runtime as rt
             >>> with rt.Graph().as_default(), rt.Session() as session:
@@ -319,7 +319,7 @@ def update(
     Raises:
         InvalidArgumentError: no variables, or variables on different devices.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     a, b = rt.Variable(1.0), rt.Variable(2.0)
@@ -432,7 +432,7 @@ def variables(
         collections: Collections for the variables, as in ``Variable``.
         container: Named container of the store.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> import runtime as rt
         >>> with rt.Graph().as_default():
@@ -488,7 +488,7 @@ def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
         value: The new value.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     print(session.run(rt.assign(rt.Variable(1.0), 4.0)))
@@ -505,7 +505,7 @@ def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Ten
         value: The number or array to add.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     count = rt.Variable(1)
@@ -524,7 +524,7 @@ def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Ten
         value: The number or array to subtract.
         name: Operation name.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default(), rt.Session() as session:
         ...     left = rt.Variable(9)

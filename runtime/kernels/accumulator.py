@@ -30,7 +30,7 @@ class AccumulatorResource(Resource):
         reduction: "mean" or "sum".
         ledger: count of the bytes of waiting gradients.
 
-    Example:
+    Examples:
         >>> accumulator = AccumulatorResource(np.dtype("float32"), (2,), MEAN)
         >>> accumulator.apply_grad(np.array([1, 2], "float32"), local_step=0, worker=0)
         True

@@ -73,7 +73,7 @@ class StepGradients:
         entries: the undecided contributions.
         since: ``time.monotonic()`` at which the first entry came.
 
-    Example:
+    Examples:
         >>> gradients = StepGradients(each=1)
         >>> chosen = [gradients.add(worker, [np.full(2, float(worker))]) for worker in (1, 3)]
         >>> gradients.mean_of(chosen)

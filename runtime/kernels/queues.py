@@ -60,7 +60,7 @@ class QueueResource(Resource):
         min_after_dequeue: elements that stay behind in an open shuffling queue.
         seed: seed of the choices of a shuffling queue; None draws a seed.
 
-    Example:
+    Examples:
         >>> queue = QueueResource("fifo", "numbers", 8, [np.dtype("int32")], ((),))
         >>> queue.enqueue_many([(np.array(n, "int32"),) for n in (3, 1, 4)], Cancellation())
         >>> queue.dequeue_many(2, Cancellation())

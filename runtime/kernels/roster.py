@@ -24,7 +24,7 @@ class Roster:
         changes: number of changes of the awaited workers.
         look_secs: seconds between two looks for workers that have died.
 
-    Example:
+    Examples:
         >>> roster = Roster("train", needed=3, total=3)
         >>> roster.meet(0, client=10)
         >>> roster.missing({0})
@@ -138,7 +138,7 @@ class ElasticRoster(Roster):
         name: for messages.
         lives: tells whether a session gives signs of life.
 
-    Example:
+    Examples:
         >>> roster = ElasticRoster("train", lives=lambda session: True)
         >>> for worker in (0, 4):
         ...     roster.meet(worker, client=10 + worker)

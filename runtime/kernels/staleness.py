@@ -30,7 +30,7 @@ class StalenessBound(Resource):
         name: for messages.
         bound: steps that a worker may be ahead of the slowest.
 
-    Example:
+    Examples:
         >>> bound = StalenessBound("train", 2)
         >>> [bound.tick(worker, client, Cancellation()) for worker, client in [(0, 10), (1, 11), (1, 11)]]
         [0, 1, 2]

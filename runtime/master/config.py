@@ -26,7 +26,7 @@ class SessionConfig:
             device.
         log_device_placement: True to log the device of every operation when a step is planned.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> config = rt.SessionConfig(device_filters=["/job:ps"], operation_timeout_secs=60.0)
         >>> with rt.Session(config=config) as session:

@@ -65,7 +65,7 @@ class AuditLog:
             what: Object of the order (a directory, a container, the hash of a program), or the
                 reason of a refusal.
 
-        Example:
+        Examples:
             >>> AuditLog("/job:ps/task:0").write("connect", peer="10.0.0.7", outcome="refused")
         """
         line = {

@@ -97,7 +97,7 @@ class Metrics:
         Raises:
             KeyError: ``METRICS`` has no such name.
 
-        Example:
+        Examples:
             >>> counted = Metrics()
             >>> counted.add("checkpoint_seconds_total", 1.5)
             >>> counted.read()

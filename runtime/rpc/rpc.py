@@ -644,7 +644,7 @@ def names(context: grpc.ServicerContext) -> tuple[str, ...]:
 def host_of(peer: str) -> str:
     """Returns the address in gRPC's name of a peer.
 
-    Example:
+    Examples:
         >>> host_of("ipv4:1.2.3.4:567"), host_of("ipv6:%5B::1%5D:567")
         ('1.2.3.4', '::1')
     """

@@ -43,7 +43,7 @@ def why_not(error: OpError) -> str:
         error: Error of the call. A text of the task itself, or an unknown text of gRPC, is returned
             unchanged.
 
-    Example:
+    Examples:
         >>> from runtime.errors import UnavailableError
         >>> why_not(UnavailableError("connect: No route to host"))
         'no route to that host from here'

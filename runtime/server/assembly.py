@@ -129,7 +129,7 @@ def assemble(options: ServerOptions) -> TaskParts:
         UnauthenticatedError: The credential cannot be used.
         PermissionDeniedError: The certificate is that of another task, or of no task.
 
-    Example:
+    Examples:
         >>> from runtime.cluster.spec import ClusterSpec
         >>> parts = assemble(ServerOptions(ClusterSpec({"local": ["localhost:0"]})))
         >>> str(parts.task), parts.tensors.port

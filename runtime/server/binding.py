@@ -50,7 +50,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None = None) -> tup
         InvalidArgumentError: The address does not belong to this machine, or cannot be looked up.
             The message names the remedy.
 
-    Example:
+    Examples:
         >>> listen_on(ClusterSpec({"ps": ["localhost:2222"]}), TaskId("ps", 0))
         ('127.0.0.1',)
     """

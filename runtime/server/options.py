@@ -82,7 +82,7 @@ class ServerOptions:
         InvalidArgumentError: A value is not of its kind, or the cluster lacks the task. The message
             names the argument and the environment variable.
 
-    Example:
+    Examples:
         >>> options = ServerOptions(ClusterSpec({"ps": ["localhost:0"]}), unix_socket=False)
         >>> str(options.task), options.filled({"BELLWETHER_BIND": "0.0.0.0"}).bind
         ('/job:ps/task:0', '0.0.0.0')

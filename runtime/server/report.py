@@ -210,7 +210,7 @@ def probe(
         UnavailableError: No process listens at the address.
         DeadlineExceededError: The task did not answer in time.
 
-    Example:
+    Examples:
         >>> from runtime.server.server import Server
         >>> with Server.create_local_server() as server:
         ...     probe(server.target).task

@@ -86,7 +86,7 @@ class Server:
             is that of another task, or of no task.
         UnknownError: Another process has the port. The message names both.
 
-    Example:
+    Examples:
         >>> with Server({"local": ["localhost:0"]}) as server:
         ...     server.target.startswith("grpc://localhost:")
         True
@@ -157,7 +157,7 @@ class Server:
             config: Default options of sessions on the server.
             start: True starts the server at once.
 
-        Example:
+        Examples:
             >>> with Server.create_local_server() as server:
             ...     str(server.task)
             '/job:local/task:0'

@@ -46,7 +46,7 @@ class RunOptions:
             plan once more.
         timeout_in_ms: Time limit of the step in milliseconds; 0 for the session's own.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE, timeout_in_ms=60_000)
         >>> metadata = rt.RunMetadata()

@@ -166,7 +166,7 @@ class Session:
             names the tasks.
         InvalidArgumentError: The tasks know different clusters. The message names the difference.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default() as graph, rt.Session("", graph) as session:
         ...     x = rt.placeholder("float32", [3])
@@ -255,7 +255,7 @@ class Session:
             OpError: A step failed. The class is the kind of failure, and the message names the
                 task, variable or placeholder.
 
-        Example:
+        Examples:
             >>> import runtime as rt
             >>> with rt.Graph().as_default() as graph, rt.Session(graph=graph) as session:
             ...     x = rt.placeholder("float32", [])
@@ -436,7 +436,7 @@ class Session:
             feed_list: The fed tensors. The positional arguments of the function are the values of
                 these tensors.
 
-        Example:
+        Examples:
             >>> import runtime as rt
             >>> with rt.Graph().as_default() as graph, rt.Session(graph=graph) as session:
             ...     x, y = rt.placeholder("float32", []), rt.placeholder("float32", [])
@@ -533,7 +533,7 @@ class Session:
         Args:
             error: The error of a block that used the session.
 
-        Example:
+        Examples:
             >>> import runtime as rt
             >>> with rt.Session("") as session:
             ...     try:
@@ -641,7 +641,7 @@ class InteractiveSession(Session):
         config: As for ``Session``.
         security: As for ``Session``.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> with rt.Graph().as_default():
         ...     session = rt.InteractiveSession()

@@ -22,7 +22,7 @@ class Cancellation(concurrency.Event):
             over an element.
         memory: effects of an earlier run of the call, which was cut off, for the next run.
 
-    Example:
+    Examples:
         >>> cancelled = Cancellation(deadline=concurrency.monotonic() + 60)
         >>> cancelled.set("the caller hung up")
         >>> cancelled.over

@@ -25,7 +25,7 @@ class Ledger:
         limits: The limits ``client_bytes`` and ``task_bytes``.
         task: The task's name, for errors.
 
-    Example:
+    Examples:
         >>> ledger = Ledger(Limits(client_bytes=800), "/job:ps/task:0")
         >>> ledger.reserve(7, 700)
         >>> ledger.of(7)

@@ -183,7 +183,7 @@ class Store:
         ledger: count of the bytes of variables and of resources.
         environment: surroundings of the run record.
 
-    Example:
+    Examples:
         >>> store = Store()
         >>> spec = TensorSpec((2,), np.dtype("float32"))
         >>> _ = store.replace({("", "w"): (np.ones(2, "float32"), spec)})

@@ -327,7 +327,7 @@ def is_near_end(begin: float, end: float, now: float) -> bool:
         end: End of the certificate, seconds since the epoch.
         now: Present time, seconds since the epoch.
 
-    Example:
+    Examples:
         >>> is_near_end(begin=0.0, end=100.0, now=91.0)
         True
     """
@@ -351,7 +351,7 @@ def _plain(kind: str, name: str) -> str:
 def words(seconds: float) -> str:
     """Returns a time in words, in the largest unit that fits twice.
 
-    Example:
+    Examples:
         >>> words(3 * 86400.0)
         '3 days'
     """

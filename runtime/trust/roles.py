@@ -122,7 +122,7 @@ class Identity:
     def names_host(self, host: str) -> bool:
         """Returns True if the certificate names a host, in full or by a wildcard.
 
-        Example:
+        Examples:
             >>> Identity(names=("*.train.example",)).names_host("w0.train.example")
             True
         """
@@ -145,7 +145,7 @@ def identity_of(names: Iterable[str]) -> Identity:
     Raises:
         PermissionDeniedError: The certificate names an unknown role, or several roles.
 
-    Example:
+    Examples:
         >>> identity_of(["w1", "bellwether://mnist/worker/worker/1"]).task
         '/job:worker/task:1'
     """
@@ -178,7 +178,7 @@ def check(order: str, who: Identity) -> None:
         PermissionDeniedError: The client's role has no right to the order. The message names the
             roles with the right.
 
-    Example:
+    Examples:
         >>> check("step", Identity(role=ClientRole.WORKER))
         >>> check("clear", Identity(role=ClientRole.WORKER))
         Traceback (most recent call last):
@@ -243,7 +243,7 @@ def server_names(said: str) -> list[str]:
     Returns:
         The names; none for the roles observer and admin.
 
-    Example:
+    Examples:
         >>> server_names("bellwether://mnist/ps/ps/0")
         ['0.ps.mnist.bellwether', 'mnist.bellwether']
         >>> server_names("bellwether://mnist/worker")
@@ -272,7 +272,7 @@ def server_name(own: Iterable[str], task: str) -> str:
         The name. Empty for a client without the role of a task: such a client requires the name of
         the host.
 
-    Example:
+    Examples:
         >>> server_name(["bellwether://mnist/worker/worker/1"], "/job:ps/task:0")
         '0.ps.mnist.bellwether'
     """
@@ -289,7 +289,7 @@ def has_name(names: Iterable[str], name: str) -> bool:
         names: Names in the certificate, with wildcards or without.
         name: DNS name, in lower case.
 
-    Example:
+    Examples:
         >>> has_name(["*.ps.mnist.bellwether"], "0.ps.mnist.bellwether")
         True
     """
@@ -318,7 +318,7 @@ def check_serves(names: Sequence[str], task: str) -> None:
         PermissionDeniedError: The certificate belongs to another task or to no task, or names an
             invalid role.
 
-    Example:
+    Examples:
         >>> check_serves(["bellwether://mnist/ps/ps/0", "0.ps.mnist.bellwether"], "/job:ps/task:0")
     """
     who = identity_of(names)

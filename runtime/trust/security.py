@@ -102,7 +102,7 @@ class Security:
         InvalidArgumentError: None or several of the three are given, a path is empty, or ``host``
             is given without ``certificates``.
 
-    Example:
+    Examples:
         >>> Security(certificates="certs", host="ps0").token() is None
         True
     """
@@ -154,7 +154,7 @@ class Security:
     def of_host(self, host: str) -> Security:
         """Returns a copy with a host for the certificate, unless a host is set.
 
-        Example:
+        Examples:
             >>> Security(certificates="certs", host="ps0").of_host("10.0.0.7").host
             'ps0'
         """
@@ -214,7 +214,7 @@ def in_force(given: Security | None, environ: Mapping[str, str]) -> Security | N
         given: Settings passed by the program, or None.
         environ: The environment variables.
 
-    Example:
+    Examples:
         >>> in_force(None, {"BELLWETHER_SECURITY": "insecure"}).lets_everybody_in
         True
     """
@@ -363,7 +363,7 @@ def tensor_proof(
 def dialled(address: str) -> str:
     """Returns an address in the form for dialling: with 127.0.0.1 in place of "localhost".
 
-    Example:
+    Examples:
         >>> dialled("localhost:2222")
         '127.0.0.1:2222'
     """

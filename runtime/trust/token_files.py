@@ -105,7 +105,7 @@ def name_of(host: str, port: int) -> str:
         host: Numeric address of the server.
         port: Port of the server's control plane.
 
-    Example:
+    Examples:
         >>> name_of("127.0.0.1", 2222)
         '127.0.0.1:2222@...'
     """

@@ -33,7 +33,7 @@ def settled(host: str) -> str:
     Servers at "localhost" listen at 127.0.0.1. The system may know other addresses by the name,
     where any process could listen.
 
-    Example:
+    Examples:
         >>> settled("localhost"), settled("ps0.example")
         ('127.0.0.1', 'ps0.example')
     """
@@ -60,7 +60,7 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         TimeoutError: The name servers did not answer in time.
         OSError: The name has no address.
 
-    Example:
+    Examples:
         >>> [address.sockaddr for address in look_up("127.0.0.1", 2222, deadline=0.0)]
         [('127.0.0.1', 2222)]
     """

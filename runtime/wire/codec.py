@@ -51,7 +51,7 @@ class Layout:
         offsets: Byte offset of each tensor, a multiple of 64.
         nbytes: Length of the payload in bytes, without padding after the last tensor.
 
-    Example:
+    Examples:
         >>> layout = Layout([TensorSpec((3,), np.dtype("float32")), TensorSpec((), np.dtype("int64"))])
         >>> layout.offsets, layout.nbytes
         ((0, 64), 72)
@@ -137,7 +137,7 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
     Raises:
         InvalidArgumentError: An array holds Python objects (strings), which need the dynamic form.
 
-    Example:
+    Examples:
         >>> pieces, nbytes = encode_payload([np.zeros(3, np.float32), np.zeros((), np.int64)], False)
         >>> [memoryview(piece).nbytes for piece in pieces], nbytes
         ([0, 12, 52, 8], 72)
@@ -178,7 +178,7 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
         InvalidArgumentError: Tensors cannot have the dtype of an array, or elements of an object
             array.
 
-    Example:
+    Examples:
         >>> decode_dynamic(b"".join(encode_dynamic([np.ones(2), np.array([b"red", "blue"], object)])))
         [array([1., 1.]), array([b'red', b'blue'], dtype=object)]
     """

@@ -103,7 +103,7 @@ def decode_hello(payload: bytes) -> Hello:
 def pack_error(seq: int, error: OpError) -> bytes:
     """Returns an ERROR frame. Cuts a text that is too long.
 
-    Example:
+    Examples:
         >>> frame = pack_error(7, DataLossError("a frame is damaged", task="/job:ps/task:0"))
         >>> decode_error(frame[HEADER_BYTES:], "/job:ps/task:1").task
         '/job:ps/task:0'

@@ -41,7 +41,7 @@ def pack(arrays: Sequence[Array]) -> bytes:
         ResourceExhaustedError: The arrays are larger than a gRPC message can be. Raised before any
             copy.
 
-    Example:
+    Examples:
         >>> unpack(pack([np.ones(2, np.float32)]))
         [array([1., 1.], dtype=float32)]
     """

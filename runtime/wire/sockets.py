@@ -254,7 +254,7 @@ def _joined(views: Sequence[memoryview]) -> list[memoryview]:
 def byte_view(segment: Buffer) -> memoryview:
     """Returns the bytes of a buffer in C order. Copies only a buffer that is not contiguous.
 
-    Example:
+    Examples:
         >>> list(byte_view(np.arange(6, dtype=np.uint8).reshape(2, 3).T))
         [0, 3, 1, 4, 2, 5]
     """

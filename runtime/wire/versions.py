@@ -38,7 +38,7 @@ def why_not_understood(said: str) -> str:
     Returns "" for a client of this wire version. A client without a version counts as such a
     client: no released version is so old.
 
-    Example:
+    Examples:
         >>> why_not_understood(spoken())
         ''
     """

@@ -49,7 +49,7 @@ class QueueRunner:
         TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the
             runtime.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> from harness.tf1.inputs.queue_runner import QueueRunner
         >>> with rt.Graph().as_default():

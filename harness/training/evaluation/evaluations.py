@@ -54,7 +54,7 @@ class Goal:
         ValueError: The mode is neither, a number is out of range, or there is ``patience`` without
             ``best_by``.
 
-    Example:
+    Examples:
         >>> from harness.training.evaluation.evaluations import Evaluation, Goal, standing
         >>> losses = [Evaluation(step, 0.0, {"loss": loss}) for step, loss in ((10, 0.5), (20, 0.4), (30, 0.6))]
         >>> found = standing(losses, Goal("loss", mode="min"))

@@ -232,7 +232,7 @@ def find_identity(
         InvalidArgumentError: The cluster is not described whole, or an argument is nearly a flag of
             a task, or none.
 
-    Example:
+    Examples:
         >>> from harness.training.run.join import find_identity
         >>> flags = ["--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_index=1"]
         >>> me = find_identity(flags, {})

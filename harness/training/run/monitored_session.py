@@ -488,7 +488,7 @@ def merged_options(
         first: Options, or None.
         second: Options, or None.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> from harness.training.run.monitored_session import merged_options
         >>> merged_options(rt.RunOptions(timeout_in_ms=5), rt.RunOptions(timeout_in_ms=9)).timeout_in_ms
@@ -550,7 +550,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         ValueError: Both intervals of the checkpoints were given.
         RuntimeError: The hooks need a global step and there is none.
 
-    Example:
+    Examples:
         >>> import harness
         >>> import runtime as rt
         >>> with rt.Graph().as_default():

@@ -34,7 +34,7 @@ def keep_compilations(logdir: str = "") -> str | None:
     Returns:
         The directory of the cache; None when nothing is kept, which a warning explains.
 
-    Example:
+    Examples:
         >>> import harness
         >>> directory = harness.keep_compilations()
     """

@@ -123,7 +123,7 @@ def global_step(sess: rt.Session, global_step_tensor: GlobalStep | str) -> int:
         sess: The session.
         global_step_tensor: The global step, a variable or tensor.
 
-    Example:
+    Examples:
         >>> import runtime as rt
         >>> from harness.training.start.global_step import get_or_create_global_step, global_step
         >>> with rt.Graph().as_default(), rt.Session() as session:

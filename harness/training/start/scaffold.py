@@ -48,7 +48,7 @@ class Scaffold:
     Raises:
         TypeError: ``copy_from_scaffold`` is no Scaffold.
 
-    Example:
+    Examples:
         >>> import harness
         >>> first = harness.Scaffold(init_feed_dict={"x": 1.0})
         >>> harness.Scaffold(copy_from_scaffold=first).init_feed_dict
@@ -252,7 +252,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         checkpoint_filename_with_path: Path of the one checkpoint to restore from.
         max_wait_secs: The longest wait for tasks, in seconds.
 
-    Example:
+    Examples:
         >>> import harness
         >>> creator = harness.ChiefSessionCreator(checkpoint_dir="/tmp/run")
         >>> creator.checkpoint_dir

@@ -136,7 +136,7 @@ class SessionManager:
     Raises:
         ValueError: ``ready_for_local_init_op`` was given without ``local_init_op``.
 
-    Example:
+    Examples:
         >>> import harness
         >>> import runtime as rt
         >>> with rt.Graph().as_default():

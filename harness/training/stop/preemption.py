@@ -99,7 +99,7 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     Args:
         grace_secs: Seconds from the signal to the hard end of the process.
 
-    Example:
+    Examples:
         >>> import harness
         >>> with harness.preemptible(grace_secs=30):
         ...     pass  # train here

@@ -25,7 +25,7 @@ class SessionRunArgs:
         feed_dict: Feeds beside the caller's own.
         options: ``runtime.RunOptions``, merged with the caller's.
 
-    Example:
+    Examples:
         >>> import harness
         >>> harness.SessionRunArgs("loss:0").fetches
         'loss:0'

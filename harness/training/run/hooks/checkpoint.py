@@ -60,7 +60,7 @@ class CheckpointSaverHook(EventsHook):
         ValueError: There are a saver and a scaffold, not exactly one interval, or the basename is a
             path.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.CheckpointSaverHook("/tmp/run", save_secs=600)
         >>> hook.save_path

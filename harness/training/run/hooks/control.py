@@ -35,7 +35,7 @@ class StopAtStepHook(GlobalStepHook):
     Raises:
         ValueError: Both numbers are given, or neither.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.StopAtStepHook(last_step=1000)
     """
@@ -81,7 +81,7 @@ class EarlyStoppingHook(GlobalStepHook):
         ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1, or
             ``min_delta`` negative.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.EarlyStoppingHook(lambda session: 0.5, patience=5, every_n_steps=500)
         >>> hook.best is None
@@ -206,7 +206,7 @@ class NanTensorHook(SessionRunHook):
         loss_tensor: The tensor.
         fail_on_nan_loss: True to raise NanLossDuringTrainingError; False to stop training.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.NanTensorHook("loss:0", fail_on_nan_loss=False)
     """

@@ -37,7 +37,7 @@ class LoggingTensorHook(SessionRunHook):
     Raises:
         ValueError: There are both intervals or none at all, or one is not positive.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.LoggingTensorHook({"loss": "loss:0"}, every_n_secs=10)
     """
@@ -119,7 +119,7 @@ class StepCounterHook(EventsHook):
         output_dir: Directory of the events; nothing is written without it and ``summary_writer``.
         summary_writer: Writer of the caller's own.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.StepCounterHook(every_n_steps=100)
     """
@@ -167,7 +167,7 @@ class SummarySaverHook(EventsHook):
     Raises:
         ValueError: There are both of ``scaffold`` and ``summary_op``, or neither.
 
-    Example:
+    Examples:
         >>> import harness
         >>> hook = harness.SummarySaverHook(save_secs=60, output_dir="/tmp/run", scaffold=harness.Scaffold())
     """

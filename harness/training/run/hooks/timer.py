@@ -18,7 +18,7 @@ class SecondOrStepTimer:
     Raises:
         ValueError: Both intervals are given, or neither.
 
-    Example:
+    Examples:
         >>> import harness
         >>> timer = harness.SecondOrStepTimer(every_steps=10)
         >>> timer.update_last_triggered_step(5)
