@@ -28,7 +28,7 @@ def test_a_group_ends_with_its_threads() -> None:
     assert others.close() == []
 
 
-def test_a_thread_may_close_its_own_group() -> None:
+def test_thread_may_close_its_group() -> None:
     """`close` does not wait for the calling thread."""
     group = ThreadGroup("one")
     left: list[list[str]] = []
@@ -36,7 +36,7 @@ def test_a_thread_may_close_its_own_group() -> None:
     assert left == [[]]
 
 
-def test_a_thread_that_was_not_started_is_no_thread() -> None:
+def test_unstarted_thread_is_no_thread() -> None:
     """`close` and the list know only threads that run."""
     group = ThreadGroup("one")
     thread = group.create(print, name="created")
@@ -66,7 +66,7 @@ def test_daemons_keep_no_process_alive() -> None:
     assert not ThreadGroup("one", daemon=False).create(print, name="x").daemon
 
 
-def test_all_are_called_at_the_same_time() -> None:
+def test_all_calls_run_at_once() -> None:
     """No call waits for another, and a failure is the answer of its item alone."""
     barrier = threading.Barrier(3)
 
@@ -117,7 +117,7 @@ def test_one_thread_makes_all_periodic_calls(timer: concurrency._Timer) -> None:
     assert (one.count, other.count) == made
 
 
-def test_a_call_that_waits_holds_up_no_other(timer: concurrency._Timer) -> None:
+def test_waiting_call_holds_up_no_other(timer: concurrency._Timer) -> None:
     """A method that may wait has its own thread, and is not called again meanwhile."""
     slow, quick, ended = Calls(), Calls(), threading.Event()
     slow.wait = lambda: ended.wait(60)
@@ -144,7 +144,7 @@ def test_calls_end_with_their_object(timer: concurrency._Timer) -> None:
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_a_call_that_fails_is_made_again(
+def test_failed_call_is_made_again(
     blocks: bool, timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error is logged and ends no call, neither of its own method nor of others."""
@@ -160,7 +160,7 @@ def test_a_call_that_fails_is_made_again(
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_a_timer_of_its_own() -> None:
+def test_forked_child_has_its_own_timer() -> None:
     """The child makes its own calls, and none of its parent's."""
     calls = Calls()
     watch = every(0.01, calls.call)
@@ -200,7 +200,7 @@ def test_a_failed_call_leaves_nothing_behind() -> None:
         gc.enable()
 
 
-def test_a_thread_of_a_library_may_have_a_group() -> None:
+def test_library_thread_may_have_a_group() -> None:
     """The list of threads takes no attribute of a library's thread for an owner."""
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait, args=(60,), name="of a library")
@@ -213,7 +213,7 @@ def test_a_thread_of_a_library_may_have_a_group() -> None:
         thread.join()
 
 
-def test_all_are_called_if_the_system_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_called_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call without a thread of its own is made all the same."""
     start, caller = ThreadGroup.start, threading.current_thread()
 
@@ -240,7 +240,7 @@ def test_no_period_ends_the_timer(timer: concurrency._Timer) -> None:
         watch.stop()
 
 
-def test_an_exit_in_a_call_ends_no_other(
+def test_exit_in_call_ends_no_other(
     timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SystemExit is an error of the call, and not the end of the timer."""

@@ -19,6 +19,7 @@ ALL = sorted(errors.ERROR_TYPES.items())
 
 
 def test_codes_are_those_of_grpc() -> None:
+    """Each status of gRPC but OK has an error type of the same name and number."""
     camel = {
         status.value[0]: "".join(word.capitalize() for word in status.name.split("_")) + "Error"
         for status in grpc.StatusCode
@@ -28,7 +29,8 @@ def test_codes_are_those_of_grpc() -> None:
     assert {code: error_type.__name__ for code, error_type in ALL} == camel
 
 
-def test_every_subclass_is_in_the_table_and_in_the_tree() -> None:
+def test_every_subclass_is_in_the_tree() -> None:
+    """Every error type is in the table and in the tree of the module's docstring, with its bases."""
     subclasses = errors.OpError.__subclasses__()
     assert set(errors.ERROR_TYPES.values()) == {
         sub for sub in subclasses if sub.__module__ == errors.__name__
@@ -51,13 +53,15 @@ def test_every_subclass_is_in_the_table_and_in_the_tree() -> None:
         (14, ConnectionError),
     ],
 )
-def test_caught_as_the_builtin(code: int, builtin: type[Exception]) -> None:
+def test_errors_are_caught_as_builtins(code: int, builtin: type[Exception]) -> None:
+    """An error is also the built-in exception of its meaning."""
     with pytest.raises(builtin, match="^/job:ps/task:0: boom$"):
         raise errors.error_from_code(code, "boom", "/job:ps/task:0")
 
 
 @given(code=st.sampled_from([code for code, _ in ALL]), message=st.text(), task=st.text())
-def test_survives_pickle_and_copy(code: int, message: str, task: str) -> None:
+def test_errors_survive_pickle_and_copy(code: int, message: str, task: str) -> None:
+    """A pickled or copied error keeps its type, code, text, task and notes."""
     error = errors.error_from_code(code, message, task)
     error.add_note("seen")
     for again in (error, pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
@@ -73,6 +77,7 @@ def test_survives_pickle_and_copy(code: int, message: str, task: str) -> None:
 
 
 def test_repr_shows_the_call() -> None:
+    """The repr of an error is the call that makes the error."""
     assert repr(errors.AbortedError("gone")) == "AbortedError('gone')"
     assert (
         repr(errors.UnavailableError("no", task="/job:ps"))
@@ -81,12 +86,14 @@ def test_repr_shows_the_call() -> None:
 
 
 def test_unknown_code_keeps_the_number() -> None:
+    """An unknown code becomes an UnknownError that shows the number."""
     error = errors.error_from_code(99, "boom", "/job:ps")
     assert type(error) is errors.UnknownError
     assert str(error) == "/job:ps: boom (status code 99)"
 
 
 def test_success_is_not_an_error() -> None:
+    """Code 0 makes no error."""
     with pytest.raises(ValueError, match="success"):
         errors.error_from_code(0, "fine")
 
@@ -99,7 +106,8 @@ KINDS = [
 ]
 
 
-def test_every_kind_is_in_the_tree_and_has_a_number_of_its_own() -> None:
+def test_every_kind_has_its_number() -> None:
+    """Every finer kind of error is in the tree once and has its own number."""
     lines = (errors.__doc__ or "").splitlines()
     assert errors.TaskLeftError in KINDS and len(KINDS) >= 7
     assert all(sum(f"-- {kind.__name__} " in line for line in lines) == 1 for kind in KINDS)
@@ -107,7 +115,8 @@ def test_every_kind_is_in_the_tree_and_has_a_number_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("error_type", [*errors.ERROR_TYPES.values(), *KINDS])
-def test_a_type_crosses_from_task_to_task(error_type: type[errors.OpError]) -> None:
+def test_type_crosses_between_tasks(error_type: type[errors.OpError]) -> None:
+    """An error keeps its type, text and task over the tensor channel."""
     error = error_type("boom", task="/job:ps/task:0")
     again = errors.error_from_code(errors.wire_code(error), error.message, error.task)
     over_the_channel = frames.decode_error(frames.pack_error(0, error)[frames.HEADER_BYTES :], "")
@@ -116,7 +125,9 @@ def test_a_type_crosses_from_task_to_task(error_type: type[errors.OpError]) -> N
 
 
 @pytest.mark.parametrize("error_type", [errors.AbortedError, *KINDS])
-def test_a_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> None:
+def test_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> None:
+    """An error keeps its type, text and task over gRPC."""
+
     class Servicer:
         def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
             rpc.abort(context, error_type("boom", task="/job:ps/task:7"))
@@ -137,7 +148,8 @@ def test_a_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> N
         server.stop(None).wait()
 
 
-def test_a_kind_that_a_newer_peer_has_is_of_the_type_that_is_known() -> None:
+def test_newer_kind_becomes_known_type() -> None:
+    """An unknown kind of a newer peer becomes the type of its code."""
     assert type(errors.error_from_code(1 | 200 << 8, "boom")) is errors.CancelledError
 
 
@@ -150,7 +162,8 @@ OF_LIBRARIES = {
 """Where the text of an error decides, as gRPC, XLA or tensorstore tells nothing else."""
 
 
-def test_no_decision_hangs_on_the_text_of_a_message() -> None:
+def test_no_decision_reads_messages() -> None:
+    """No condition in the product looks into the text of an error of its own."""
     texts = ("str(error)", "str(e)", "str(cause)")
     found = set()
     for package in ("runtime", "harness"):
@@ -175,5 +188,6 @@ def test_no_decision_hangs_on_the_text_of_a_message() -> None:
         ("bell\x07", "bell\\x07"),
     ],
 )
-def test_text_of_others_moves_no_cursor(text: str, shown: str) -> None:
+def test_foreign_text_moves_no_cursor(text: str, shown: str) -> None:
+    """Control characters of foreign text are shown escaped."""
     assert errors.one_line(text) == errors.printable(text) == shown

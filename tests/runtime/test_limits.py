@@ -18,7 +18,8 @@ ROWS = rt.Limits.rows()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_what_cannot_be_a_limit_is_refused_by_name(row: LimitRow) -> None:
+def test_bad_limit_is_refused_by_name(row: LimitRow) -> None:
+    """A value that cannot be a limit is refused with the limit's name, and 1 is allowed."""
     bad = [0, -1, True, "5", math.nan, math.inf if row.kind is int else None]
     if not math.isinf(row.most):
         bad.append(row.kind(row.most) + 1)
@@ -28,7 +29,8 @@ def test_what_cannot_be_a_limit_is_refused_by_name(row: LimitRow) -> None:
     assert getattr(rt.Limits(**{row.name: 1}), row.name) == 1
 
 
-def test_the_environment_gives_limits() -> None:
+def test_environment_gives_limits() -> None:
+    """BELLWETHER_LIMITS gives limits by name, and the others keep their defaults."""
     assert rt.Limits.from_environ({}) == rt.Limits()
     given = rt.Limits.from_environ({"BELLWETHER_LIMITS": " connections=100, hello_secs=0.5,"})
     assert given == rt.Limits(connections=100, hello_secs=0.5)
@@ -46,22 +48,23 @@ def test_the_environment_gives_limits() -> None:
         ("hello_secs=1000", "the limit hello_secs is 1000.0, not a number above 0 and at most 600"),
     ],
 )
-def test_what_the_environment_cannot_give_is_one_line(
-    text: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_environment_is_one_line(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server explains a bad BELLWETHER_LIMITS in one line."""
     monkeypatch.setenv("BELLWETHER_LIMITS", text)
     with pytest.raises(rt.InvalidArgumentError, match=re.escape(says)):
         rt.Server({"local": ["localhost:0"]}, "local", 0)
 
 
 def test_connections_leave_files_to_others() -> None:
+    """The limits of connections shrink with the limit of files, unless they are given."""
     few = rt.Limits().within(1024)
     assert (few.connections, few.rpc_connections) == (640, 160)
     assert rt.Limits().within(1 << 20) == rt.Limits()
     assert rt.Limits(connections=7).within(1024).connections == 7
 
 
-def test_an_error_says_the_limit_its_value_and_how_to_change_it() -> None:
+def test_error_tells_how_to_change_limit() -> None:
+    """An error of a limit has its name, value and the three ways to change the limit."""
     error = rt.Limits(sessions=3).exceeded("sessions", "3 sessions are open", "/job:ps/task:0")
     assert error.limit == "sessions" and error.task == "/job:ps/task:0"
     for part in (
@@ -74,9 +77,10 @@ def test_an_error_says_the_limit_its_value_and_how_to_change_it() -> None:
         assert part in error.message
 
 
-def test_each_limit_is_a_flag_of_the_trainer_that_says_its_default(
+def test_each_limit_is_a_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each limit is a flag of the trainer that says its default."""
     monkeypatch.delenv("BELLWETHER_LIMITS", raising=False)
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
@@ -93,7 +97,8 @@ def test_each_limit_is_a_flag_of_the_trainer_that_says_its_default(
                     Config.from_flags()
 
 
-def test_a_flag_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_precedes_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit's flag precedes the limit in the environment."""
     monkeypatch.setenv("BELLWETHER_LIMITS", "sessions=3,connections=4")
     with flagsaver.flagsaver(limit_sessions=5):
         flags.FLAGS.mark_as_parsed()
@@ -107,11 +112,13 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_guide_has_all_limits_with_their_defaults() -> None:
+def test_guide_has_all_limits() -> None:
+    """docs/limits.md has the table of all limits with their defaults."""
     assert table() in GUIDE.read_text(), f"docs/limits.md should have\n{table()}"
 
 
-def test_there_are_few_limits_and_a_name_that_is_gone_says_what_to_use() -> None:
+def test_retired_limits_are_explained() -> None:
+    """There are at most 15 limits, and a retired name says what to use."""
     assert len(ROWS) <= 15
     with pytest.raises(
         rt.InvalidArgumentError, match="frame_rate=. is gone: since 0.2 this is a constant"

@@ -41,21 +41,24 @@ def made_by_threads(graph: rt.Graph, make: Callable[[], Any]) -> list[Any]:
     return made
 
 
-def test_each_variable_has_a_place_of_its_own() -> None:
+def test_each_variable_has_its_place() -> None:
+    """Variables that threads make at once in one graph have different names."""
     graph = rt.Graph()
     made = made_by_threads(graph, lambda: rt.Variable(np.float32(0), name="w"))
     assert len({v.spec.name for v in made}) == len(made)
     assert all(v.spec.name == v.op.name for v in made)
 
 
-def test_each_queue_has_a_name_of_its_own() -> None:
+def test_each_queue_has_its_name() -> None:
+    """Queues that threads make at once in one graph have different names."""
     graph = rt.Graph()
     made = made_by_threads(graph, lambda: rt.FIFOQueue(1, np.float32, name="q"))
     assert len({q.name for q in made}) == len(made)
     assert all(q.name == q.op.name for q in made)
 
 
-def test_each_random_key_draws_its_own_numbers() -> None:
+def test_each_random_key_draws_differently() -> None:
+    """Random keys that threads make at once in one graph draw different numbers."""
     graph = rt.Graph()
     graph.seed = 7
     keys = made_by_threads(graph, lambda: rt.random_key(name="k"))[: 4 * THREADS]

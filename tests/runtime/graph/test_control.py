@@ -25,7 +25,8 @@ def _started() -> rt.Session:
     return session
 
 
-def test_a_variable_under_control_dependencies_is_read_after_them() -> None:
+def test_dependent_variable_reads_after_update() -> None:
+    """Operations under control dependencies see a variable as it is after them."""
     v, copy = rt.Variable(1.0, name="v"), rt.Variable(0.0, name="copy")
     with rt.control_dependencies([v.assign_add(10.0)]):
         same, more, called = rt.identity(v), v + 1.0, rt.call(lambda p: p["v"] * 2, {"v": v})
@@ -36,7 +37,8 @@ def test_a_variable_under_control_dependencies_is_read_after_them() -> None:
         assert session.run([v, copy]) == [11.0, 11.0]
 
 
-def test_what_is_made_under_the_same_dependencies_shares_one_read(graph: rt.Graph) -> None:
+def test_same_dependencies_share_one_read(graph: rt.Graph) -> None:
+    """Operations under the same control dependencies share one read of a variable."""
     v = rt.Variable(1.0, name="v")
     update = v.assign_add(1.0)
     with rt.control_dependencies([update]):
@@ -52,7 +54,8 @@ def test_what_is_made_under_the_same_dependencies_shares_one_read(graph: rt.Grap
     assert once.op.device == v.device and once.op.control_inputs == (update.op,)
 
 
-def test_reads_after_one_another_see_one_update_each() -> None:
+def test_chained_reads_see_one_update_each() -> None:
+    """Each read of a chain of reads and updates sees one update more."""
     v = rt.Variable(0.0, name="v")
     seen = [v + 0.0]
     for _ in range(3):
@@ -64,7 +67,8 @@ def test_reads_after_one_another_see_one_update_each() -> None:
         assert session.run(seen) == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_gradient_goes_through_a_read_after_an_update() -> None:
+def test_gradient_passes_read_after_update() -> None:
+    """A gradient flows through a read that comes after an update."""
     v = rt.Variable(3.0, name="v")
     with rt.control_dependencies([v.assign_add(1.0)]):
         loss = v * v
@@ -73,7 +77,8 @@ def test_a_gradient_goes_through_a_read_after_an_update() -> None:
         assert session.run([loss, gradient]) == [16.0, 8.0]
 
 
-def test_a_gradient_is_there_when_the_open_control_dependencies_have_run() -> None:
+def test_gradient_awaits_open_dependencies() -> None:
+    """A gradient is fetched only after the control dependencies that were open when it was made."""
     w, counter = rt.Variable(3.0, name="w"), rt.Variable(0, name="counter", trainable=False)
     loss, x = w * w, rt.constant(1.0)
     with rt.control_dependencies([counter.assign_add(1)]):
@@ -92,8 +97,8 @@ def test_a_gradient_is_there_when_the_open_control_dependencies_have_run() -> No
             assert session.run(counter) == count
 
 
-def test_an_update_that_gradients_wait_for_costs_no_round_trip() -> None:
-    """Batch normalisation's idiom: the moving average is updated before the gradients are applied."""
+def test_awaited_update_costs_no_round_trip() -> None:
+    """An update that gradients wait for adds no wave to a step."""
     with rt.device(PS):
         w = rt.Variable(np.ones(4, np.float32), name="w")
         mean = rt.Variable(np.zeros(4, np.float32), name="mean", trainable=False)

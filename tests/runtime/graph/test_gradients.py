@@ -54,18 +54,21 @@ def check(
         np.testing.assert_allclose(value, want, rtol=1e-6, atol=1e-6)
 
 
-def test_operators_and_functions() -> None:
+def test_gradients_of_operators_and_functions() -> None:
+    """The gradient through operators and functions is that of JAX."""
     check(
         lambda np_, x, y: np_.sum(np_.tanh(x @ y) ** 2 / (1.5 + np_.exp(-x[:, :1]))),
         arrays((3, 4), (4, 2)),
     )
 
 
-def test_a_value_that_is_used_many_times() -> None:
+def test_gradient_of_repeated_value() -> None:
+    """The gradient of a value that is used many times is that of JAX."""
     check(lambda np_, x: (x * x + x) * x - np_.sum(x), arrays((5,)))
 
 
-def test_outputs_that_are_not_used_get_no_cotangent() -> None:
+def test_unused_outputs_get_no_cotangent() -> None:
+    """An unused output of a call leaves the gradient right."""
     x = rt.constant(arrays((3, 3))[0])
     q, _ = rt.call(jnp.linalg.qr, x)
     found = run(rt.gradients(rt.numpy.sum(q[0]), x))
@@ -73,7 +76,8 @@ def test_outputs_that_are_not_used_get_no_cotangent() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 
 
-def test_integer_inputs_have_none_and_do_not_hinder() -> None:
+def test_integer_inputs_have_no_gradient() -> None:
+    """An integer input has no gradient and does not disturb the other inputs' gradients."""
     table, labels = rt.constant(arrays((5, 4))[0]), rt.constant([1, 4, 1])
     loss = rt.call(lambda t, i: jnp.sum(jnp.sin(t[i])), table, labels)
     by_table, by_labels = rt.gradients(loss, [table, labels])
@@ -83,13 +87,15 @@ def test_integer_inputs_have_none_and_do_not_hinder() -> None:
 
 
 def test_no_dependence_is_none_not_zero() -> None:
+    """An input on which nothing depends has None for its gradient."""
     x, y = rt.constant(1.0), rt.constant(2.0)
     by_x, by_y = rt.gradients(x * 3.0, [x, y])
     assert by_y is None
     assert run(by_x) == 3.0
 
 
-def test_several_ys_add_up_and_weigh() -> None:
+def test_several_ys_add_up() -> None:
+    """The gradients of several ys add up, weighted by grad_ys."""
     x = rt.constant(2.0)
     y, z = x * x, x * 5.0
     assert run(rt.gradients([y, z], x)) == 9.0
@@ -97,7 +103,8 @@ def test_several_ys_add_up_and_weigh() -> None:
     assert run(rt.gradients(y, [y, x])) == [1.0, 4.0]
 
 
-def test_stop_gradients_take_tensors_as_constants() -> None:
+def test_stop_gradients_are_constants() -> None:
+    """The tensors of stop_gradients count as constants."""
     x = rt.constant(3.0)
     y = x * x
     z = y * x
@@ -106,13 +113,15 @@ def test_stop_gradients_take_tensors_as_constants() -> None:
     assert run(rt.gradients(rt.stop_gradient(y) * x, x)) == 9.0
 
 
-def test_a_variable_gets_the_sum_over_all_its_reads() -> None:
+def test_variable_gradient_sums_all_reads() -> None:
+    """The gradient of a variable is the sum over all its reads."""
     v = rt.Variable(2.0, name="v")
     loss = v * v + v.read_value() * 3.0 + rt.identity(v.value()) * 5.0
     assert run(rt.gradients(loss, v)) == 12.0
 
 
-def test_pytrees_of_variables() -> None:
+def test_gradients_of_variable_trees() -> None:
+    """The gradient of a tree of variables has the tree's structure and JAX's values."""
     params = rt.variables({"w": arrays((4, 3))[0], "b": (np.zeros(3, np.float32),)}, "net")
     x = rt.constant(arrays((2, 4))[0])
 
@@ -126,20 +135,24 @@ def test_pytrees_of_variables() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, want)
 
 
-def test_second_derivatives() -> None:
+def test_gradients_have_second_derivatives() -> None:
+    """A gradient can be differentiated again."""
     x = rt.constant(2.0)
     first = rt.gradients(x**3, x)
     assert run(rt.gradients(first, x)) == pytest.approx(12.0)
 
 
-def test_bfloat16() -> None:
+def test_gradient_keeps_bfloat16() -> None:
+    """The gradient of a bfloat16 tensor is bfloat16."""
     x = rt.constant(np.array([1.0, 2.0], jnp.bfloat16))
     found = run(rt.gradients(rt.numpy.sum(x * x), x))
     assert found.dtype == jnp.bfloat16
     assert found.tolist() == [2.0, 4.0]
 
 
-def test_through_loops_and_conditionals_inside_a_call() -> None:
+def test_gradient_through_loops_and_conditionals() -> None:
+    """The gradient passes loops and conditionals inside a call."""
+
     def powers(x: Any) -> Any:
         _, out = jax.lax.scan(lambda c, _: (c * x, c), x, None, length=4)
         return jnp.where(x > 0, jnp.sum(out), 0.0)
@@ -150,19 +163,22 @@ def test_through_loops_and_conditionals_inside_a_call() -> None:
     )
 
 
-def test_through_print() -> None:
+def test_gradient_through_print() -> None:
+    """The gradient passes rt.Print."""
     x = rt.constant(3.0)
     assert run(rt.gradients(rt.Print(x, [x], "x = ") ** 2, x)) == 6.0
 
 
-def test_a_random_operation_has_the_derivative_of_what_it_drew() -> None:
+def test_random_gradient_uses_drawn_numbers() -> None:
+    """The gradient by the factor of a random tensor is what the same step drew."""
     x = rt.constant(np.ones(8, np.float32))
     noise = rt.random.normal((8,))
     gradient, drawn = run([rt.gradients(rt.numpy.sum(x * noise), x), noise])
     np.testing.assert_array_equal(gradient, drawn)
 
 
-def test_a_model_spread_over_two_tasks(two_workers: str) -> None:
+def test_gradient_of_model_on_two_tasks(two_workers: str) -> None:
+    """The gradients of a model on two tasks stand on their variables' tasks and equal JAX's."""
     w1, w2, x = arrays((4, 8), (8, 3), (5, 4))
     with rt.device("/job:worker/task:0"):
         first = rt.Variable(w1, name="w1")
@@ -186,20 +202,22 @@ def test_a_model_spread_over_two_tasks(two_workers: str) -> None:
         (lambda: rt.constant(True), "bool"),
     ],
 )
-def test_only_floating_point_has_derivatives(y: Callable[[], Any], said: str) -> None:
+def test_only_floats_have_derivatives(y: Callable[[], Any], said: str) -> None:
+    """The gradient of an integer, bool or string tensor is refused."""
     with pytest.raises(rt.InvalidArgumentError, match=f"Const:0.*{said}.*floating point"):
         rt.gradients(y(), rt.constant(1.0))
 
 
-def test_as_many_starts_as_ys() -> None:
+def test_grad_ys_match_ys() -> None:
+    """The number of grad_ys must be that of the ys."""
     x = rt.constant(1.0)
     with pytest.raises(rt.InvalidArgumentError, match="2 ys, but 1 grad_ys"):
         rt.gradients([x, x * 2.0], x, [1.0])
 
 
 @pytest.mark.parametrize("op_by_op", [False, True], ids=["one call", "operation by operation"])
-def test_the_worker_stage_costs_what_value_and_grad_costs(op_by_op: bool) -> None:
-    """XLA merges the forward that each backward operation recomputes."""
+def test_worker_stage_costs_one_gradient(op_by_op: bool) -> None:
+    """A worker's stage of a step needs as many operations as jax.value_and_grad."""
     w1, w2, x = arrays((64, 32), (32, 10), (16, 64))
     setter = rt.replica_device_setter(ps_tasks=1, worker_device="/job:worker/task:0")
     with rt.device(setter):

@@ -73,7 +73,8 @@ MAKE: dict[str, Callable[[Model], Any]] = {
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("what", MAKE)
-def test_it_is_that_of_the_inputs(what: str, elsewhere: bool, default: rt.Graph) -> None:
+def test_graph_is_that_of_inputs(what: str, elsewhere: bool, default: rt.Graph) -> None:
+    """A new operation belongs to the graph of its inputs, whatever graph is the default."""
     model = Model()
     with rt.Graph().as_default() if elsewhere else default.as_default() as other:
         made = MAKE[what](model)
@@ -99,19 +100,22 @@ def test_it_is_that_of_the_inputs(what: str, elsewhere: bool, default: rt.Graph)
         lambda a, b: rt.Print(a.w, [b.w]),
     ],
 )
-def test_inputs_of_two_graphs(mix: Callable[[Model, Model], Any]) -> None:
+def test_inputs_of_two_graphs_are_refused(mix: Callable[[Model, Model], Any]) -> None:
+    """Inputs of two graphs are refused with the names of both."""
     first, second = Model(), Model()
     with pytest.raises(ValueError, match="'.*' is of another graph than '.*'"):
         mix(first, second)
 
 
-def test_a_constant_of_the_default_graph_is_an_input_too() -> None:
+def test_default_graph_constant_is_an_input() -> None:
+    """A constant of the default graph counts as an input of that graph."""
     model = Model()
     with pytest.raises(ValueError, match="'w.*' is of another graph than 'here:0'"):
         rt.constant(np.ones(3, np.float32), name="here") + model.w
 
 
 def test_scopes_are_those_of_the_graph() -> None:
+    """Device and name scopes apply to the graph in which they were opened."""
     model = Model()
     with rt.device("/job:ps"), rt.name_scope("ours"):
         assert ((model.w + 1.0).device, (model.w + 1.0).name) == ("", "add_1:0")
@@ -132,7 +136,8 @@ def test_scopes_are_those_of_the_graph() -> None:
     assert (model.w + 1.0).device == ""
 
 
-def test_control_dependencies_are_those_of_the_graph() -> None:
+def test_dependencies_are_those_of_the_graph() -> None:
+    """Control dependencies apply to the graph in which they were opened."""
     model = Model()
     with model.graph.as_default():
         first = rt.no_op("first")
@@ -143,7 +148,8 @@ def test_control_dependencies_are_those_of_the_graph() -> None:
             pass
 
 
-def test_without_inputs_it_is_the_default_graph(default: rt.Graph) -> None:
+def test_without_inputs_default_graph_counts(default: rt.Graph) -> None:
+    """An operation without inputs belongs to the default graph."""
     assert rt.no_op().graph is default
     assert rt.call(lambda: jnp.zeros(3)).graph is default
     assert rt.Graph.of(1, "w", [None]) is default

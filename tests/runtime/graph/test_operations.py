@@ -39,9 +39,10 @@ def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
 # -- Print and check -------------------------------------------------------------------------------------------------
 
 
-def test_print_shows_its_data_and_gives_its_input(
+def test_print_shows_data_and_returns_input(
     session: rt.Session, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """rt.Print writes its data once a step and returns its input."""
     x = rt.constant([1.0, 2.0, 3.0, 4.0])
     shown = rt.Print(x, [x, rt.constant("text"), rt.constant([1, 2])], "values: ")
     assert session.run(shown * 2.0).tolist() == [2.0, 4.0, 6.0, 8.0]
@@ -51,6 +52,7 @@ def test_print_shows_its_data_and_gives_its_input(
 
 
 def test_print_summarizes_and_stops(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
+    """rt.Print shows as many values as summarize says and stops after first_n steps."""
     x = rt.Print(rt.constant([1, 2, 3]), [rt.constant([1, 2, 3])], "few", first_n=2, summarize=1)
     for _ in range(4):
         session.run(x)
@@ -58,7 +60,7 @@ def test_print_summarizes_and_stops(session: rt.Session, capfd: pytest.CaptureFi
 
 
 def test_print_moves_no_cursor(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
-    """The text may come from another process: no line passes for one of the task's log."""
+    """rt.Print escapes control characters and marks every line of a text of several lines."""
     session.run(
         rt.Print(
             rt.constant(1), [rt.constant("\x1b[2J\nWARNING:absl:/job:ps/task:0 stops")], "\x1b[31m"
@@ -71,6 +73,7 @@ def test_print_moves_no_cursor(session: rt.Session, capfd: pytest.CaptureFixture
 
 
 def test_print_runs_on_its_device(capfd: pytest.CaptureFixture[str]) -> None:
+    """rt.Print of a remote variable writes on the variable's task."""
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(7, name="v")
@@ -80,7 +83,8 @@ def test_print_runs_on_its_device(capfd: pytest.CaptureFixture[str]) -> None:
         assert "v is [7]" in capfd.readouterr().err
 
 
-def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
+def test_failed_check_stops_the_step(session: rt.Session) -> None:
+    """A failed check stops the step before the updates that depend on the check."""
     x = rt.placeholder(np.float32, [None])
     v = rt.Variable(0, name="guarded")
     session.run(v.initializer)
@@ -101,7 +105,8 @@ def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
 # -- variables -------------------------------------------------------------------------------------------------------
 
 
-def test_operators_of_the_class_take_both_operands(session: rt.Session) -> None:
+def test_class_operators_take_both_operands(session: rt.Session) -> None:
+    """The operators of the classes work as functions of two operands."""
     three = rt.constant(3.0)
     total = functools.reduce(rt.Tensor.__add__, [three, three, three])
     assert session.run([total, rt.Tensor.__rsub__(three, 1.0), rt.Variable.__lt__(three, 4.0)]) == [
@@ -111,7 +116,8 @@ def test_operators_of_the_class_take_both_operands(session: rt.Session) -> None:
     ]
 
 
-def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
+def test_variable_shows_as_its_operations(graph: rt.Graph) -> None:
+    """A variable shows as four operations with TensorFlow's names, all on its device."""
     with rt.device("/job:ps/task:1"):
         v = rt.Variable([1.0, 2.0], name="w")
     assert [op.name for op in graph.get_operations()] == [
@@ -131,7 +137,8 @@ def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
     assert rt.Variable(1, name="w").name == "w_1:0"
 
 
-def test_initial_values_that_depend_on_others(session: rt.Session) -> None:
+def test_initial_values_depend_on_others(session: rt.Session) -> None:
+    """A variable's initial value may depend on another variable's initialised value."""
     first = rt.Variable(lambda: rt.random.normal((3,)), name="first")
     second = rt.Variable(first.initialized_value() * 2.0, name="second")
     third = rt.Variable(second.initialized_value() + 1.0, name="third")
@@ -149,7 +156,8 @@ def test_initial_values_that_depend_on_others(session: rt.Session) -> None:
     assert session.run(copied) == b"b"
 
 
-def test_what_is_initialised_is_reported(session: rt.Session) -> None:
+def test_uninitialised_variables_are_reported(session: rt.Session) -> None:
+    """The report has the variables that are not initialised, in their order."""
     a, b, s = rt.Variable(1, name="ra"), rt.Variable(2, name="rb"), rt.Variable("x", name="rs")
     report = rt.report_uninitialized_variables()
     ready = [rt.is_variable_initialized(v) for v in (a, b, s)]
@@ -165,7 +173,8 @@ def test_what_is_initialised_is_reported(session: rt.Session) -> None:
         assert other.run(rt.report_uninitialized_variables()).tolist() == []
 
 
-def test_local_variables_stay_on_the_sessions_own_task() -> None:
+def test_local_variables_stay_on_own_task() -> None:
+    """A local variable lives on the task of its session, once for each session's task."""
     with servers(sockets=True, ps=1, worker=2) as made:
         local = rt.Variable(0, name="mine", local=True)
         shared = rt.Variable(0, name="ours")
@@ -189,7 +198,8 @@ def test_local_variables_stay_on_the_sessions_own_task() -> None:
         assert [k for k, _ in made["/job:worker/task:1"].worker.store.variables()] == [("", "mine")]
 
 
-def test_an_update_must_keep_shape_dtype_and_number() -> None:
+def test_update_keeps_shape_dtype_and_number() -> None:
+    """An update that changes shape, dtype, number of values or device is refused."""
     v, w = rt.Variable([1.0, 2.0], name="v"), rt.Variable(1, name="w")
     with pytest.raises(
         rt.InvalidArgumentError, match=r"'v' has shape \(2,\), but .* has shape \(3,\)"
@@ -217,7 +227,8 @@ def test_an_update_must_keep_shape_dtype_and_number() -> None:
         rt.update([v, far], lambda a, b: ([a, b], ()), [])
 
 
-def test_an_initial_value_of_unknown_shape_is_refused() -> None:
+def test_unknown_initial_shape_is_refused() -> None:
+    """An initial value of unknown shape is refused."""
     with pytest.raises(
         rt.InvalidArgumentError, match="'v': the shape .* of its initial value is not fully known"
     ):
@@ -227,7 +238,8 @@ def test_an_initial_value_of_unknown_shape_is_refused() -> None:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def test_control_dependencies_order_reads_and_writes(session: rt.Session) -> None:
+def test_control_dependencies_order_variable_access(session: rt.Session) -> None:
+    """Control dependencies order the reads and writes of a variable."""
     v = rt.Variable(1, name="ordered")
     session.run(v.initializer)
     before = v.read_value()
@@ -253,7 +265,8 @@ def draws(seed: int | None, op_seed: int | None = None, steps: int = 3) -> list[
             return [np.concatenate(session.run([x, y])) for _ in range(steps)]
 
 
-def test_random_operations_draw_anew_every_step_and_alike_with_a_seed() -> None:
+def test_random_draws_follow_the_seed() -> None:
+    """Random operations draw anew every step, alike with the same seed."""
     first, second = draws(3), draws(3)
     np.testing.assert_array_equal(first, second)
     assert len({a.tobytes() for a in first}) == 3
@@ -263,13 +276,15 @@ def test_random_operations_draw_anew_every_step_and_alike_with_a_seed() -> None:
     np.testing.assert_array_equal(half[0], half[1])
 
 
-def test_operations_of_one_graph_draw_different_numbers(session: rt.Session) -> None:
+def test_operations_draw_different_numbers(session: rt.Session) -> None:
+    """Two random operations of one graph draw different numbers."""
     rt.set_random_seed(1)
     a, b = session.run([rt.random.normal((4,)), rt.random.normal((4,))])
     assert not np.array_equal(a, b)
 
 
-def test_a_key_of_ones_own(session: rt.Session) -> None:
+def test_given_key_draws_the_same(session: rt.Session) -> None:
+    """A random operation with its own key draws the same numbers every step."""
     x = rt.random.normal(rt.constant(jax.random.key_data(jax.random.key(0))), (3,))
     np.testing.assert_array_equal(session.run(x), session.run(x))
 
@@ -312,7 +327,8 @@ server.stop()
 """
 
 
-def test_towers_on_the_local_devices_of_one_task() -> None:
+def test_towers_use_local_devices() -> None:
+    """Two towers of a model run on the two local devices of one task."""
     environment = {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",

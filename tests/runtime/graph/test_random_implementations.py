@@ -12,7 +12,8 @@ WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 
 @pytest.mark.parametrize("implementation", WORDS)
-def test_samplers_and_keys(implementation: str) -> None:
+def test_samplers_work_with_each_key_type(implementation: str) -> None:
+    """Samplers and keys work with every generator of JAX."""
     with jax.default_prng_impl(implementation), rt.Graph().as_default() as graph:
         key = rt.random_key(seed=3)
         assert key.shape == (WORDS[implementation],)

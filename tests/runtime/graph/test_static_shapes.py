@@ -33,7 +33,8 @@ def graph() -> Iterator[rt.Graph]:
         (lambda x: x @ jnp.ones((3, 10)), (None, 10)),
     ],
 )
-def test_of_a_function_of_an_unknown_number_of_rows(fn: Callable[[Any], Any], shape: Any) -> None:
+def test_unknown_rows_keep_static_shape(fn: Callable[[Any], Any], shape: Any) -> None:
+    """The static shape of a function of unknown rows agrees with every real shape."""
     x = rt.placeholder(np.float32, [None, 3])
     y = rt.call(fn, x, name="y")
     assert y.shape == shape
@@ -43,7 +44,8 @@ def test_of_a_function_of_an_unknown_number_of_rows(fn: Callable[[Any], Any], sh
             assert all(said in (None, real) for said, real in zip(y.shape, found, strict=True))
 
 
-def test_what_is_cut_off_may_be_fed() -> None:
+def test_sliced_tensor_may_be_fed() -> None:
+    """A slice of unknown size may be fed with fewer rows."""
     x = rt.placeholder(np.float32, [None])
     y = x[:100]
     total = y.sum() if hasattr(y, "sum") else rt.numpy.sum(y)
@@ -51,7 +53,8 @@ def test_what_is_cut_off_may_be_fed() -> None:
         assert session.run(total, {y: np.ones(10, np.float32)}) == 10.0
 
 
-def test_a_size_that_must_agree_with_a_known_one() -> None:
+def test_unknown_size_takes_known_one() -> None:
+    """An unknown size that must agree with a known one takes the known size."""
     x = rt.placeholder(np.float32, [None])
     assert (x + np.ones(3, np.float32)).shape == (3,)
 
@@ -78,14 +81,14 @@ def test_a_size_that_must_agree_with_a_known_one() -> None:
         (lambda x: x * 2, [None], None),
     ],
 )
-def test_every_unknown_dimension_is_its_own(
+def test_unknown_dimensions_are_independent(
     fn: Callable[..., Any], shapes: list[Any], inferred: Any
 ) -> None:
     """A size is static only if no sizes of the inputs change it."""
     assert rt.call(fn, *(rt.placeholder(np.float32, shape) for shape in shapes)).shape == inferred
 
 
-def test_mean_by_a_size_of_its_own_is_right() -> None:
+def test_mean_by_unknown_size_is_right() -> None:
     """The number of rows is not taken for a constant that it is not."""
     x = rt.placeholder(np.float32, [None, 2])
     mean = rt.call(lambda x: x[::20000].sum() / x[::20000].shape[0], x)
@@ -106,7 +109,7 @@ def test_mean_by_a_size_of_its_own_is_right() -> None:
 def test_shapes_take_few_traces(
     monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any], shapes: list[Any], traces: int
 ) -> None:
-    """The price of an operation when a graph is built: how often it is traced for its shapes."""
+    """An operation is traced a few times for its shapes when a graph is built."""
     counted: list[int] = []
     original = tracing.jax.eval_shape
     monkeypatch.setattr(

@@ -31,7 +31,8 @@ def mean(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("fn", "value"), [(squares, X32), (mean, F32)])
-def test_between_32_bit_arrays(fn: Any, value: Any) -> None:
+def test_wide_mode_between_narrow_arrays(fn: Any, value: Any) -> None:
+    """A call that was made in 64-bit mode computes in 64 bits between 32-bit arrays."""
     with jax.enable_x64(True):
         expected = np.asarray(jax.jit(fn)(value))
         result = rt.call(fn, rt.constant(value, value.dtype))
@@ -41,7 +42,8 @@ def test_between_32_bit_arrays(fn: Any, value: Any) -> None:
         np.testing.assert_array_equal(session.run(result), expected)
 
 
-def test_a_literal_of_64_bits() -> None:
+def test_wide_mode_keeps_wide_literals() -> None:
+    """A call that was made in 64-bit mode keeps its literals of 64 bits."""
     with jax.enable_x64(True):
         x = rt.placeholder(np.float32, [])
         result = rt.call(lambda x: (x * np.float64(0.1) + np.int64(2**40)).astype(jnp.float32), x)
@@ -49,7 +51,8 @@ def test_a_literal_of_64_bits() -> None:
         assert session.run(result, {x: 1.0}) == np.float32(2**40)
 
 
-def test_gradients_and_updates() -> None:
+def test_wide_mode_gradients_and_updates() -> None:
+    """Gradients and updates of a 64-bit call compute in 64 bits."""
     with jax.enable_x64(True):
         x = rt.placeholder(np.float32, [None])
         y = rt.call(lambda x: (x.astype(jnp.float64) ** 2 * 1e-30).sum().astype(jnp.float32), x)
@@ -62,7 +65,8 @@ def test_gradients_and_updates() -> None:
         assert session.run(add, {x: F32}) == np.float32(F32.astype(np.float64).sum())
 
 
-def test_without_it_32_bits_are_the_default() -> None:
+def test_without_wide_mode_narrow_is_default() -> None:
+    """Without 64-bit mode the results of calls are of 32 bits."""
     x = rt.constant(X32)
     assert rt.call(lambda x: x.sum(), x).dtype == np.int32
     assert rt.call(lambda x: x * 1.5, x).dtype == np.float32

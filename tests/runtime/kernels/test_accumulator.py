@@ -59,9 +59,8 @@ SET = st.tuples(st.just("set"), st.integers(0, 5))
 
 
 @given(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), max_size=40), st.sampled_from(["mean", "sum"]))
-def test_any_sequence_is_what_the_model_says(
-    actions: list[tuple[Any, ...]], reduction: str
-) -> None:
+def test_accumulator_follows_its_model(actions: list[tuple[Any, ...]], reduction: str) -> None:
+    """An accumulator does what its model does in any sequence of calls."""
     real, model = AccumulatorResource(F32, (2,), reduction), Model(reduction)
     for action in actions:
         if action[0] == "apply":
@@ -90,9 +89,10 @@ def test_any_sequence_is_what_the_model_says(
     st.integers(1, 3),
     st.lists(st.integers(0, 4), max_size=3),
 )
-def test_threads_lose_and_invent_nothing(
+def test_accumulator_threads_lose_nothing(
     pushes: list[list[tuple[int, int]]], count: int, resets: list[int]
 ) -> None:
+    """Threads lose no gradient of an accumulator and invent none."""
     accumulator = AccumulatorResource(F32, (2,), "sum")
     accepted: list[float] = []
     taken: list[float] = []
@@ -175,10 +175,12 @@ def _explained(model: Model, left: tuple[Done, ...]) -> bool:
     ),
     st.sampled_from(["mean", "sum"]),
 )
-def test_whatever_threads_do_the_model_explains(
+def test_accumulator_calls_are_linearizable(
     programs: list[list[tuple[Any, ...]]], reduction: str
 ) -> None:
-    """Linearizability (Herlihy and Wing, 1990): there is one order of all calls in which the model answers the same."""
+    """There is one order of all concurrent calls in which the model answers the same (Herlihy and
+    Wing, 1990).
+    """
     real, clock = AccumulatorResource(F32, (2,), reduction), itertools.count()
     together = threading.Barrier(len(programs))
     history: list[Done] = []
@@ -205,7 +207,8 @@ def test_whatever_threads_do_the_model_explains(
     assert _explained(Model(reduction), tuple(history)), history
 
 
-def test_an_aggregate_of_two_counts_two_workers() -> None:
+def test_aggregate_counts_distinct_workers() -> None:
+    """An aggregate of two has the gradients of two workers, the latest of each."""
     accumulator = AccumulatorResource(F32, (2,))
     assert accumulator.apply_grad(_array(1), 0, "a")
     assert not accumulator.apply_grad(_array(3), 0, "a")
@@ -218,7 +221,10 @@ def test_an_aggregate_of_two_counts_two_workers() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda a, c: c.set(), lambda a, c: a.clear()])
-def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -> None:
+def test_cancelled_or_cleared_wait_ends(end: Callable[..., None]) -> None:
+    """A wait for an aggregate ends with CancelledError when the wait is cancelled or the
+    accumulator is cleared.
+    """
     accumulator, cancellation = AccumulatorResource(F32, None), Cancellation()
     raised: list[Exception] = []
 
@@ -236,6 +242,7 @@ def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -
 
 
 def test_wrong_gradients_are_named() -> None:
+    """A gradient of another dtype or shape is refused by name."""
     accumulator = AccumulatorResource(F32, (None, 2))
     with pytest.raises(InvalidArgumentError, match="float32, not float64"):
         accumulator.apply_grad(np.zeros((1, 2)), 0, 0)
@@ -251,17 +258,20 @@ def test_wrong_gradients_are_named() -> None:
 
 
 def test_gradients_are_copied() -> None:
+    """An accumulator keeps its own copy of a gradient."""
     accumulator, gradient = AccumulatorResource(F32, (2,)), _array(1)
     accumulator.apply_grad(gradient, 0, 0)
     gradient[:] = 9
     np.testing.assert_array_equal(accumulator.take_grad(1, Cancellation()), _array(1))
 
 
-def test_sixteen_bit_floats_are_added_in_thirty_two() -> None:
+def test_narrow_floats_are_summed_in_float32() -> None:
+    """Gradients of 16 bits are summed in 32 bits and keep their dtype."""
     ones = [np.ones(1, ml_dtypes.bfloat16)] * 1000
     assert float(reduce_in_order(ones, "sum")[0]) == 1000  # in bfloat16 the sum would stay at 256
     assert reduce_in_order(ones, "mean").dtype == ml_dtypes.bfloat16
 
 
-def test_the_mean_of_integers_is_the_integer_that_all_gave() -> None:
+def test_mean_of_equal_integers_is_exact() -> None:
+    """The mean of equal integers is that integer."""
     assert reduce_in_order([np.array(7), np.array(7), np.array(7)], "mean") == 7

@@ -45,9 +45,10 @@ def _session(target: str) -> rt.Session:
 
 @pytest.mark.parametrize("enqueue_first", [False, True])
 @pytest.mark.parametrize("full", [False, True])
-def test_double_buffering(
+def test_double_buffering_works_in_one_step(
     target: str, place: str, graph: rt.Graph, enqueue_first: bool, full: bool
 ) -> None:
+    """A step may take an element from a queue and add the next one, whichever comes first."""
     queue = _queue(place, f"double_{enqueue_first}_{full}")
     x = rt.placeholder(np.float32, [])
     with rt.device(place):
@@ -68,10 +69,8 @@ def test_double_buffering(
         assert int(session.run(queue.size())) == full
 
 
-def test_an_element_that_is_computed_is_added_while_the_same_step_waits_for_one(
-    target: str, place: str, graph: rt.Graph
-) -> None:
-    """What it is computed from is read and computed where the step's other operations wait for the dequeue."""
+def test_computed_element_awaits_no_dequeue(target: str, place: str, graph: rt.Graph) -> None:
+    """A step adds a computed element while another operation of the step waits for an element."""
     queue = _queue(place, "computed")
     with rt.device(place):
         w = rt.Variable(np.float32(3), name="w_of_computed")
@@ -91,9 +90,10 @@ def test_an_element_that_is_computed_is_added_while_the_same_step_waits_for_one(
 
 
 @pytest.mark.parametrize("answer_first", [False, True])
-def test_request_and_answer_in_one_step(
+def test_request_and_answer_share_a_step(
     target: str, place: str, graph: rt.Graph, answer_first: bool
 ) -> None:
+    """A step that asks and a step that answers may be one step or two."""
     requests, answers = (
         _queue(place, f"requests_{answer_first}"),
         _queue(place, f"answers_{answer_first}"),
@@ -120,7 +120,7 @@ def test_request_and_answer_in_one_step(
 
 
 def test_many_waits_of_one_step(target: str, place: str, graph: rt.Graph) -> None:
-    """A ring of queues, each emptied into the next: with room for one element each it must turn as a whole."""
+    """A ring of full queues with room for one element each turns in one step."""
     queues = [_queue(place, f"ring_{i}") for i in range(6)]
     turn = [queues[(i + 1) % 6].enqueue(queues[i].dequeue() + 1.0) for i in range(6)]
     fill = [q.enqueue(float(i)) for i, q in enumerate(queues)]
@@ -134,7 +134,8 @@ def test_many_waits_of_one_step(target: str, place: str, graph: rt.Graph) -> Non
         ]
 
 
-def test_a_step_that_fails_ends_its_waits(target: str, place: str, graph: rt.Graph) -> None:
+def test_failed_step_ends_its_waits(target: str, place: str, graph: rt.Graph) -> None:
+    """A step that fails takes no element later."""
     queue = _queue(place, "failing")
     with rt.device(place):
         missing = rt.Variable(np.float32(0), name="never_initialised")
@@ -148,9 +149,8 @@ def test_a_step_that_fails_ends_its_waits(target: str, place: str, graph: rt.Gra
         assert float(session.run(taken, timeout_secs=LIMIT)) == 5
 
 
-def test_a_closed_session_ends_all_waits_of_a_step(
-    target: str, place: str, graph: rt.Graph
-) -> None:
+def test_closed_session_ends_its_waits(target: str, place: str, graph: rt.Graph) -> None:
+    """A session that closes ends all waits of its step and holds up no other step."""
     first, second = _queue(place, "first"), _queue(place, "second")
     x = rt.placeholder(np.float32, [])
     both, begun = (
@@ -168,10 +168,8 @@ def test_a_closed_session_ends_all_waits_of_a_step(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(
-    graph: rt.Graph, first: int
-) -> None:
-    """One is over and lets another operation begin while the other, whose call was sent again, goes on waiting."""
+def test_cut_waits_stay_independent(graph: rt.Graph, first: int) -> None:
+    """Waits of one step that are sent again after a cut do not wait for each other."""
     place = "/job:ps/task:0"
     sources, results = (
         [_queue(place, f"{what}_{i}") for i in range(2)] for what in ("source", "result")

@@ -20,9 +20,8 @@ import runtime as rt
     ids=["plain", "sync", "stale"],
 )
 @pytest.mark.parametrize("grouped", [False, True])
-def test_what_a_training_operation_was_made_under_runs_once(
-    wrap: Callable[[Any], Any], grouped: bool
-) -> None:
+def test_dependency_of_training_runs_once(wrap: Callable[[Any], Any], grouped: bool) -> None:
+    """An update on which a training operation depends runs once a step."""
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         w, seen = rt.Variable(1.0, name="w"), rt.Variable(0.0, name="seen", trainable=False)

@@ -54,7 +54,8 @@ def _meet(members: Members, *workers: int) -> None:
         assert members.push(worker, members.variables.at + 100, 0.0).result()[1] is False
 
 
-def test_an_aggregate_has_the_gradients_of_all_who_are_there() -> None:
+def test_aggregate_has_all_present_gradients() -> None:
+    """An elastic aggregate has the gradients of all workers that are there."""
     members = Members()
     members.step(0)
     _meet(members, 1, 2)
@@ -63,7 +64,8 @@ def test_an_aggregate_has_the_gradients_of_all_who_are_there() -> None:
     assert members.quorum.counts.accepted == 4
 
 
-def test_a_newcomer_in_the_middle_of_a_step_is_part_of_it() -> None:
+def test_newcomer_joins_the_step() -> None:
+    """A worker that comes in the middle of a step is part of that step."""
     members = Members()
     _meet(members, 0, 1)
     first = members.push(0, 0, 1.0)
@@ -75,7 +77,8 @@ def test_a_newcomer_in_the_middle_of_a_step_is_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["retire", "dies", "its session ends"])
-def test_who_leaves_in_the_middle_of_a_step_is_not_waited_for(how: str) -> None:
+def test_leaver_is_not_waited_for(how: str) -> None:
+    """A worker that leaves in the middle of a step is not waited for until it comes back."""
     members = Members()
     _meet(members, 0, 1, 2)
     pushes = [members.push(worker, 0, float(worker)) for worker in (0, 1)]
@@ -96,7 +99,8 @@ def test_who_leaves_in_the_middle_of_a_step_is_not_waited_for(how: str) -> None:
     assert members.quorum.counts.accepted == 7
 
 
-def test_who_dies_while_its_gradients_wait_takes_them_along() -> None:
+def test_dying_worker_takes_its_gradients() -> None:
+    """A worker that dies while its gradients wait takes them along."""
     members = Members()
     _meet(members, 0, 1)
     dead = members.push(1, 0, 5.0)
@@ -109,6 +113,7 @@ def test_who_dies_while_its_gradients_wait_takes_them_along() -> None:
 
 
 def test_marks_of_several_workers_are_joined() -> None:
+    """The marks of several workers are joined by a bitwise or."""
     members = Members()
     applied: list[list[int]] = []
 
@@ -137,7 +142,8 @@ def test_marks_of_several_workers_are_joined() -> None:
     assert applied == [[3, 0, 4]]
 
 
-def test_a_fixed_number_is_the_most() -> None:
+def test_fixed_number_is_the_most() -> None:
+    """A fixed number of gradients bounds an elastic aggregate."""
     members = Members(needed=2)
     members.step(0)
     _meet(members, 1, 2)
@@ -146,8 +152,8 @@ def test_a_fixed_number_is_the_most() -> None:
     assert members.push(2, 1, 1.0).result() == (2, False)
 
 
-def test_a_chief_is_told_when_it_changes_who_is_there() -> None:
-    """It knows of two gradients of three; then the third worker is gone: the two are enough."""
+def test_chief_hears_of_changed_workers() -> None:
+    """A chief hears when the workers change, so that fewer gradients may be enough."""
     members = Members(LeadingQuorum)
     quorum, variables = members.quorum, members.variables
     assert isinstance(quorum, LeadingQuorum)
@@ -169,7 +175,8 @@ def test_a_chief_is_told_when_it_changes_who_is_there() -> None:
     assert [push.result() for push in pushes] == [(1, True)] * 2
 
 
-def test_a_chief_that_goes_on_without_a_worker_has_all_tasks_do_so() -> None:
+def test_commit_without_worker_reaches_tasks() -> None:
+    """A task stops waiting for a worker that the chief's commit leaves out."""
     members = Members(LeadingQuorum)
     quorum, variables = members.quorum, members.variables
     assert isinstance(quorum, LeadingQuorum)

@@ -86,9 +86,10 @@ STEPS = ("alone", "with its size", "of two queues", "with a string", "printed")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_that_was_given_up_takes_nothing_later(
+def test_given_up_step_takes_nothing_later(
     cluster: dict[str, rt.Server], client: Client, step: str
 ) -> None:
+    """A step that its caller gave up takes no element later and keeps no connection."""
     ps = cluster["/job:ps/task:0"]
     client.put(0)
     assert client.take() == 0
@@ -105,7 +106,8 @@ def test_a_step_that_was_given_up_takes_nothing_later(
     assert [client.take() for _ in range(3)] == [1, 2, 3]
 
 
-def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
+def test_limited_add_is_done_once(client: Client) -> None:
+    """Elements of a step with a time limit are added once when the step is repeated."""
     for value in range(10):
         client.put(value)
     with pytest.raises(rt.DeadlineExceededError):
@@ -119,7 +121,8 @@ def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
     assert int(client.session.run(client.size)) == 0
 
 
-def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
+def test_added_before_limit_stays(client: Client) -> None:
+    """Elements that a step added before its time limit stay in the queue."""
     for value in range(8):
         client.put(value)
     with pytest.raises(rt.DeadlineExceededError):
@@ -129,6 +132,7 @@ def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
 
 
 def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client: Client) -> None:
+    """A step that adds 20 elements adds each once while its connections are cut."""
     ps = cluster["/job:ps/task:0"]
     values = list(range(20))
     thread, results = in_thread(
@@ -147,9 +151,10 @@ def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client:
         assert int(other.session.run(other.size)) == 0
 
 
-def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(
+def test_repeated_wait_keeps_third_task_values(
     cluster: dict[str, rt.Server],
 ) -> None:
+    """A wait that is sent again keeps the value that a third task made for it."""
     ps, graph = cluster["/job:ps/task:0"], rt.Graph()
     with graph.as_default():
         x = rt.placeholder(np.float32, [3])
@@ -190,7 +195,8 @@ else:
 
 
 @pytest.mark.parametrize("what", ["with its size", "of two queues", "put_many"])
-def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
+def test_killed_caller_takes_and_adds_nothing(what: str) -> None:
+    """A caller that is killed during a wait takes no element and adds none."""
     ports = free_addresses(3)
     spec = {"ps": ports[:1], "worker": ports[1:]}
     with rt.Server(spec, "ps", 0) as ps, rt.Server(spec, "worker", 0) as server:
@@ -214,8 +220,8 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("trouble", ["time limits", "cuts"])
 @pytest.mark.parametrize("step", ["alone", "with its size"])
-def test_polling_callers_lose_and_double_nothing(step: str, trouble: str) -> None:
-    """Callers with time limits of the length of the pauses between elements, or connections that are cut."""
+def test_polling_callers_lose_nothing(step: str, trouble: str) -> None:
+    """Callers with short time limits or cut connections take each element once."""
     count, draw = 300, random.Random(5)
     with serving(1, 2) as (spec, _), contextlib.ExitStack() as stack:
         made = [stack.enter_context(rt.Server(spec, "worker", i)) for i in range(2)]
@@ -266,7 +272,7 @@ while True:
 
 @pytest.mark.chaos
 def test_killed_callers_take_nothing_along() -> None:
-    """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
+    """Processes that are killed while they wait take no element along."""
     workers = 3
     with (
         serving(1, workers + 1) as (spec, _),
@@ -295,20 +301,18 @@ def test_killed_callers_take_nothing_along() -> None:
         giver.session.close()
 
 
-def test_a_time_limit_in_a_step_of_several_waits_is_kept(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time limit itself wakes the step, not its next look at who has answered."""
+def test_several_waits_keep_the_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit itself ends a step of several waits."""
     monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
     with pytest.raises(rt.DeadlineExceededError):
         client.session.run(client.steps["of two queues"], timeout_secs=0.05)
 
 
 @pytest.mark.parametrize("end", ["closes its session", "hangs up"])
-def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
+def test_gone_caller_takes_no_element(
     cluster: dict[str, rt.Server], client: Client, end: str
 ) -> None:
-    """It goes between the beginning of its call and the queue's turn for it: nothing has to be waited for then."""
+    """A caller that goes between its call and the queue's turn takes no element."""
     ps = cluster["/job:ps/task:0"]
     client.put(1)
     (queue,) = (

@@ -51,7 +51,8 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.integers(1, 4))
-def test_first_in_first_out(actions: list[tuple[str, int]], capacity: int) -> None:
+def test_queue_is_first_in_first_out(actions: list[tuple[str, int]], capacity: int) -> None:
+    """A queue does what a list does in any sequence of calls."""
     queue, closed = _queue(capacity=capacity), False
     model: list[int] = []
     for what, n in actions:
@@ -90,7 +91,8 @@ def test_first_in_first_out(actions: list[tuple[str, int]], capacity: int) -> No
     st.integers(1, 3),
     st.sampled_from(["fifo", "shuffle"]),
 )
-def test_threads_lose_and_invent_nothing(given_: list[list[int]], capacity: int, kind: str) -> None:
+def test_queue_threads_lose_nothing(given_: list[list[int]], capacity: int, kind: str) -> None:
+    """Threads lose no element of a queue and invent none."""
     queue = _queue(kind, capacity)
     took: list[float] = []
 
@@ -118,7 +120,8 @@ def test_threads_lose_and_invent_nothing(given_: list[list[int]], capacity: int,
     assert sorted(took) == sorted(v for mine in given_ for v in mine)
 
 
-def test_a_shuffle_keeps_some_behind_until_it_is_closed() -> None:
+def test_shuffle_keeps_minimum_until_closed() -> None:
+    """A shuffle queue keeps its minimum of elements until the queue is closed."""
     queue = _queue("shuffle", 10, min_after_dequeue=2, seed=3)
     queue.enqueue_many([_element(v) for v in range(4)], _now())
     first = [float(queue.dequeue(_now())[0]) for _ in range(2)]
@@ -128,7 +131,9 @@ def test_a_shuffle_keeps_some_behind_until_it_is_closed() -> None:
     assert sorted(first + queue.dequeue_many(2, _now())[0].tolist()) == [0, 1, 2, 3]
 
 
-def test_a_seeded_shuffle_repeats_itself_and_shuffles() -> None:
+def test_seeded_shuffle_repeats_itself() -> None:
+    """A seeded shuffle repeats its order, and another seed gives another order."""
+
     def draw(seed: int) -> list[float]:
         queue = _queue("shuffle", 100, seed=seed)
         queue.enqueue_many([_element(v) for v in range(30)], _now())
@@ -140,6 +145,7 @@ def test_a_seeded_shuffle_repeats_itself_and_shuffles() -> None:
 
 
 def test_padding_fills_with_zeros() -> None:
+    """A padding queue fills short elements with zeros."""
     queue = _queue("padding", shapes=((None, 2),))
     queue.enqueue_many([(np.ones((n, 2), np.float32),) for n in (1, 3)], _now())
     got = queue.dequeue_many(2, _now())[0]
@@ -148,12 +154,14 @@ def test_padding_fills_with_zeros() -> None:
 
 
 def test_padding_of_strings_is_empty() -> None:
+    """A padding queue fills short elements of strings with empty strings."""
     queue = QueueResource("padding", "q", 4, [np.dtype(object)], ((None,),))
     queue.enqueue_many([(np.array([b"a"], object),), (np.array([b"b", b"c"], object),)], _now())
     assert queue.dequeue_many(2, _now())[0].tolist() == [[b"a", b""], [b"b", b"c"]]
 
 
-def test_a_batch_may_be_larger_than_the_queue() -> None:
+def test_batch_may_exceed_capacity() -> None:
+    """A batch may have more elements than the queue has room for."""
     queue = _queue(capacity=2)
     thread, got = in_thread(lambda: queue.dequeue_many(5, Cancellation()))
     queue.enqueue_many([_element(v) for v in range(5)], Cancellation())
@@ -161,7 +169,8 @@ def test_a_batch_may_be_larger_than_the_queue() -> None:
     assert got[0][0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_failed_batch_puts_back_what_it_took() -> None:
+def test_failed_batch_is_put_back() -> None:
+    """A batch that fails at its deadline takes no element."""
     queue = _queue()
     queue.enqueue_many([_element(v) for v in (1, 2)], _now())
     with pytest.raises(DeadlineExceededError):
@@ -170,6 +179,7 @@ def test_a_failed_batch_puts_back_what_it_took() -> None:
 
 
 def test_closing_lets_waiting_enqueues_finish() -> None:
+    """An enqueue that waits when the queue is closed still adds its element."""
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
     thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
@@ -183,7 +193,8 @@ def test_closing_lets_waiting_enqueues_finish() -> None:
         queue.dequeue(_now())
 
 
-def test_closing_can_cancel_waiting_enqueues() -> None:
+def test_closing_may_cancel_waiting_enqueues() -> None:
+    """Closing with cancel_pending_enqueues cancels the enqueues that wait."""
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
     thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
@@ -196,7 +207,8 @@ def test_closing_can_cancel_waiting_enqueues() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda q, c: c.set("the caller hung up"), lambda q, c: q.clear()])
-def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
+def test_waiting_dequeue_ends(end: Callable[..., None]) -> None:
+    """A dequeue that waits ends when the caller hangs up or the queue is cleared."""
     queue, cancellation = _queue(), Cancellation()
     thread, done = in_thread(lambda: queue.dequeue(cancellation))
     end(queue, cancellation)
@@ -204,7 +216,8 @@ def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
     assert isinstance(done[0], CancelledError)
 
 
-def test_dequeues_are_served_in_the_order_in_which_they_came() -> None:
+def test_dequeues_are_served_in_order() -> None:
+    """Dequeues are served in the order of their arrival."""
     queue = _queue(capacity=8)
     large, got_large = in_thread(lambda: queue.dequeue_many(3, Cancellation()))
     while not queue._takers:
@@ -219,7 +232,10 @@ def test_dequeues_are_served_in_the_order_in_which_they_came() -> None:
     assert float(got_small[0][0]) == 3
 
 
-def test_wrong_elements_are_named_and_none_is_added() -> None:
+def test_wrong_elements_are_refused_by_name() -> None:
+    """A batch with an element of another kind is refused by name, and none of its elements is
+    added.
+    """
     queue = _queue(shapes=((2,),))
     good, bad = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(InvalidArgumentError, match="component 0 has shape"):

@@ -86,7 +86,8 @@ def _here(quorum: QuorumResource, count: int) -> None:
     _wait(lambda: len(quorum._gradients.entries) == count)
 
 
-def test_the_mean_of_distinct_workers_is_applied_once() -> None:
+def test_mean_of_workers_is_applied_once() -> None:
+    """The mean over distinct workers is applied once, with the latest gradient of each."""
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
@@ -101,7 +102,8 @@ def test_the_mean_of_distinct_workers_is_applied_once() -> None:
     assert quorum.counts.repeated == 1
 
 
-def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
+def test_stale_gradients_are_dropped() -> None:
+    """A gradient of another step is counted as dropped and answered at once."""
     quorum, variables = LoneQuorum("q", Rules(1, 3)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
     assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
@@ -111,7 +113,8 @@ def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
     assert quorum.counts.dropped == 2
 
 
-def test_several_gradients_of_each_worker() -> None:
+def test_worker_may_push_several_gradients() -> None:
+    """A worker may push several gradients for one aggregate."""
     quorum, variables = LoneQuorum("q", Rules(4, 2)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (0, True)
     waiting = Push(quorum, variables, 0, 0, 2.0)
@@ -122,7 +125,8 @@ def test_several_gradients_of_each_worker() -> None:
     assert variables.applied == [3.0]
 
 
-def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
+def test_gone_worker_takes_its_gradients() -> None:
+    """A worker whose caller hangs up takes its gradients along."""
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     dead = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
@@ -135,7 +139,8 @@ def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
     assert variables.applied == [4.0]
 
 
-def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
+def test_timeout_leaves_late_workers_out() -> None:
+    """After its timeout a step goes on, and a late worker is waited for only when it is back."""
     quorum, variables = LoneQuorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
@@ -156,7 +161,8 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
     assert Push(slow, variables, 2, 2, 5.0).result() == (3, True)
 
 
-def test_a_restore_drops_what_was_computed_before() -> None:
+def test_restore_drops_earlier_gradients() -> None:
+    """A restore aborts the pushes of the values before it."""
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     old = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
@@ -179,7 +185,8 @@ def _several(kind: type[LedQuorum] = LeadingQuorum) -> tuple[LedQuorum, Variable
     return kind("q", Rules(2, 3)), Variables()
 
 
-def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
+def test_chief_orders_each_application() -> None:
+    """A task with a chief applies an aggregate on the chief's order, and once."""
     quorum, variables = _several()
     session, step, last = quorum.claim(leads, variables.step, 0, 2)
     assert (step, last) == (0, None)
@@ -196,7 +203,8 @@ def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
         quorum.commit(session, leads, 0, Selection(0, (0, 1)), 2)
 
 
-def test_what_a_chief_was_promised_outlives_its_worker() -> None:
+def test_promised_gradients_outlive_their_worker() -> None:
+    """Gradients that a chief was promised stay when their worker hangs up or comes again."""
     quorum, variables = _several()
     session, _, _ = quorum.claim(leads, variables.step, 0, 2)
     value = np.array([1.0], np.float32)
@@ -225,7 +233,8 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     assert variables.applied == [2.0]
 
 
-def test_orders_of_an_earlier_session_are_refused_also_those_that_wait() -> None:
+def test_orders_of_earlier_session_are_refused() -> None:
+    """Orders of an earlier session of the chief are refused, waiting ones too."""
     quorum, variables = _several()
     old, _, _ = quorum.claim(leads, variables.step, 0, 2)
     waiting: list[Any] = []
@@ -245,7 +254,8 @@ def test_orders_of_an_earlier_session_are_refused_also_those_that_wait() -> None
         quorum.commit(old, leads, 0, Selection(0, ()), 2)
 
 
-def test_a_chief_that_was_deposed_while_it_waited_is_promised_nothing() -> None:
+def test_deposed_chief_is_promised_nothing() -> None:
+    """A chief that was deposed while it waited is promised no gradient."""
     quorum, variables = _several()
     session, _, _ = quorum.claim(leads, variables.step, 0, 2)
 
@@ -266,7 +276,8 @@ def test_a_chief_that_was_deposed_while_it_waited_is_promised_nothing() -> None:
     assert push.result() == (1, True)
 
 
-def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
+def test_restarted_task_must_be_claimed_again() -> None:
+    """A task that has restarted or been restored takes orders only after another claim."""
     quorum, variables = _several()
     with pytest.raises(FailedPreconditionError):
         quorum.gather(1, leads, 0, NOTHING, Cancellation(), 0.0)
@@ -278,7 +289,8 @@ def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
         quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
 
 
-def test_a_task_without_the_counter_follows_the_stamps() -> None:
+def test_task_without_counter_follows_stamps() -> None:
+    """A task without the global step takes its step from the stamps of gradients."""
     quorum, variables = _several(LedQuorum)
     session, step, _ = quorum.claim(leads, variables.step, 0, 2)
     assert step == UNKNOWN
@@ -292,7 +304,8 @@ def test_a_task_without_the_counter_follows_the_stamps() -> None:
     assert late.result() == (42, True)
 
 
-def test_waits_end_when_the_container_is_cleared() -> None:
+def test_cleared_container_ends_waits() -> None:
+    """A push that waits ends when its container is cleared."""
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     push = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
@@ -300,7 +313,8 @@ def test_waits_end_when_the_container_is_cleared() -> None:
     assert isinstance(push.result(), CancelledError)
 
 
-def test_it_says_on_whom_it_waits() -> None:
+def test_status_names_missing_workers() -> None:
+    """The status names the workers whose gradients are in and those that are missing."""
     quorum, variables = LoneQuorum("/job:ps/task:0", Rules(3, 3)), Variables()
     assert quorum.status() == ""
     Push(quorum, variables, 1, 0, 1.0)
@@ -310,10 +324,10 @@ def test_it_says_on_whom_it_waits() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
-def test_every_gradient_is_applied_once_or_dropped(
+def test_every_gradient_is_applied_or_dropped(
     needed: int, total: int, rounds: int, chance: Any
 ) -> None:
-    """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""
+    """Every gradient is applied once or dropped, however fast the workers push."""
     quorum, variables = LoneQuorum("q", Rules(needed, total)), Variables()
     over = Cancellation()
     accepted: list[int] = []
@@ -427,7 +441,8 @@ def test_led_quorum_keeps_its_promises(
     quorum.validate()
 
 
-def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
+def test_push_ends_with_too_few_workers() -> None:
+    """A push ends with OutOfRangeError when the workers left are too few for an aggregate."""
     quorum, variables = LoneQuorum("q", Rules(2, 3)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
@@ -442,7 +457,8 @@ def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
     assert Push(quorum, variables, 0, 0, 3.0).result() == again.result() == (1, True)
 
 
-def test_a_worker_that_is_through_is_known_by_its_session() -> None:
+def test_finished_worker_is_known_by_session() -> None:
+    """A worker that has finished is known by its session, whatever its number."""
     quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     pushes = [Push(quorum, variables, worker, 0, 1.0) for worker in (0, 1)]
     assert [push.result() for push in pushes] == [(1, True), (1, True)]

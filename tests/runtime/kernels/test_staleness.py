@@ -24,7 +24,8 @@ def _now() -> Cancellation:
 
 
 @given(st.integers(0, 3), st.lists(st.integers(0, 2), max_size=40))
-def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> None:
+def test_ticks_keep_the_bound(bound: int, order: list[int]) -> None:
+    """A tick that would lead the slowest worker by more than the bound waits."""
     staleness = StalenessBound("c", bound)
     for worker in range(3):
         # all have joined
@@ -42,7 +43,8 @@ def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> Non
 
 
 @given(st.integers(0, 3), st.integers(2, 4), st.integers(1, 20))
-def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) -> None:
+def test_threads_stay_within_bound(bound: int, workers: int, rounds: int) -> None:
+    """No worker of many threads gets further ahead than the bound."""
     staleness, steps, worst = StalenessBound("c", bound), [0] * workers, [0]
     together = threading.Barrier(workers)
 
@@ -59,7 +61,8 @@ def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) ->
     assert worst[0] <= bound
 
 
-def test_who_is_gone_is_not_waited_for() -> None:
+def test_gone_client_is_not_waited_for() -> None:
+    """A worker whose session has ended is not waited for."""
     staleness = StalenessBound("c", 0)
     staleness.tick(1, 11, _now())
     waiting: list[Any] = []
@@ -73,7 +76,8 @@ def test_who_is_gone_is_not_waited_for() -> None:
     assert waiting == [[0, 0, 0]]
 
 
-def test_a_newcomer_starts_with_the_slowest() -> None:
+def test_newcomer_starts_with_slowest() -> None:
+    """A worker that joins or starts again begins where the slowest worker is."""
     staleness = StalenessBound("c", 100)
     for _ in range(5):
         staleness.tick(0, 10, _now())
@@ -82,7 +86,8 @@ def test_a_newcomer_starts_with_the_slowest() -> None:
     assert staleness.tick(0, 12, _now()) == 1
 
 
-def test_waits_end() -> None:
+def test_staleness_waits_end() -> None:
+    """A wait for slower workers ends by cancellation, clearing or the end of training."""
     for end in ("cancel", "clear", "finish"):
         staleness, cancellation, done = StalenessBound("c", 0), Cancellation(), []
         staleness.tick(1, 11, _now())
@@ -110,7 +115,10 @@ def test_waits_end() -> None:
 
 
 @pytest.mark.cluster
-def test_a_fast_worker_is_held_at_the_bound() -> None:
+def test_fast_worker_is_held_at_bound() -> None:
+    """A fast worker is held at the bound until the slow one moves or leaves, and every update
+    counts.
+    """
     with cluster(1, 2) as spec:
         servers = [rt.Server(spec, "worker", i) for i in range(2)]
         x, y = batches(2)
@@ -150,7 +158,8 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
             server.stop()
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_missing_arguments_are_asked_for() -> None:
+    """StaleSynchronous refuses a negative bound and a missing global step."""
     with rt.Graph().as_default():
         w = rt.Variable(np.ones(2, np.float32), name="w")
         with pytest.raises(ValueError, match="max_staleness=-1"):
@@ -166,7 +175,8 @@ def test_what_must_be_given_is_asked_for() -> None:
             )
 
 
-def test_who_is_through_is_not_waited_for_though_its_session_lives() -> None:
+def test_retired_worker_is_not_waited_for() -> None:
+    """A worker that has finished is not waited for although its session lives."""
     staleness = StalenessBound("c", 0)
     staleness.tick(1, 11, _now())
     waiting: list[Any] = []

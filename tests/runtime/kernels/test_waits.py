@@ -69,14 +69,16 @@ def here() -> Iterator[tuple[rt.Server, rt.Server]]:
         yield ps, server
 
 
-def test_a_wait_holds_up_nobody_else(client: Client) -> None:
+def test_wait_holds_up_no_other_step(client: Client) -> None:
+    """A step that waits holds up no other step of its session."""
     thread, results = in_thread(client.take)
     client.put(7)  # the same session, while its other step waits
     thread.join(60)
     assert results == [7]
 
 
-def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None:
+def test_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None:
+    """A wait ends when its session closes, and takes no element."""
     ps, server = here
     client, other = Client(server), Client(server)
     thread, results = in_thread(other.take)
@@ -89,7 +91,8 @@ def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None
     client.session.close()
 
 
-def test_a_wait_ends_at_its_time_limit_and_takes_nothing_later(client: Client) -> None:
+def test_limited_wait_takes_nothing_later(client: Client) -> None:
+    """A wait ends at its time limit and takes no element later."""
     with pytest.raises(rt.DeadlineExceededError):
         client.take(timeout_secs=0.3)
     client.put(1)
@@ -97,7 +100,8 @@ def test_a_wait_ends_at_its_time_limit_and_takes_nothing_later(client: Client) -
     assert [client.take(), client.take()] == [1, 2]
 
 
-def test_a_wait_survives_a_cut_that_heals(client: Client) -> None:
+def test_wait_survives_a_healed_cut(client: Client) -> None:
+    """A wait goes on after a cut that heals and takes one element."""
     thread, results = in_thread(client.take)
     thread.join(0.3)
     peer = client.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
@@ -124,8 +128,8 @@ client.put(99) if puts else client.take()
 
 @pytest.mark.parametrize("puts", [False, True])
 @pytest.mark.parametrize("remote_master", [False, True])
-def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, puts: bool) -> None:
-    """Its master is in its own process, or in that of the ps."""
+def test_killed_client_takes_and_adds_nothing(remote_master: bool, puts: bool) -> None:
+    """A killed client takes and adds nothing, whether its master is its own or the ps's."""
     ports = free_addresses(3)
     cluster = {"ps": ports[:1], "worker": ports[1:]}
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as server:
@@ -150,7 +154,8 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
             client.session.close()
 
 
-def test_a_closed_queue_runs_dry(client: Client) -> None:
+def test_closed_queue_runs_dry(client: Client) -> None:
+    """A closed queue gives out its elements and then OutOfRangeError."""
     with client.graph.as_default(), rt.device("/job:ps/task:0"):
         close = client.queue.close()
     client.put(5)
@@ -162,9 +167,8 @@ def test_a_closed_queue_runs_dry(client: Client) -> None:
         client.put(6)
 
 
-def test_sessions_share_a_resource_by_name_and_must_describe_it_alike(
-    server: rt.Server, client: Client
-) -> None:
+def test_sessions_share_resources_by_name(server: rt.Server, client: Client) -> None:
+    """Sessions share a queue by name, and another capacity is refused."""
     client.put(3)
     other = Client(server)
     assert other.take() == 3
@@ -177,7 +181,8 @@ def test_sessions_share_a_resource_by_name_and_must_describe_it_alike(
                 session.run(size)
 
 
-def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
+def test_accumulator_works_on_a_ps(server: rt.Server) -> None:
+    """An accumulator on a ps averages the gradients of two workers and drops stale ones."""
     with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
         accumulator = rt.ConditionalAccumulator(np.float32, [2], name="a")
         gradient = rt.placeholder(np.float32, [2])
@@ -200,9 +205,10 @@ def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
             assert session.run([waiting, dropped]) == [0, 1]
 
 
-def test_a_container_is_cleared_with_its_resources_and_no_other(
+def test_container_is_cleared_alone(
     here: tuple[rt.Server, rt.Server],
 ) -> None:
+    """Clearing a container ends its waits and keeps the resources of others."""
     ps, server = here
     with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
         kept, gone = (
@@ -231,7 +237,8 @@ def test_a_container_is_cleared_with_its_resources_and_no_other(
             assert [int(n) for n in session.run(sizes)] == [1, 0]
 
 
-def test_resources_have_the_types_that_device_functions_see() -> None:
+def test_resources_have_tensorflow_types() -> None:
+    """Queues and accumulators have TensorFlow's operation types for device functions."""
     types = []
 
     def see(op: Any) -> str:

@@ -35,9 +35,8 @@ W = "/job:worker/task:1"
         ([(5, 8)], 6),
     ],
 )
-def test_a_chief_keeps_its_epoch_while_it_is_the_latest(
-    obeyed: list[tuple[int, int]], epoch: int
-) -> None:
+def test_latest_chief_keeps_its_epoch(obeyed: list[tuple[int, int]], epoch: int) -> None:
+    """A chief keeps its epoch while no other chief has led later."""
     assert next_epoch(7, [Leadership(*pair) for pair in obeyed]) == epoch
 
 
@@ -58,13 +57,15 @@ class Tasks:
         return dict(self.obeyed)
 
 
-def test_a_task_that_is_far_behind_takes_a_large_epoch_in_several_steps() -> None:
+def test_far_epoch_takes_several_steps() -> None:
+    """A task that is far behind takes a large epoch in several steps."""
     tasks, lead = Tasks((0, 0), (2 * EPOCHS_AT_ONCE, 1)), Lead()
     assert lead.claim(tasks.ask).epoch == 2 * EPOCHS_AT_ONCE + 1
     assert set(tasks.obeyed.values()) == {lead.leadership} and len(tasks.raised) == 3
 
 
-def test_what_is_held_is_not_taken_back() -> None:
+def test_held_lead_is_not_taken_back() -> None:
+    """A chief claims its own tasks again, and leaves those that obey a later chief."""
     tasks, lead = Tasks((0, 0), (0, 0)), Lead()
     lead.claim(tasks.ask)
     tasks.obeyed["task 0"] = NOBODY  # was started again
@@ -76,7 +77,8 @@ def test_what_is_held_is_not_taken_back() -> None:
     assert lead.claim(tasks.ask).epoch == 3  # as a recovery does
 
 
-def test_chiefs_that_always_meet_give_up_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chiefs_that_meet_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chiefs that meet at each claim give up and say that one chief should run."""
     monkeypatch.setattr("runtime.concurrency.uniform", lambda low, high: 0.0)
     tasks = Tasks((0, 0), (0, 0))
     epochs = itertools.count(1)
@@ -113,9 +115,10 @@ def sessions(cluster: dict[str, rt.Server], count: int) -> Iterator[list[rt.Sess
         yield made
 
 
-def test_a_plain_session_claims_where_nobody_leads_and_follows_where_somebody_does(
+def test_plain_session_claims_or_follows(
     cluster: dict[str, rt.Server],
 ) -> None:
+    """A plain session claims a task that nobody leads and follows the leader of any other."""
     with sessions(cluster, 3) as (first, second, chiefs):
         own = first.authority.over(PS[:1])
         assert set(own.values()) == obeyed(cluster, PS[0]) != {NOBODY} == obeyed(cluster, PS[1], W)
@@ -133,9 +136,10 @@ def test_a_plain_session_claims_where_nobody_leads_and_follows_where_somebody_do
         assert lead.leadership.epoch == 2 and obeyed(cluster, *PS, W) == {lead.leadership}
 
 
-def test_tasks_that_are_claimed_later_raise_all_others_when_they_are_ahead(
+def test_late_task_raises_all_epochs(
     cluster: dict[str, rt.Server],
 ) -> None:
+    """A task that is claimed late and is ahead raises the epoch of all tasks."""
     records = RunRecords(cluster[TARGET].target, is_chief=True)
     with sessions(cluster, 1) as (sess,):
         sess.authority.lead_with(records.claim())
@@ -147,9 +151,8 @@ def test_tasks_that_are_claimed_later_raise_all_others_when_they_are_ahead(
         records.open()
 
 
-def test_a_deposed_chief_claims_nothing_by_a_save(
-    cluster: dict[str, rt.Server], tmp_path: pathlib.Path
-) -> None:
+def test_deposed_chief_saves_nothing(cluster: dict[str, rt.Server], tmp_path: pathlib.Path) -> None:
+    """A deposed chief can neither save nor restore, and the new chief keeps the lead."""
     old = RunRecords(cluster[TARGET].target, is_chief=True)
     with sessions(cluster, 2) as (saved_before, fresh):
         for sess in (saved_before, fresh):
@@ -168,9 +171,10 @@ def test_a_deposed_chief_claims_nothing_by_a_save(
 
 
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_a_plain_saver_beside_a_chief_deposes_nobody_and_loses_its_jobs_with_it(
+def test_plain_saver_deposes_nobody(
     cluster: dict[str, rt.Server], tmp_path: pathlib.Path, transfer: str
 ) -> None:
+    """A plain saver deposes no chief, and a new chief ends the jobs of both."""
     records = RunRecords(cluster[TARGET].target, is_chief=True)
     with sessions(cluster, 2) as (chiefs, plain):
         chiefs.authority.lead_with(records.claim())
@@ -202,7 +206,8 @@ def test_a_plain_saver_beside_a_chief_deposes_nobody_and_loses_its_jobs_with_it(
         assert harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 2)
 
 
-def test_a_client_of_a_master_elsewhere_claims_and_follows(tmp_path: pathlib.Path) -> None:
+def test_remote_client_claims_and_follows(tmp_path: pathlib.Path) -> None:
+    """A client of a remote master claims the task, follows its leader and saves."""
     with target_of_kind("remote master") as target, rt.Graph().as_default() as graph:
         variable = rt.Variable(np.ones(4, np.float32), name="v")
         with rt.Session(target, graph) as sess:
@@ -215,10 +220,10 @@ def test_a_client_of_a_master_elsewhere_claims_and_follows(tmp_path: pathlib.Pat
             assert harness.load_variable(harness.Saver().save(sess, tmp_path / "m", 1), "v")[0] == 1
 
 
-def test_a_restore_that_has_been_read_is_not_swapped_in_after_another_claim(
+def test_restore_loses_to_later_claim(
     cluster: dict[str, rt.Server], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim comes when the participant has looked whom the task obeys, and before it swaps the values in."""
+    """A restore swaps no values in when another chief claims the task before the swap."""
     store = cluster[PS[0]].worker.store
     replace: Callable[..., object] = store.replace
     with sessions(cluster, 1) as (sess,):
@@ -237,9 +242,10 @@ def test_a_restore_that_has_been_read_is_not_swapped_in_after_another_claim(
         assert sess.run("v0:0").tolist() == [9.0] * 4
 
 
-def test_the_first_order_of_a_chief_waits_for_what_the_one_before_still_writes(
+def test_first_order_waits_for_old_write(
     cluster: dict[str, rt.Server], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A chief's first save waits until the write of the chief before it has ended."""
     old, new = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
     with sessions(cluster, 2) as (olds, news):
         olds.authority.lead_with(old.claim())

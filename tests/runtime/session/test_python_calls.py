@@ -36,13 +36,15 @@ def _counter() -> rt.Tensor:
     return _call(count, shape=(None,))
 
 
-def test_what_it_gives_may_have_another_shape_in_each_step() -> None:
+def test_call_result_may_change_shape() -> None:
+    """A Python call may return another shape in each step."""
     total = rt.numpy.sum(_counter())
     with rt.Session() as sess:
         assert [float(sess.run(total)) for _ in range(4)] == [1, 4, 9, 16]
 
 
-def test_it_runs_once_in_a_step_whoever_uses_it() -> None:
+def test_call_runs_once_in_a_step() -> None:
+    """A Python call runs once in a step however many operations use it."""
     x = _counter()
     doubled = _call(lambda a: a * 2, x, shape=(None,))
     with rt.Session() as sess:
@@ -50,7 +52,8 @@ def test_it_runs_once_in_a_step_whoever_uses_it() -> None:
         assert (a.tolist(), b.tolist(), float(c)) == ([1], [2], 3)
 
 
-def test_a_computed_input_is_computed_once_and_fed_to_the_rest() -> None:
+def test_computed_input_is_computed_once() -> None:
+    """The input of a Python call is computed once and fed to the rest of the step."""
     drawn = rt.random.uniform(rt.random_key(), (3,))
     seen = _call(lambda a: a, drawn, shape=(3,))
     with rt.Session() as sess:
@@ -58,7 +61,8 @@ def test_a_computed_input_is_computed_once_and_fed_to_the_rest() -> None:
         assert a.tolist() == b.tolist() and c.tolist() == [0, 0, 0]
 
 
-def test_an_update_before_it_runs_once() -> None:
+def test_update_before_call_runs_once() -> None:
+    """An update that comes before a Python call runs once."""
     v = rt.Variable(np.float32(0), name="v")
     add = v.assign_add(np.float32(1))
     with rt.control_dependencies([add]):
@@ -71,7 +75,8 @@ def test_an_update_before_it_runs_once() -> None:
         assert float(sess.run(v)) == 3
 
 
-def test_a_queue_before_it_gives_one_element() -> None:
+def test_queue_before_call_gives_one_element() -> None:
+    """A dequeue that comes before a Python call takes one element."""
     queue = rt.FIFOQueue(10, np.float32, ())
     taken = queue.dequeue()
     x = _call(lambda a: a + 1, taken)
@@ -84,7 +89,8 @@ def test_a_queue_before_it_gives_one_element() -> None:
         assert int(sess.run(queue.size())) == 2
 
 
-def test_it_may_run_steps_of_the_session() -> None:
+def test_call_may_run_steps() -> None:
+    """A Python call may run steps of its own session, and their errors end the step."""
     queue = rt.FIFOQueue(10, object, ())
     taken = queue.dequeue()
 
@@ -99,7 +105,8 @@ def test_it_may_run_steps_of_the_session() -> None:
             sess.run(x)
 
 
-def test_operations_without_outputs_run_for_their_effect() -> None:
+def test_call_without_outputs_runs() -> None:
+    """A Python call without outputs runs for its effect."""
     done: list[float] = []
     x = rt.placeholder(np.float32, ())
     note = rt.lowlevel.python_call(
@@ -111,7 +118,8 @@ def test_operations_without_outputs_run_for_their_effect() -> None:
     assert done == [6, 8]
 
 
-def test_feeding_what_it_gives_spares_it() -> None:
+def test_fed_call_does_not_run() -> None:
+    """A Python call whose result is fed does not run."""
     x = _call(lambda: 1 / 0)
     with rt.Session() as sess:
         assert float(sess.run(x + 1, {x: 1})) == 2
@@ -121,7 +129,8 @@ def test_feeding_what_it_gives_spares_it() -> None:
     ("given", "told"),
     [(np.float64(1), "float64, not float32"), (np.zeros(2, np.float32), r"shape \[2\], not \[\]")],
 )
-def test_what_does_not_fit_is_refused_by_name(given: Any, told: str) -> None:
+def test_wrong_result_is_refused_by_name(given: Any, told: str) -> None:
+    """A result of another dtype or shape is refused with the operation's name."""
     x = _call(lambda: given, name="mine")
     with (
         rt.Session() as sess,
@@ -130,18 +139,21 @@ def test_what_does_not_fit_is_refused_by_name(given: Any, told: str) -> None:
         sess.run(x)
 
 
-def test_errors_of_the_function_come_out_as_they_are() -> None:
+def test_errors_of_function_come_unchanged() -> None:
+    """An error of the function leaves the step unchanged."""
     x = _call(lambda: {}["missing"])
     with rt.Session() as sess, pytest.raises(KeyError, match="missing"):
         sess.run(x)
 
 
-def test_it_has_no_gradient() -> None:
+def test_call_has_no_gradient() -> None:
+    """A Python call has no gradient."""
     v = rt.Variable(np.float32(2), name="v")
     assert rt.gradients(_call(lambda a: a, v * 2), [v]) == [None]
 
 
-def test_a_traced_step_tells_what_the_tasks_did() -> None:
+def test_traced_step_shows_tasks() -> None:
+    """A traced step with a Python call has the events of the tasks."""
     y = rt.numpy.sum(_counter())
     told = rt.RunMetadata()
     with rt.Session() as sess:
@@ -149,7 +161,8 @@ def test_a_traced_step_tells_what_the_tasks_did() -> None:
     assert told.step_stats.dev_stats
 
 
-def test_it_runs_in_the_process_of_the_session_and_updates_live_on_the_ps() -> None:
+def test_call_runs_in_session_process() -> None:
+    """A Python call runs in the thread of the session while the update lives on the ps."""
     with servers(ps=1, worker=1) as started:
         here: list[int] = []
         with rt.device("/job:ps"):
@@ -164,8 +177,8 @@ def test_it_runs_in_the_process_of_the_session_and_updates_live_on_the_ps() -> N
     assert here == [threading.get_ident()] * 3
 
 
-def test_a_fetched_value_is_no_array_of_the_function() -> None:
-    """The caller may write into fetched values; the function keeps what it returned and received."""
+def test_fetched_value_is_a_copy() -> None:
+    """The caller may write into fetched values, and the function's arrays keep their values."""
     returned, received = np.zeros(3, np.float32), list[np.ndarray]()
 
     def keep(array: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ def cluster(
 
 
 def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
+    """Every order of a run reaches the records of all ps."""
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
     other = RunRecords(cluster["/job:worker/task:1"].target)
     assert {record.phase for record in chief.inspect().values()} == {"new"} and chief.task == TARGET
@@ -85,7 +86,8 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
     assert {record.done for record in chief.inspect().values()} == {(other.task,)}
 
 
-def test_an_order_to_stop_reaches_who_waits_for_it(cluster: dict[str, rt.Server]) -> None:
+def test_stop_order_reaches_waiting_session(cluster: dict[str, rt.Server]) -> None:
+    """An order to stop reaches a session that waits for it, with the reason."""
     waits = RunRecords(cluster["/job:worker/task:1"].target)
     thread, results = in_thread(lambda: waits.wait_stop(LONG_SECS))
     # one of them keeps a thread for it
@@ -97,9 +99,8 @@ def test_an_order_to_stop_reaches_who_waits_for_it(cluster: dict[str, rt.Server]
 
 
 @pytest.mark.parametrize("going", PS)
-def test_the_chief_hears_of_any_ps_that_is_told_to_go_and_no_other_task_does(
-    cluster: dict[str, rt.Server], going: str
-) -> None:
+def test_chief_hears_of_draining_ps(cluster: dict[str, rt.Server], going: str) -> None:
+    """The chief hears when any ps must go, and no other session does."""
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
     other = RunRecords(cluster["/job:worker/task:1"].target)
     chief.claim()
@@ -115,7 +116,8 @@ def test_the_chief_hears_of_any_ps_that_is_told_to_go_and_no_other_task_does(
     assert other.wait_stop(0.01) == ("", None)
 
 
-def test_waiting_for_an_order_to_stop_ends_with_close(cluster: dict[str, rt.Server]) -> None:
+def test_close_ends_wait_for_stop(cluster: dict[str, rt.Server]) -> None:
+    """Closing the records ends the wait for an order to stop, and other orders work."""
     records = RunRecords(cluster["/job:worker/task:1"].target)
     thread, results = in_thread(lambda: records.wait_stop(LONG_SECS))
     until(lambda: any(waiting(cluster[name]) for name in PS))
@@ -128,18 +130,21 @@ def test_waiting_for_an_order_to_stop_ends_with_close(cluster: dict[str, rt.Serv
     assert list(records.inspect()) == PS  # all else goes on
 
 
-def test_where_there_is_no_ps_the_first_task_keeps_the_record() -> None:
+def test_first_task_keeps_record_without_ps() -> None:
+    """The first worker keeps the record in a cluster without ps."""
     with servers(worker=2) as made:
         last = RunRecords(made["/job:worker/task:1"].target)
         assert list(last.inspect()) == [TARGET]
 
 
-def test_device_filters_say_which_tasks_count(cluster: dict[str, rt.Server]) -> None:
+def test_device_filters_choose_record_tasks(cluster: dict[str, rt.Server]) -> None:
+    """Device filters say which ps keep the record."""
     config = rt.SessionConfig(device_filters=["/job:ps/task:1", "/job:worker/task:0"])
     assert list(RunRecords(cluster[TARGET].target, config).inspect()) == [PS[1]]
 
 
-def test_orders_reach_what_waits_for_workers(cluster: dict[str, rt.Server]) -> None:
+def test_orders_reach_waiting_resources(cluster: dict[str, rt.Server]) -> None:
+    """Orders of the run reach the resources that wait for workers."""
     told: list[tuple[Any, ...]] = []
 
     class Waits(Resource):
@@ -162,6 +167,8 @@ def test_orders_reach_what_waits_for_workers(cluster: dict[str, rt.Server]) -> N
 def test_an_order_opens_no_session(
     cluster: dict[str, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An order of a run opens no session."""
+
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a session")
 
@@ -175,7 +182,8 @@ def test_an_order_opens_no_session(
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_another_chief_leads(cluster: dict[str, rt.Server]) -> None:
+def test_later_chief_leads(cluster: dict[str, rt.Server]) -> None:
+    """A chief that another chief has deposed is refused."""
     old, new = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
     with pytest.raises(rt.AbortedError, match="/job:ps/task:[01]: restarted since a chief took"):
         old.load()
@@ -187,7 +195,8 @@ def test_another_chief_leads(cluster: dict[str, rt.Server]) -> None:
         old.load()
 
 
-def test_two_chiefs_that_claim_at_once_agree_on_one(cluster: dict[str, rt.Server]) -> None:
+def test_concurrent_claims_agree_on_one(cluster: dict[str, rt.Server]) -> None:
+    """Of chiefs that claim at once exactly one leads."""
     chiefs = [RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(4)]
     begin = threading.Barrier(len(chiefs))
 
@@ -211,9 +220,10 @@ def test_two_chiefs_that_claim_at_once_agree_on_one(cluster: dict[str, rt.Server
                 chief.load()
 
 
-def test_a_chief_that_claims_again_keeps_its_epoch_until_another_has_led(
+def test_repeated_claim_keeps_its_epoch(
     cluster: dict[str, rt.Server],
 ) -> None:
+    """A chief that claims again keeps its epoch until another chief has led."""
     chief, other = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
     assert chief.lead and other.lead
     chief.claim()
@@ -230,7 +240,8 @@ def test_a_chief_that_claims_again_keeps_its_epoch_until_another_has_led(
     }
 
 
-def test_a_task_that_is_far_ahead_is_followed(cluster: dict[str, rt.Server]) -> None:
+def test_far_ahead_task_is_followed(cluster: dict[str, rt.Server]) -> None:
+    """A claim goes beyond the epoch of a task that is far ahead."""
     ahead = 3 * EPOCHS_AT_ONCE
     cluster[PS[1]].worker.store.run.leadership = Leadership(ahead, 1)
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
@@ -238,7 +249,8 @@ def test_a_task_that_is_far_ahead_is_followed(cluster: dict[str, rt.Server]) -> 
     assert {record.leadership.epoch for record in chief.inspect().values()} == {ahead + 1}
 
 
-def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
+def test_missing_task_keeps_no_other() -> None:
+    """An order reaches the tasks that are there and names the one that is missing."""
     spec = addresses(ps=2, worker=1)
     with rt.Server(spec, "ps", 1) as ps, rt.Server(spec, "worker", 0) as worker:
         records = RunRecords(worker.target, is_chief=True)
@@ -267,7 +279,8 @@ def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
         assert list(results[0]) == PS
 
 
-def test_a_task_that_has_restarted_just_now() -> None:
+def test_restarted_task_takes_no_order() -> None:
+    """An order to a task that has restarted since the session began is aborted."""
     spec = addresses(ps=1, worker=1)
     order = RunOrder(inspect=RunOrder.Inspect())
     with rt.Server(spec, "worker", 0) as worker:
@@ -285,7 +298,8 @@ def test_a_task_that_has_restarted_just_now() -> None:
         task.close(1)
 
 
-def test_a_server_that_has_not_begun_is_waited_for() -> None:
+def test_server_before_start_is_waited_for() -> None:
+    """An order waits for a server that has not started."""
     spec = addresses(ps=1, worker=1)
     ps = rt.Server(spec, "ps", 0, start=False)
     tasks.withdraw(ps.address, ps)
@@ -297,7 +311,8 @@ def test_a_server_that_has_not_begun_is_waited_for() -> None:
     assert list(results[0]) == PS[:1]
 
 
-def test_tasks_of_another_cluster_take_no_order() -> None:
+def test_foreign_cluster_takes_no_order() -> None:
+    """A task of another cluster definition takes no order."""
     here, there = addresses(ps=1, worker=1), addresses(ps=1, worker=1)
     with (
         rt.Server(here, "worker", 0) as worker,
@@ -311,7 +326,8 @@ def test_tasks_of_another_cluster_take_no_order() -> None:
         assert not ps.worker.store.run.leadership
 
 
-def test_nobody_listens_at_the_target() -> None:
+def test_absent_target_is_an_error() -> None:
+    """A target where nobody listens is UnavailableError, and text that is no target NotFoundError."""
     records = RunRecords(f"grpc://127.0.0.1:{free_ports(1)[0]}")
     records.answer_secs = 0.2
     with pytest.raises(rt.UnavailableError):
@@ -320,7 +336,8 @@ def test_nobody_listens_at_the_target() -> None:
         RunRecords("localhost:1").inspect()
 
 
-def test_what_a_stranger_may_not_order() -> None:
+def test_malformed_orders_are_refused() -> None:
+    """Orders of another incarnation, without a lead or with a bad wait are refused."""
     with servers(ps=1, worker=1) as made:
         ps = made[PS[0]]
         they, their = Stranger(ps), Stranger(made[TARGET])
@@ -359,7 +376,8 @@ def test_what_a_stranger_may_not_order() -> None:
 
 
 @pytest.mark.parametrize("leaving", [True, False])
-def test_a_wait_ends_when_its_task_stops(cluster: dict[str, rt.Server], leaving: bool) -> None:
+def test_wait_ends_when_task_stops(cluster: dict[str, rt.Server], leaving: bool) -> None:
+    """A wait ends when a ps stops, with TaskLeftError if the ps leaves."""
     records = RunRecords(cluster[TARGET].target)
     RunRecords(cluster["/job:worker/task:1"].target).join()
     thread, results = in_thread(lambda: records.wait_done(LONG_SECS))
@@ -371,7 +389,8 @@ def test_a_wait_ends_when_its_task_stops(cluster: dict[str, rt.Server], leaving:
     until(lambda: not waiting(cluster[PS[0]]))  # it had been asked too
 
 
-def test_a_wait_ends_when_its_own_server_stops(cluster: dict[str, rt.Server]) -> None:
+def test_wait_ends_when_server_stops(cluster: dict[str, rt.Server]) -> None:
+    """A wait ends when the caller's own server stops."""
     records = RunRecords(cluster[TARGET].target)
     RunRecords(cluster["/job:worker/task:1"].target).join()
     thread, results = in_thread(lambda: records.wait_done(LONG_SECS))
@@ -395,7 +414,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_wait_ends_with_its_caller(how: signal.Signals) -> None:
+def test_wait_ends_with_its_caller(how: signal.Signals) -> None:
+    """A wait on the ps ends when its caller is interrupted or killed."""
     with servers(sockets=True, ps=2, worker=2) as made:
         RunRecords(made["/job:worker/task:1"].target).join()
         with Program("python", "-c", WAIT, made[TARGET].target) as program:
@@ -407,7 +427,8 @@ def test_a_wait_ends_with_its_caller(how: signal.Signals) -> None:
             assert ("interrupted" in program.output()) == (how == signal.SIGINT)
 
 
-def test_many_waits_leave_the_control_plane_free() -> None:
+def test_many_waits_leave_control_plane_free() -> None:
+    """Forty waits leave the control plane free for other calls."""
     with servers(sockets=True, ps=2, worker=2) as made:
         RunRecords(made["/job:worker/task:1"].target).join()
         records = RunRecords(made[TARGET].target)
@@ -436,7 +457,8 @@ server.join()
 """A ps that tells when an order waits there."""
 
 
-def test_a_wait_ends_with_the_process_of_its_task() -> None:
+def test_wait_ends_with_task_process() -> None:
+    """A wait ends when the process of a ps is killed."""
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         ps, worker, other = (
@@ -456,7 +478,8 @@ def test_a_wait_ends_with_the_process_of_its_task() -> None:
         until(lambda: not waiting(ps))
 
 
-def test_a_frozen_task_keeps_an_order_from_no_other() -> None:
+def test_frozen_task_keeps_no_other() -> None:
+    """An order reaches the other tasks while one is frozen, and may be repeated."""
     spec = addresses(ps=2, worker=1)
     with (
         rt.Server(spec, "ps", 0) as ps,
@@ -496,7 +519,8 @@ def until_backed_up(spec: dict[str, list[str]]) -> None:
     until(lambda: all(map(backed_up, spec["ps"])))
 
 
-def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None:
+def test_answered_orders_survive_in_backup() -> None:
+    """An order that was answered is in the backup of a ps that is killed right after."""
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         _, dies = (
@@ -539,7 +563,8 @@ def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None
         assert set(results[0][PS[1]].done) == {worker.worker.task, second.worker.task}
 
 
-def test_an_order_that_waits_goes_on_with_the_task() -> None:
+def test_waiting_order_outlives_its_task() -> None:
+    """An order that waits goes on when its task is killed and starts again."""
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         _, dies = (

@@ -47,6 +47,7 @@ class Record:
 
 
 def test_fetches_keep_their_structure(session: rt.Session) -> None:
+    """Values come in the structure of the fetches."""
     a, b = rt.constant(1, name="a"), rt.constant([2.0, 3.0], name="b")
     nothing = rt.no_op("nothing")
     assert session.run(a) == 1
@@ -66,7 +67,8 @@ def test_fetches_keep_their_structure(session: rt.Session) -> None:
     assert record.right[0].tolist() == [2.0, 3.0]
 
 
-def test_scalars_come_as_numpy_scalars_and_arrays_as_arrays(session: rt.Session) -> None:
+def test_values_have_numpy_types(session: rt.Session) -> None:
+    """A scalar comes as a NumPy scalar and an array as an array."""
     found = session.run(
         [rt.constant(1.5) * 2, rt.constant([1]), rt.constant("text"), rt.constant(True)]
     )
@@ -76,14 +78,16 @@ def test_scalars_come_as_numpy_scalars_and_arrays_as_arrays(session: rt.Session)
     assert type(found[3]) is np.bool_
 
 
-def test_variables_and_operations_and_names_are_fetched(session: rt.Session) -> None:
+def test_variables_operations_and_names_are_fetched(session: rt.Session) -> None:
+    """Variables, operations and names may be fetched."""
     v = rt.Variable([1, 2], name="v")
     assert session.run(v.initializer) is None
     assert session.run("v/Assign") is None
     assert session.run([v, "v:0", "v", v.value()])[0].tolist() == [1, 2]
 
 
-def test_one_thing_may_be_fetched_twice_and_is_computed_once(session: rt.Session) -> None:
+def test_repeated_fetch_is_computed_once(session: rt.Session) -> None:
+    """A tensor that is fetched twice is computed once."""
     key = rt.random.normal((3,))
     first, second = session.run([key, key])
     np.testing.assert_array_equal(first, second)
@@ -105,15 +109,17 @@ def test_one_thing_may_be_fetched_twice_and_is_computed_once(session: rt.Session
     ],
     ids=str,
 )
-def test_what_cannot_be_fetched(
+def test_invalid_fetches_are_refused(
     session: rt.Session, fetch: Any, error: type[Exception], said: str
 ) -> None:
+    """A fetch that is no tensor, operation or known name is refused with the reason."""
     rt.constant(1, name="there")
     with pytest.raises(error, match=said):
         session.run(fetch)
 
 
-def test_fetches_of_another_graph(session: rt.Session) -> None:
+def test_foreign_fetches_are_refused(session: rt.Session) -> None:
+    """A fetch of another graph is refused by name."""
     with rt.Graph().as_default():
         foreign = rt.constant(1, name="foreign")
     with pytest.raises(ValueError, match="'foreign:0' is not an element of this graph"):
@@ -125,7 +131,8 @@ def test_fetches_of_another_graph(session: rt.Session) -> None:
 # -- feeds ----------------------------------------------------------------------------------------------------------
 
 
-def test_any_tensor_can_be_fed_under_any_of_its_names(session: rt.Session) -> None:
+def test_any_tensor_can_be_fed(session: rt.Session) -> None:
+    """Any tensor can be fed, by itself or by its name."""
     x = rt.placeholder(np.float32, [2], name="x")
     c = rt.constant(2.0, name="c")
     middle = x * c
@@ -138,7 +145,8 @@ def test_any_tensor_can_be_fed_under_any_of_its_names(session: rt.Session) -> No
     assert session.run(x, {x: jnp.array([1.0, 2.0])}).tolist() == [1.0, 2.0]
 
 
-def test_feeding_what_is_not_needed_does_no_harm(session: rt.Session) -> None:
+def test_unneeded_feed_is_harmless(session: rt.Session) -> None:
+    """A feed that the fetches do not need changes nothing."""
     x, y = rt.placeholder(np.float32, []), rt.placeholder(np.float32, [])
     assert session.run(x * 1.0, {x: 1.0, y: 2.0}) == 1.0
 
@@ -200,9 +208,10 @@ def feed_errors() -> list[Any]:
 
 
 @pytest.mark.parametrize(("key", "value", "error", "said"), feed_errors())
-def test_feeds_that_do_not_fit(
+def test_wrong_feeds_are_refused(
     session: rt.Session, key: Any, value: Any, error: type[Exception], said: str
 ) -> None:
+    """A feed of another kind or shape is refused in one line."""
     for name, dtype, size in (
         ("ints", np.int32, 1),
         ("bytes", np.uint8, 1),
@@ -218,7 +227,8 @@ def test_feeds_that_do_not_fit(
     assert "\n" not in str(caught.value)
 
 
-def test_a_feed_of_another_dtype_is_converted_when_no_value_changes(session: rt.Session) -> None:
+def test_harmless_feeds_are_converted(session: rt.Session) -> None:
+    """A feed of another dtype is converted if no value changes, and otherwise refused."""
     ints, flags = (
         rt.placeholder(np.int32, [2], name="ints"),
         rt.placeholder(np.bool_, [2], name="flags"),
@@ -244,14 +254,16 @@ def test_a_feed_of_another_dtype_is_converted_when_no_value_changes(session: rt.
             session.run(tensor, {tensor: value})
 
 
-def test_a_tensor_is_no_value(session: rt.Session) -> None:
+def test_tensor_is_no_value(session: rt.Session) -> None:
+    """A tensor or variable cannot be the value of a feed."""
     x, v = rt.placeholder(np.float32, [], name="x"), rt.Variable(1.0)
     for value in (rt.constant(1.0), v):
         with pytest.raises(TypeError, match="value fed for 'x:0' cannot be a tensor"):
             session.run(x, {x: value})
 
 
-def test_a_feed_must_be_a_dict_and_name_each_tensor_once(session: rt.Session) -> None:
+def test_feed_names_each_tensor_once(session: rt.Session) -> None:
+    """A feed must be a dict that names each tensor once."""
     x = rt.placeholder(np.float32, [], name="x")
     with pytest.raises(TypeError, match="feed_dict must be a dict"):
         session.run(x, [(x, 1.0)])  # type: ignore[arg-type]
@@ -275,7 +287,8 @@ def test_feeds_are_looked_up_not_searched(
     assert len(compared) < 10 * len(inputs)
 
 
-def test_the_missing_placeholders_are_named(session: rt.Session) -> None:
+def test_missing_placeholders_are_named(session: rt.Session) -> None:
+    """A step names all placeholders that have no value."""
     x, y = rt.placeholder(np.float32, [], name="x"), rt.placeholder(np.float32, [], name="y")
     with pytest.raises(
         rt.InvalidArgumentError, match="You must feed a value for placeholder tensor 'x:0', 'y:0'"
@@ -283,7 +296,8 @@ def test_the_missing_placeholders_are_named(session: rt.Session) -> None:
         session.run(x + y)
 
 
-def test_shapes_that_do_not_fit_each_other_name_the_operation(session: rt.Session) -> None:
+def test_wrong_shapes_name_the_operation(session: rt.Session) -> None:
+    """Shapes that do not fit each other are refused with the operation's name."""
     x, y = rt.placeholder(np.float32, [None, 3]), rt.placeholder(np.float32, [None, 2])
     product = rt.call(jnp.matmul, x, y, name="product")
     session.run(product, {x: np.zeros((4, 3)), y: np.zeros((3, 2))})
@@ -293,7 +307,8 @@ def test_shapes_that_do_not_fit_each_other_name_the_operation(session: rt.Sessio
         session.run(product, {x: np.zeros((4, 3)), y: np.zeros((5, 2))})
 
 
-def test_unknown_sizes_and_ranks(session: rt.Session) -> None:
+def test_unknown_sizes_and_ranks_work(session: rt.Session) -> None:
+    """Tensors of unknown size or rank take any size."""
     x, anything = (
         rt.placeholder(np.float32, [None], name="x"),
         rt.placeholder(np.float32, name="anything"),
@@ -312,7 +327,8 @@ def test_unknown_sizes_and_ranks(session: rt.Session) -> None:
 # -- errors while running --------------------------------------------------------------------------------------------
 
 
-def test_an_uninitialised_variable_is_named_with_its_task(session: rt.Session) -> None:
+def test_uninitialised_variable_is_named(session: rt.Session) -> None:
+    """A step that reads an uninitialised variable names the variable and its task."""
     v = rt.Variable(1.0, name="never_initialised")
     for fetch in (v, v + 1.0, v.assign_add(1.0)):
         with pytest.raises(
@@ -322,7 +338,8 @@ def test_an_uninitialised_variable_is_named_with_its_task(session: rt.Session) -
         assert caught.value.task.startswith("/job:")
 
 
-def test_a_stage_that_fails_has_written_nothing(session: rt.Session) -> None:
+def test_failed_stage_writes_nothing(session: rt.Session) -> None:
+    """A stage that fails has written no variable."""
     v, missing = rt.Variable(1, name="whole"), rt.Variable(1, name="missing")
     session.run(v.initializer)
     with pytest.raises(rt.FailedPreconditionError, match="missing"):
@@ -331,7 +348,8 @@ def test_a_stage_that_fails_has_written_nothing(session: rt.Session) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])  # two sessions of a private engine share nothing
-def test_a_variable_of_another_shape_is_told(kind: str) -> None:
+def test_variable_of_other_shape_is_refused(kind: str) -> None:
+    """A session whose variable has another shape than the task's is refused."""
     v = rt.Variable([1.0, 2.0], name="shaped")
     with target_of_kind(kind) as target, rt.Session(target) as session:
         session.run(v.initializer)
@@ -343,7 +361,8 @@ def test_a_variable_of_another_shape_is_told(kind: str) -> None:
                 other.run(same_name)
 
 
-def test_a_closed_session_says_so(target: str) -> None:
+def test_closed_session_runs_nothing(target: str) -> None:
+    """A closed session refuses steps and may be closed again."""
     x = rt.constant(1)
     session = rt.Session(target)
     assert session.run(x) == 1
@@ -353,7 +372,8 @@ def test_a_closed_session_says_so(target: str) -> None:
         session.run(x)
 
 
-def test_a_device_that_is_not_there(session: rt.Session) -> None:
+def test_missing_device_is_named(session: rt.Session) -> None:
+    """A step names the operation whose device is not there."""
     with rt.device("/job:ghost/task:3"):
         x = rt.placeholder(np.float32, []) + 1.0
     with pytest.raises(
@@ -365,7 +385,8 @@ def test_a_device_that_is_not_there(session: rt.Session) -> None:
 # -- sessions --------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
+    """A session refuses arguments of another type and text that is no target."""
     with pytest.raises(TypeError, match="pass options as config="):
         rt.Session(rt.SessionConfig())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="graph must be a Graph"):
@@ -380,6 +401,7 @@ def test_wrong_arguments() -> None:
 
 
 def test_private_sessions_share_nothing() -> None:
+    """Two private sessions have their own variables."""
     v = rt.Variable(1, name="own")
     with rt.Session() as first, rt.Session() as second:
         first.run(v.initializer)
@@ -389,6 +411,7 @@ def test_private_sessions_share_nothing() -> None:
 
 
 def test_default_sessions_nest(graph: rt.Graph) -> None:
+    """Default sessions nest, and none is the default at the end."""
     x = rt.constant(7)
     with pytest.raises(ValueError, match="there is no default session"):
         x.eval()
@@ -407,6 +430,7 @@ def test_default_sessions_nest(graph: rt.Graph) -> None:
 
 
 def test_default_graphs_nest() -> None:
+    """Default graphs nest."""
     first, second = rt.Graph(), rt.Graph()
     with first.as_default(), second.as_default():
         with first.as_default():
@@ -414,7 +438,8 @@ def test_default_graphs_nest() -> None:
         assert rt.get_default_graph() is second
 
 
-def test_an_interactive_session_is_the_default_until_it_is_closed() -> None:
+def test_interactive_session_is_default_until_closed() -> None:
+    """An interactive session and its graph are the default until the session is closed."""
     graph = rt.Graph()
     session = rt.InteractiveSession(graph=graph)
     try:
@@ -426,7 +451,8 @@ def test_an_interactive_session_is_the_default_until_it_is_closed() -> None:
     assert rt.get_default_graph() is not graph
 
 
-def test_callables(session: rt.Session) -> None:
+def test_callables_take_their_feeds(session: rt.Session) -> None:
+    """A callable takes its feeds in order and refuses another number of them."""
     x, y = rt.placeholder(np.float32, []), rt.placeholder(np.float32, [])
     divide = session.make_callable({"q": x / y}, [x, y])
     assert divide(6.0, 3.0) == {"q": 2.0}
@@ -438,6 +464,7 @@ def test_callables(session: rt.Session) -> None:
 
 
 def test_many_threads_share_one_session(session: rt.Session) -> None:
+    """Eight threads share one session, and every step has its own values."""
     x = rt.placeholder(np.float32, [None])
     total = rt.Variable(0, name="total", dtype=np.int64)
     session.run(total.initializer)
@@ -464,12 +491,14 @@ def test_many_threads_share_one_session(session: rt.Session) -> None:
 
 
 def test_devices_are_listed(session: rt.Session, target: str) -> None:
+    """A session lists the devices of its cluster by name."""
     names = [d.name for d in session.list_devices()]
     jobs = ["ps", "worker"] if target else ["localhost"]
     assert sorted(names) == [f"/job:{job}/replica:0/task:0/device:CPU:0" for job in jobs]
 
 
-def test_log_device_placement(caplog: pytest.LogCaptureFixture) -> None:
+def test_placement_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A session with log_device_placement logs the device of each operation."""
     with rt.device("/cpu:0"):
         x = rt.call(jnp.sin, rt.constant(0.0), name="sine")
     with (
@@ -481,6 +510,7 @@ def test_log_device_placement(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_soft_placement_is_asked_for() -> None:
+    """A missing device is replaced only with allow_soft_placement."""
     with rt.device("/gpu:0"):
         x = rt.constant(1.0, name="on_gpu")
     with rt.Session(config=rt.SessionConfig(allow_soft_placement=True)) as session:

@@ -56,9 +56,10 @@ def sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_through_constants_feeds_computations_and_variables(
+def test_every_dtype_keeps_its_values(
     session: rt.Session, dtype: str, shape: tuple[int, ...]
 ) -> None:
+    """Constants, feeds, computations and variables of every dtype keep their values."""
     value = sample(dtype, shape)
     x = rt.placeholder(value.dtype, shape)
     c = rt.constant(value, value.dtype)
@@ -72,7 +73,8 @@ def test_every_dtype_through_constants_feeds_computations_and_variables(
         np.testing.assert_array_equal(array, value)
 
 
-def test_64_bit_integers_count_beyond_32_bits(session: rt.Session) -> None:
+def test_wide_integers_exceed_32_bits(session: rt.Session) -> None:
+    """Integers of 64 bits count beyond 32 bits."""
     v = rt.Variable(2**40, dtype=np.int64, name="wide")
     session.run(v.initializer)
     assert session.run(v.assign_add(1)) == 2**40 + 1
@@ -80,7 +82,8 @@ def test_64_bit_integers_count_beyond_32_bits(session: rt.Session) -> None:
     assert session.run(x * 2 + v, {x: 2**50}) == 2**51 + 2**40 + 1
 
 
-def test_python_numbers_keep_the_defaults_of_jax() -> None:
+def test_python_numbers_have_jax_defaults() -> None:
+    """Python numbers get JAX's default dtypes, and a number that does not fit is refused."""
     assert rt.constant(1).dtype == np.int32
     assert rt.constant(1.0).dtype == np.float32
     assert rt.constant(np.zeros(2)).dtype == np.float32
@@ -102,12 +105,14 @@ def test_python_numbers_keep_the_defaults_of_jax() -> None:
     ],
     ids=str,
 )
-def test_constants_that_would_lose_something(value: Any, dtype: Any, said: str) -> None:
+def test_lossy_constants_are_refused(value: Any, dtype: Any, said: str) -> None:
+    """A constant whose dtype would lose something of its value is refused."""
     with pytest.raises(rt.InvalidArgumentError, match=said):
         rt.constant(value, dtype, name="big")
 
 
-def test_the_shape_of_a_constant() -> None:
+def test_constant_takes_given_shape() -> None:
+    """A constant takes the given shape if its values fit."""
     assert rt.constant(1, shape=[2, 3]).shape == (2, 3)
     assert rt.constant([1, 2, 3, 4], shape=[2, 2]).shape == (2, 2)
     with pytest.raises(
@@ -119,7 +124,8 @@ def test_the_shape_of_a_constant() -> None:
 # -- strings ---------------------------------------------------------------------------------------------------------
 
 
-def test_strings_as_constants_placeholders_variables_and_fetches(session: rt.Session) -> None:
+def test_strings_work_everywhere(session: rt.Session) -> None:
+    """Strings work as constants, feeds, variables and fetches."""
     c = rt.constant(["a", b"\xff\x00", ""])
     x = rt.placeholder(str, [None], name="x")
     v = rt.Variable(["one", "two"], name="text")
@@ -137,13 +143,15 @@ def test_strings_as_constants_placeholders_variables_and_fetches(session: rt.Ses
     assert session.run(v.initialized_value()).tolist() == [b"three", b"four"]
 
 
-def test_an_uninitialised_string_variable_is_named(session: rt.Session) -> None:
+def test_uninitialised_string_variable_is_named(session: rt.Session) -> None:
+    """A step that reads an uninitialised string variable names it."""
     v = rt.Variable("x", name="no_text_yet")
     with pytest.raises(rt.FailedPreconditionError, match="uninitialized value no_text_yet"):
         session.run(v)
 
 
-def test_strings_do_not_meet_arithmetic() -> None:
+def test_strings_refuse_arithmetic() -> None:
+    """Arithmetic on strings is refused when the operation is made."""
     text, v = rt.constant("a", name="text"), rt.Variable("b", name="words")
     makers: list[Callable[[], Any]] = [
         lambda: text + 1,
@@ -175,7 +183,8 @@ def aligned(count: int, value: float) -> np.ndarray:
     return array
 
 
-def test_changing_a_fed_array_after_the_step_changes_nothing(session: rt.Session) -> None:
+def test_changed_feed_changes_nothing(session: rt.Session) -> None:
+    """A fed array that changes after the step changes no value."""
     x = rt.placeholder(np.float32, [1000])
     v = rt.Variable(np.zeros(1000, np.float32), name="from_feed")
     for op in (v.assign(x), v.update(lambda old, new: new, x)):
@@ -188,6 +197,7 @@ def test_changing_a_fed_array_after_the_step_changes_nothing(session: rt.Session
 
 
 def test_a_fetched_array_never_changes(session: rt.Session) -> None:
+    """A fetched array keeps its values through later steps."""
     v = rt.Variable(np.zeros(1000, np.float32), name="watched")
     session.run(v.initializer)
     add = v.assign_add(np.ones(1000, np.float32))
@@ -203,7 +213,8 @@ def test_a_fetched_array_never_changes(session: rt.Session) -> None:
         np.testing.assert_array_equal(array, np.full(1000, 5.0))
 
 
-def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Session) -> None:
+def test_writes_spare_the_variable(session: rt.Session) -> None:
+    """A write into a fetched array reaches no variable and no constant."""
     v = rt.Variable(np.zeros(100, np.float32), name="safe")
     text = rt.Variable(["a", "b"], name="safe_text")
     c = rt.constant(np.zeros(1000, np.float32))
@@ -226,9 +237,10 @@ def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Sessi
     np.testing.assert_array_equal(session.run(v), np.zeros(100))
 
 
-def test_writing_to_a_fetched_array_never_reaches_the_array_of_a_python_call(
+def test_writes_spare_a_call_array(
     session: rt.Session,
 ) -> None:
+    """A write into a fetched array reaches no array of a Python call."""
     kept = np.zeros((3, 100), np.float32)
     words = np.array([b"a", b"b"], object)
     call = rt.lowlevel.python_call(
@@ -242,9 +254,10 @@ def test_writing_to_a_fetched_array_never_reaches_the_array_of_a_python_call(
     assert words.tolist() == [b"a", b"b"]
 
 
-def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(
+def test_changed_array_spares_the_constant(
     session: rt.Session,
 ) -> None:
+    """An array that changes after a constant was made of it changes no constant."""
     small, large = np.ones(3, np.float32), np.ones(1000, np.float32)
     c, d = rt.constant(small), rt.constant(large)
     e, f = rt.call(jnp.add, rt.constant(0.0), small), rt.call(jnp.add, rt.constant(0.0), large)
@@ -255,7 +268,8 @@ def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(
         np.testing.assert_array_equal(array, np.ones(array.shape))
 
 
-def test_one_value_assigned_to_two_variables_gives_two_arrays(session: rt.Session) -> None:
+def test_value_of_two_variables_is_separate(session: rt.Session) -> None:
+    """Two variables that were assigned one value change apart."""
     a, b = (rt.Variable(np.zeros(100, np.float32), name=f"twin_{n}") for n in "ab")
     x = rt.placeholder(np.float32, [100])
     session.run([a.assign(x), b.assign(x)], {x: aligned(100, 1.0)})
@@ -265,8 +279,8 @@ def test_one_value_assigned_to_two_variables_gives_two_arrays(session: rt.Sessio
     np.testing.assert_array_equal(session.run(a), np.full(100, 2.0))
 
 
-def test_a_snapshot_outlives_updates_and_costs_one_copy() -> None:
-    """Copy on write: while somebody holds a value, the update writes elsewhere; afterwards it is in place again."""
+def test_snapshot_outlives_updates() -> None:
+    """A snapshot keeps its values, and updates go back to working in place after its release."""
     with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
         v = rt.Variable(np.zeros(100_000, np.float32), name="big")
         session.run(v.initializer)
@@ -293,7 +307,8 @@ def test_a_snapshot_outlives_updates_and_costs_one_copy() -> None:
         assert session.run(v)[0] == 6.0
 
 
-def test_a_failed_read_leaves_no_reader_behind() -> None:
+def test_failed_read_leaves_no_reader() -> None:
+    """A read that fails leaves no reader on a variable."""
     with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
         a, b = rt.Variable(np.zeros(9, np.float32), name="a"), rt.Variable(0.0, name="b")
         session.run(a.initializer)
@@ -302,8 +317,8 @@ def test_a_failed_read_leaves_no_reader_behind() -> None:
         assert made[TARGET].worker.store.slot("", "a").readers == 0
 
 
-def test_an_update_spares_a_value_that_is_being_handed_out() -> None:
-    """Between the lock and the view that pins it, a reader has only the array, which donation would delete."""
+def test_update_spares_value_being_read() -> None:
+    """An update writes elsewhere while a reader holds the value without a view."""
     with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
         v = rt.Variable(np.zeros(1000, np.float32), name="v")
         session.run(v.initializer)

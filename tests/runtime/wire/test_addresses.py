@@ -75,9 +75,10 @@ def endpoint(server: TensorServer) -> Endpoint:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_an_address_that_swallows_packets_does_not_hide_the_next(
+def test_silent_address_does_not_hide_next(
     tls: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A client reaches the second address of a name when the first one swallows packets."""
     certificates = Certificates(make(tmp_path / "certs", names=[NAME])) if tls else None
     server, _ = make_server(tls=certificates and certificates.server_context)
     monkeypatch.setattr(timeouts, "ATTEMPT_SECS", 7200.0)
@@ -91,7 +92,8 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(
     server.stop()
 
 
-def test_an_address_that_refuses_is_passed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_address_is_passed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client goes to the second address of a name when the first one refuses."""
     server, _ = make_server()
     with refusing() as first:
         resolved_to(monkeypatch, first, ("127.0.0.1", server.port))
@@ -101,10 +103,10 @@ def test_an_address_that_refuses_is_passed_over_at_once(monkeypatch: pytest.Monk
     server.stop()
 
 
-def test_a_refusal_beside_silence_has_the_task_asked_where_it_is(
+def test_refusal_beside_silence_resolves_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The task has moved to another port: the address that answers refuses, and the other one says nothing."""
+    """A client asks again where the task is when one address refuses and the other is silent."""
     server, _ = make_server()
     asked: list[float] = []
 
@@ -140,9 +142,10 @@ def _acquired(peer: Peer, errors: list[BaseException]) -> threading.Thread:
     return thread
 
 
-def test_closing_ends_a_connect_to_several_silent_addresses(
+def test_close_ends_connect_to_silent_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Closing a peer cancels a connect to several silent addresses."""
     with black_hole() as first, black_hole() as second:
         resolved_to(monkeypatch, first, second)
         there = Endpoint(NAME, first[1], None, "", 1)
@@ -158,9 +161,12 @@ def test_closing_ends_a_connect_to_several_silent_addresses(
         assert [type(error) for error in errors] == [CancelledError]
 
 
-def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(
+def test_silent_name_server_ends_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A call ends after reconnect_secs while the name server is silent, and all attempts share one
+    look-up.
+    """
     ask, over = socket.getaddrinfo, threading.Event()
     asked: list[str] = []
 
@@ -223,8 +229,8 @@ def _possible() -> bool:
     not _possible(),
     reason="needs unshare and ip, and the right to make namespaces with IPv6 in them",
 )
-def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: Any) -> None:
-    """Its name has an IPv6 address, which comes first, and no answer there; and an IPv4 address."""
+def test_session_passes_silent_ipv6_address(tmp_path: Any) -> None:
+    """A session reaches by IPv4 a host whose IPv6 address comes first and does not answer."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n2001:db8::1 dual\n10.98.0.1 dual\n")
     command = ["unshare", "-rnm", "sh", "-c", SWALLOW.format(hosts=hosts) + ' && exec "$0" -c "$1"']

@@ -86,7 +86,8 @@ def pair(no_open_ends, request, certificates):
     pair.close()
 
 
-def test_way_is_the_one_asked_for(pair):
+def test_lane_takes_the_wanted_way(pair):
+    """A lane goes over the Unix socket, TCP or TLS as its options say."""
     lane = pair.peer.acquire()
     assert kit.is_unix(lane) == (pair.way == "unix")
     assert isinstance(lane._link.sock, ssl.SSLSocket) == (pair.way == "tls")
@@ -103,7 +104,8 @@ MIXED = [
 ]
 
 
-def test_fixed_layout_keeps_every_bit_and_is_aligned(pair):
+def test_fixed_layout_keeps_bits_and_alignment(pair):
+    """Tensors of a fixed layout arrive with every bit and aligned to 64 bytes."""
     lane = pair.peer.acquire()
     aligned: list[int] = []
     pair.desk.seen = lambda inputs: aligned.extend(a.ctypes.data % 64 for a in inputs if a.size)
@@ -113,7 +115,8 @@ def test_fixed_layout_keeps_every_bit_and_is_aligned(pair):
     pair.peer.release(lane)
 
 
-def test_reply_buffer_is_reused_and_fresh_memory_is_not(pair):
+def test_reply_buffer_is_reused_if_given(pair):
+    """A reply lands in the caller's buffer if one is given, and otherwise in fresh memory."""
     lane = pair.peer.acquire()
     out = TensorBuffer(kit.NUMBER)
     first = lane.call(kit.ADD, 1, addend(1), kit.NUMBER, out=out)
@@ -125,7 +128,8 @@ def test_reply_buffer_is_reused_and_fresh_memory_is_not(pair):
     pair.peer.release(lane)
 
 
-def test_dynamic_payloads_and_strings(pair):
+def test_dynamic_payloads_carry_strings(pair):
+    """A payload that describes itself carries numbers, byte strings and no tensors at all."""
     lane = pair.peer.acquire()
     values = [
         *MIXED,
@@ -138,7 +142,8 @@ def test_dynamic_payloads_and_strings(pair):
     pair.peer.release(lane)
 
 
-def test_nothing_in_and_nothing_out(pair):
+def test_empty_calls_are_answered(pair):
+    """A call without tensors is answered with the tensors of its reply, if any."""
     lane = pair.peer.acquire()
     assert lane.call(kit.NOTHING, 1, [], kit.EMPTY) == []
     assert lane.call(kit.LANE, 1, [], kit.NUMBER) == [lane.number]
@@ -147,6 +152,7 @@ def test_nothing_in_and_nothing_out(pair):
 
 @pytest.mark.parametrize("count", [1, 700, 3000])
 def test_many_and_large_tensors(pair, count):
+    """A call carries thousands of tensors and tensors of megabytes unchanged."""
     values = [np.full(9_000_000 // count, n % 251, np.uint8) for n in range(count)]
     layout = Layout([TensorSpec.of(value) for value in values])
     kit_layouts = {**kit.INPUTS, 100: layout}
@@ -159,7 +165,8 @@ def test_many_and_large_tensors(pair, count):
     pair.peer.release(lane)
 
 
-def test_strided_tensors_are_sent_in_order(pair):
+def test_strided_tensors_arrive_in_order(pair):
+    """A strided array arrives with its elements in order."""
     lane = pair.peer.acquire()
     layout = Layout([TensorSpec((4,), np.dtype(np.int64))])
     assert lane.call(kit.STRIDED, 1, [], layout)[0].tolist() == [1, 6, 11, 16]
@@ -168,7 +175,10 @@ def test_strided_tensors_are_sent_in_order(pair):
     pair.peer.release(lane)
 
 
-def test_errors_keep_type_text_and_task_and_the_lane(pair):
+def test_errors_keep_type_text_and_task(pair):
+    """An error of a handler reaches the caller with its type, text and task, and the lane stays
+    usable.
+    """
     lane = pair.peer.acquire()
     with pytest.raises(
         FailedPreconditionError, match="variable w is not initialised .step 9"
@@ -192,7 +202,8 @@ def test_errors_keep_type_text_and_task_and_the_lane(pair):
     assert pair.server.counters.accepted <= 2, "something was connected again"
 
 
-def test_reply_of_another_layout(pair):
+def test_reply_of_other_layout_breaks_lane(pair):
+    """A reply of another layout is an internal error, and the next lane is a fresh one."""
     lane = pair.peer.acquire()
     with pytest.raises(InternalError, match=r"3 bytes .*int64"):
         lane.call(kit.WRONG, 1, [], kit.NUMBER)
@@ -205,8 +216,10 @@ def test_reply_of_another_layout(pair):
     pair.peer.release(fresh)
 
 
-def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
-    """What a registered layout says is no surprise; what a frame announces of itself may be anything."""
+def test_payload_limit_spares_registered_layouts(pair):
+    """The limit of payloads holds for those that describe themselves, on both sides of a
+    connection.
+    """
     large = [np.zeros(5000, np.uint8)]
     small = pair.connect(channel={"max_payload_bytes": 1000})
     lane = small.acquire()
@@ -230,7 +243,8 @@ def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
     server.stop()
 
 
-def test_a_reply_was_asked_for_and_has_no_limit(pair):
+def test_reply_has_no_payload_limit(pair):
+    """A reply is received whatever its size, since the caller asked for the reply."""
     pair.desk.reply = lambda: Reply([np.zeros(5000, np.uint8)], dynamic=True)
     peer = pair.connect(channel={"max_payload_bytes": 1000})
     lane = peer.acquire()
@@ -238,7 +252,8 @@ def test_a_reply_was_asked_for_and_has_no_limit(pair):
     peer.release(lane)
 
 
-def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
+def test_reply_without_memory_names_bytes():
+    """A reply for which there is no memory is a ResourceExhaustedError that names its bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():
@@ -267,7 +282,8 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
         peer.close()
 
 
-def test_send_to_several_before_receiving(pair):
+def test_several_lanes_send_before_receiving(pair):
+    """Calls on other lanes are answered while a call on the first lane waits."""
     lanes = [pair.peer.acquire() for _ in range(3)]
     pair.desk.release.clear()
     lanes[0].send(kit.BLOCK, 1, [])
@@ -280,7 +296,8 @@ def test_send_to_several_before_receiving(pair):
         pair.peer.release(lane)
 
 
-def test_one_call_at_a_time(pair):
+def test_lane_carries_one_call_at_once(pair):
+    """A lane refuses a second call before the answer of the first, and a receive without a call."""
     lane = pair.peer.acquire()
     with pytest.raises(FailedPreconditionError, match="no call"):
         lane.receive(kit.NUMBER)
@@ -291,14 +308,16 @@ def test_one_call_at_a_time(pair):
     pair.peer.release(lane)
 
 
-def test_wrong_token(pair):
+def test_wrong_token_is_unauthenticated(pair):
+    """A peer with another token is refused, and the server keeps no lane for the peer."""
     with pytest.raises(UnauthenticatedError, match="another token") as caught:
         pair.connect(key=b"guess").acquire()
     assert caught.value.task == TASK
     assert pair.server.counters.lanes == 0
 
 
-def test_deadline(pair):
+def test_deadline_ends_the_call(pair):
+    """A call ends at its deadline with an error that names the task, and a new lane works."""
     lane = pair.peer.acquire()
     start = time.monotonic()
     with pytest.raises(DeadlineExceededError, match="deadline") as caught:
@@ -312,7 +331,8 @@ def test_deadline(pair):
     pair.peer.release(lane)
 
 
-def test_cancel_from_another_thread(pair):
+def test_another_thread_cancels_a_call(pair):
+    """A thread cancels the call that another thread waits for."""
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [])
     assert pair.desk.blocked.acquire(timeout=60)
@@ -323,7 +343,8 @@ def test_cancel_from_another_thread(pair):
     pair.peer.release(lane)
 
 
-def test_handler_is_told_when_the_client_hangs_up(pair):
+def test_handler_hears_of_hang_up(pair):
+    """The handler hears of the hang-up of the client whose call runs."""
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [])
     assert pair.desk.blocked.acquire(timeout=60)
@@ -334,6 +355,7 @@ def test_handler_is_told_when_the_client_hangs_up(pair):
 
 
 def test_cut_connections_do_not_show(pair):
+    """Calls on a lane whose connection is cut run once each and return their results."""
     lane = pair.peer.acquire()
     for expected in range(1, 20):
         if expected % 3 == 0:
@@ -347,7 +369,8 @@ def test_cut_connections_do_not_show(pair):
     assert pair.server.counters.accepted > 10
 
 
-def test_cut_while_the_call_runs(pair):
+def test_cut_call_runs_once(pair):
+    """A call that is sent again while its first run goes on waits for the run's answer."""
     pair.desk.disconnected = lambda client, lane: None  # a stage that runs on, whoever waits for it
     lane = pair.peer.acquire()
     lane.send(kit.SLOW_ADD, 1, addend(5))
@@ -365,7 +388,8 @@ def test_cut_while_the_call_runs(pair):
     pair.peer.release(lane)
 
 
-def test_reply_tensors_are_released_unless_remembered(pair):
+def test_unremembered_reply_tensors_are_released(pair):
+    """The server drops a reply's tensors after sending, unless the reply must be remembered."""
     made = []
 
     class Tensor(np.ndarray):
@@ -389,7 +413,8 @@ def test_reply_tensors_are_released_unless_remembered(pair):
     pair.peer.release(lane)
 
 
-def test_error_of_a_call_leaves_no_tensors_behind(pair):
+def test_failed_call_leaves_no_tensors(pair):
+    """An error of a call keeps no tensor of its handler alive."""
     made = []
 
     def reply():
@@ -410,6 +435,7 @@ def test_error_of_a_call_leaves_no_tensors_behind(pair):
 
 
 def test_goodbye_drops_the_memory(pair):
+    """The server forgets the lanes of a peer that closes, and the closed peer gives out no lane."""
     lanes = [pair.peer.acquire() for _ in range(3)]
     for lane in lanes:
         lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
@@ -422,6 +448,7 @@ def test_goodbye_drops_the_memory(pair):
 
 
 def test_lanes_are_forgotten_after_a_while(pair, often):
+    """A lane without a connection is forgotten after lane_memory_secs."""
     server, _ = pair.serve(lane_memory_secs=0.1)
     peer = pair.connect(server)
     lane = peer.acquire()
@@ -436,6 +463,8 @@ def test_lanes_are_forgotten_after_a_while(pair, often):
 
 
 def test_many_threads_share_a_peer(pair):
+    """Eight threads share one peer, and each call runs once on at most one lane a thread."""
+
     def work():
         for _ in range(50):
             lane = pair.peer.acquire()
@@ -453,6 +482,7 @@ def test_many_threads_share_a_peer(pair):
 
 
 def test_large_buffers_are_given_back(pair):
+    """A connection shrinks its buffer when large calls no longer come."""
     lane = pair.peer.acquire()
     lane.call(kit.ECHO, 1, [np.zeros(20 << 20, np.uint8)], None, dynamic=True)
     connection = next(c for c in pair.server._connections.values() if c.lane == lane.number)
@@ -463,7 +493,8 @@ def test_large_buffers_are_given_back(pair):
     pair.peer.release(lane)
 
 
-def test_stop_lets_calls_end_within_grace(pair):
+def test_stop_lets_calls_end(pair):
+    """A server that stops lets a running call end within its grace."""
     lane = pair.peer.acquire()
     lane.send(kit.SLOW_ADD, 1, addend(3))
     assert pair.desk.blocked.acquire(timeout=60)
@@ -476,7 +507,8 @@ def test_stop_lets_calls_end_within_grace(pair):
     pair.peer.release(lane)
 
 
-def test_stop_cuts_calls_that_do_not_end(pair):
+def test_stop_cuts_calls_after_grace(pair):
+    """A server that stops hangs up on calls that outlast its grace."""
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [])
     assert pair.desk.blocked.acquire(timeout=60)
@@ -487,6 +519,7 @@ def test_stop_cuts_calls_that_do_not_end(pair):
 
 
 def test_close_cancels_a_call_under_way(pair):
+    """Closing a peer cancels its call under way."""
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [])
     assert pair.desk.blocked.acquire(timeout=60)
@@ -508,6 +541,7 @@ def test_close_cancels_a_call_under_way(pair):
     ],
 )
 def test_garbage_closes_its_connection_only(pair, garbage):
+    """Bytes that are no frame close their own connection, and other clients are served."""
     with socket.create_connection(("127.0.0.1", pair.server.port), timeout=60) as sock:
         sock.sendall(garbage)
         # closed with our bytes unread: as good as an end
@@ -520,6 +554,7 @@ def test_garbage_closes_its_connection_only(pair, garbage):
 
 
 def test_fast_path_can_be_turned_off(monkeypatch):
+    """BELLWETHER_FAST_PATH=0 keeps a lane from the Unix socket."""
     server, _ = make_server()
     try:
         for variable, unix in (("1", True), ("0", False)):
@@ -534,6 +569,7 @@ def test_fast_path_can_be_turned_off(monkeypatch):
 
 
 def test_unix_socket_is_private_and_removed():
+    """The directory of a server's Unix socket is open to its user alone and goes with the server."""
     server, _ = make_server()
     assert server.unix_path
     directory = os.path.dirname(server.unix_path)
@@ -542,7 +578,8 @@ def test_unix_socket_is_private_and_removed():
     assert not os.path.exists(directory) and server.unix_path is None
 
 
-def test_another_hosts_unix_path_is_not_used():
+def test_foreign_unix_path_is_not_used():
+    """A client uses a Unix socket only if the endpoint is of its own host and the path exists."""
     server, _ = make_server()
     here = server.endpoint("127.0.0.1")
     for endpoint in (
@@ -558,7 +595,8 @@ def test_another_hosts_unix_path_is_not_used():
     server.stop()
 
 
-def test_untrusted_certificate(certificates, tmp_path):
+def test_untrusted_certificate_is_unauthenticated(certificates, tmp_path):
+    """A client refuses a server whose certificate another authority signed."""
     server, _ = make_server(tls=certificates.server_context)
     peer = make_peer(
         lambda timeout: server.endpoint("127.0.0.1"),
@@ -572,6 +610,7 @@ def test_untrusted_certificate(certificates, tmp_path):
 
 
 def test_silent_strangers_are_cut(often):
+    """A connection that has not said hello after hello_secs is closed."""
     server, _ = make_server(limits=Limits(hello_secs=0.1))
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(b"x")
@@ -579,7 +618,8 @@ def test_silent_strangers_are_cut(often):
     server.stop()
 
 
-def test_too_many_connections():
+def test_too_many_connections_are_refused():
+    """A connection above the limit is refused with the name of the limit."""
     server, _ = make_server(limits=Limits(connections=1))
     peer = make_peer(
         lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=60)
@@ -598,6 +638,7 @@ def test_too_many_connections():
 
 
 def test_hang_up_is_seen_without_reading():
+    """A hang-up of the other side shows without a read, and so does a closed socket."""
     near, far = socket.socketpair()
     assert not sockets.hung_up(near)
     far.close()

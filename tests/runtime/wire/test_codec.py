@@ -52,6 +52,7 @@ def join(segments):
 
 @hypothesis.given(st.lists(numeric_arrays(), max_size=6))
 def test_fixed_payload_matches_layout(values):
+    """A payload of a fixed layout is read in place, aligned, and equals the arrays that were sent."""
     layout = Layout([TensorSpec.of(value) for value in values])
     segments, length = encode_payload(values, False)
     payload = join(segments)
@@ -65,7 +66,8 @@ def test_fixed_payload_matches_layout(values):
 
 
 @hypothesis.given(arrays)
-def test_dynamic_round_trip(values):
+def test_dynamic_payload_round_trips(values):
+    """A payload that describes itself decodes to the arrays that were encoded."""
     segments = encode_dynamic(values)
     payload = join(segments)
     assert payload_nbytes(segments) == len(payload)
@@ -83,7 +85,8 @@ def test_dynamic_round_trip(values):
 
 
 @hypothesis.given(arrays, st.data())
-def test_damaged_dynamic_payloads_give_clean_errors(values, data):
+def test_damaged_dynamic_payloads_are_data_loss(values, data):
+    """A damaged payload raises DataLossError or decodes to no more than its own size."""
     payload = bytearray(join(encode_dynamic(values)))
     for _ in range(data.draw(st.integers(1, 4))):
         match data.draw(st.sampled_from(["flip", "cut", "insert", "word"])):
@@ -106,7 +109,9 @@ def test_damaged_dynamic_payloads_give_clean_errors(values, data):
     assert sum(array.size for array in decoded) <= 8 * len(payload)
 
 
-def test_hostile_tables():
+def test_hostile_tables_are_data_loss():
+    """A table of tensors whose sizes cannot be true raises DataLossError."""
+
     def entry(name, dims, nbytes):
         return bytes([len(name)]) + name + struct.pack(f"<B{len(dims)}QQ", len(dims), *dims, nbytes)
 
@@ -131,12 +136,14 @@ def test_hostile_tables():
 
 
 def test_numeric_data_is_not_copied():
+    """The encoder hands numeric arrays on without a copy."""
     array = np.arange(1000.0)
     assert any(segment is array for segment in encode_dynamic([array]))
     assert any(segment is array for segment in encode_payload([array], False)[0])
 
 
-def test_text_is_encoded_and_other_objects_are_refused():
+def test_text_is_encoded_other_objects_refused():
+    """Text is sent as UTF-8, and other objects are refused."""
     (decoded,) = decode_dynamic(join(encode_dynamic([np.array(["é", b"\0"], object)])))
     assert decoded.tolist() == ["é".encode(), b"\0"]
     with pytest.raises(InvalidArgumentError, match="int"):
@@ -146,11 +153,13 @@ def test_text_is_encoded_and_other_objects_are_refused():
 
 
 def test_foreign_byte_order_is_converted():
+    """An array of foreign byte order arrives in the native order."""
     (decoded,) = decode_dynamic(join(encode_dynamic([np.array([1, 2], ">i4")])))
     assert decoded.tolist() == [1, 2] and decoded.dtype == np.int32
 
 
 def test_object_addresses_never_leave():
+    """A payload of fixed size refuses arrays of objects, so that no address leaves the process."""
     with pytest.raises(InvalidArgumentError, match="dynamic=True"):
         encode_payload([np.array([b"x"], object)], False)
     with pytest.raises(InvalidArgumentError, match="string"):
@@ -158,13 +167,15 @@ def test_object_addresses_never_leave():
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 1000, 5_000_000])
-def test_aligned_buffer(nbytes):
+def test_aligned_buffer_has_size_and_alignment(nbytes):
+    """An aligned buffer is writeable, of the wanted size and aligned to 64 bytes."""
     buffer = aligned_buffer(nbytes)
     assert buffer.nbytes == nbytes and buffer.flags.writeable
     assert nbytes == 0 or buffer.ctypes.data % 64 == 0
 
 
 def test_jax_uses_received_memory_in_place():
+    """JAX puts a received array on the CPU device without a copy."""
     import jax
 
     buffer = TensorBuffer(Layout([TensorSpec((1000,), np.dtype(np.float32))]))

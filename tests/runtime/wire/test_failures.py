@@ -55,7 +55,8 @@ class Caller(threading.Thread):
 
 
 @WAYS
-def test_kill_in_the_middle_of_a_call(other, prefer_unix):
+def test_killed_server_ends_the_call(other, prefer_unix):
+    """A call whose server is killed ends with UnavailableError that names the task."""
     peer = make_peer(
         other.resolve, options=ChannelOptions(prefer_unix=prefer_unix, reconnect_secs=7200)
     )
@@ -74,7 +75,8 @@ def test_kill_in_the_middle_of_a_call(other, prefer_unix):
 
 
 @WAYS
-def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
+def test_frozen_peer_is_noticed_call_completes(other, prefer_unix):
+    """A frozen task shows as silent, and its call completes once when the task runs again."""
     options = ChannelOptions(prefer_unix=prefer_unix)  # the defaults: 1 s and 2 s
     peer = make_peer(other.resolve, options=options)
     lane = peer.acquire()
@@ -98,7 +100,8 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     peer.close()
 
 
-def test_peer_that_stays_frozen(other):
+def test_frozen_peer_is_given_up(other):
+    """A call to a task that stays frozen fails after reconnect_secs, and has run at most once."""
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=0.5, **QUICK))
     lane = peer.acquire()
     other.freeze()
@@ -121,7 +124,8 @@ def test_peer_that_stays_frozen(other):
     peer.close()
 
 
-def test_large_call_to_a_frozen_peer_does_not_hang_in_send(other):
+def test_large_call_to_frozen_peer_ends(other):
+    """A call too large for the socket's buffer fails after reconnect_secs if the task is frozen."""
     import numpy as np
 
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=0.3, **QUICK))
@@ -134,7 +138,8 @@ def test_large_call_to_a_frozen_peer_does_not_hang_in_send(other):
     peer.close()
 
 
-def test_cancel_while_reconnecting(other):
+def test_cancel_works_while_reconnecting(other):
+    """A call that waits for a connection can be cancelled."""
     peer = make_peer(other.resolve, options=ChannelOptions(**QUICK))
     lane = peer.acquire()
     other.freeze()
@@ -148,7 +153,8 @@ def test_cancel_while_reconnecting(other):
     peer.close()
 
 
-def test_close_does_not_wait_for_a_frozen_peer(other):
+def test_close_leaves_a_frozen_peer(other):
+    """Closing a peer ends its heartbeat and its call although the task is frozen."""
     peer = make_peer(
         other.resolve, options=ChannelOptions(heartbeat_timeout_secs=60, reconnect_secs=120)
     )
@@ -163,7 +169,8 @@ def test_close_does_not_wait_for_a_frozen_peer(other):
     peer.release(lane)
 
 
-def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
+def test_reconnecting_heartbeat_keeps_one_lane():
+    """A heartbeat that connects again and again uses one lane."""
     server, _ = make_server(unix=False)
     peer = make_peer(
         lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02)
@@ -188,7 +195,8 @@ def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
 
 
 @WAYS
-def test_long_calls_to_a_living_peer_are_left_alone(prefer_unix):
+def test_long_calls_to_living_peer_stay(prefer_unix):
+    """A call longer than the heartbeat's timeout goes on while the task answers pings."""
     server, desk = make_server()
     # A loaded machine answers within the time limit, too.
     options = ChannelOptions(
@@ -209,7 +217,8 @@ def test_long_calls_to_a_living_peer_are_left_alone(prefer_unix):
     server.stop()
 
 
-def test_restarted_server_aborts_the_call_and_the_peer():
+def test_restarted_server_aborts_call_and_peer():
+    """A call to a restarted server is aborted, and the peer stays bound to the old incarnation."""
     server, _ = make_server(incarnation=1)
     places = [server]
     peer = make_peer(lambda timeout: places[-1].endpoint("127.0.0.1"))
@@ -229,7 +238,8 @@ def test_restarted_server_aborts_the_call_and_the_peer():
     again.stop()
 
 
-def test_server_that_moved_is_found_again():
+def test_moved_server_is_found_again():
+    """A lane reaches a server that has moved to another port."""
     server, desk = make_server(incarnation=1)
     proxy = CuttingProxy(server.port, 0, 0)
     places = [proxy.port]
@@ -248,7 +258,8 @@ def test_server_that_moved_is_found_again():
     server.stop()
 
 
-def test_stale_endpoint_at_first_contact_is_asked_for_again():
+def test_stale_endpoint_is_resolved_again():
+    """A peer resolves again when its first endpoint is of an old incarnation."""
     server, _ = make_server(incarnation=2)
     old = Endpoint("127.0.0.1", server.port, None, "", 1)
     answers = [old]
@@ -260,7 +271,8 @@ def test_stale_endpoint_at_first_contact_is_asked_for_again():
     server.stop()
 
 
-def test_forgotten_lane_is_not_taken_for_a_new_one():
+def test_forgotten_lane_aborts_its_call():
+    """A call on a lane that the server has forgotten is aborted and does not run."""
     server, desk = make_server()
     peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"))
     lane = peer.acquire()
@@ -276,7 +288,8 @@ def test_forgotten_lane_is_not_taken_for_a_new_one():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
+def test_cut_network_counts_every_add_once(seed, monkeypatch):
+    """Every call runs once through a network that cuts connections at random bytes."""
     desk = Desk()
     monkeypatch.setattr(desk, "disconnected", lambda client, lane: None)
     server, _ = make_server(desk)
@@ -309,10 +322,8 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
     assert desk.total == desk.runs == threads * calls
 
 
-def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> (
-    None
-):
-    """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
+def test_reborn_server_welcomes_unknown_lanes_briefly() -> None:
+    """A reborn server aborts a call on an unknown lane once lanes of its own life may be forgotten."""
     desk = Desk()
     context = ServerContext(
         handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1, lanes=LaneTable()

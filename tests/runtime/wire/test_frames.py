@@ -13,17 +13,20 @@ u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
 def test_header_is_32_bytes():
+    """A frame's header has 32 bytes."""
     assert frames.HEADER_BYTES == 32
 
 
 @hypothesis.given(u64, u64, u32, st.binary(min_size=16, max_size=16))
-def test_hello_round_trip(client, lane, attempt, nonce):
+def test_hello_round_trips(client, lane, attempt, nonce):
+    """A hello decodes to what was encoded."""
     hello = frames.Hello(client, lane, attempt, nonce)
     assert frames.decode_hello(frames.encode_hello(hello)) == hello
 
 
 @hypothesis.given(st.binary(max_size=100))
-def test_any_bytes_are_a_hello_or_a_clean_error(payload):
+def test_any_bytes_are_hello_or_error(payload):
+    """Any bytes decode to a hello of the same bytes or raise DataLossError."""
     try:
         assert frames.encode_hello(frames.decode_hello(payload)) == payload
     except DataLossError as error:
@@ -31,7 +34,8 @@ def test_any_bytes_are_a_hello_or_a_clean_error(payload):
 
 
 @hypothesis.given(st.text(max_size=50), st.text(max_size=20))
-def test_error_round_trip(message, task):
+def test_error_round_trips(message, task):
+    """An error keeps its type, text and task through a frame."""
     task = task.encode(errors="replace").decode()
     error = frames.decode_error(
         frames.pack_error(0, FailedPreconditionError(message, task=task))[frames.HEADER_BYTES :],
@@ -43,14 +47,16 @@ def test_error_round_trip(message, task):
 
 
 @hypothesis.given(st.binary(max_size=100))
-def test_any_bytes_are_an_error_or_a_clean_error(payload):
+def test_any_bytes_are_clean_error(payload):
+    """Any bytes decode to an error or raise DataLossError with the task."""
     try:
         assert isinstance(frames.decode_error(payload, "t"), OpError)
     except DataLossError as error:
         assert error.task == "t"
 
 
-def test_long_texts_are_cut_to_what_a_frame_may_carry():
+def test_long_errors_fit_a_frame():
+    """An error with long texts is cut to the size of a control frame."""
     payload = frames.pack_error(0, UnknownError("x" * 10**6, task="y" * 10**6))[
         frames.HEADER_BYTES :
     ]
@@ -63,6 +69,7 @@ def header(magic=frames.MAGIC, kind=frames.CALL, length=0):
 
 
 def test_good_header_passes():
+    """A header of this version within the limit passes the check."""
     frames.check_header(header(length=10), 10)
 
 
@@ -81,6 +88,7 @@ def test_good_header_passes():
     ],
 )
 def test_bad_headers_are_refused(fields, text):
+    """A header that is no frame, of another version, kind or size, is refused with the reason."""
     with pytest.raises(DataLossError, match=text):
         frames.check_header(fields, 10)
 

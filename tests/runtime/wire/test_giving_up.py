@@ -44,7 +44,10 @@ def patient(monkeypatch):
     monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 60.0)
 
 
-def test_an_answer_that_is_on_its_way_at_the_deadline_arrives(pair, patient):
+def test_late_answer_arrives_after_deadline(pair, patient):
+    """A waiting call returns the answer that the task sends when the deadline makes the client hang
+    up.
+    """
     lane = pair.peer.acquire()  # BLOCK answers when it is told that the client has hung up
     assert lane.call(kit.BLOCK, 1, [], kit.NUMBER, deadline=time.monotonic() + 0.1, waits=True) == [
         1
@@ -54,7 +57,9 @@ def test_an_answer_that_is_on_its_way_at_the_deadline_arrives(pair, patient):
     until(lambda: pair.server.counters.lanes <= 1)  # the heartbeat's: this one was taken leave of
 
 
-def test_a_wait_that_ends_without_an_answer_ends_with_its_deadline(pair):
+def test_wait_without_answer_ends_with_deadline(pair):
+    """A waiting call without an answer ends with DeadlineExceededError."""
+
     def wait() -> Reply:
         assert pair.desk.release.wait(100)
         raise CancelledError("the caller hung up")
@@ -67,7 +72,8 @@ def test_a_wait_that_ends_without_an_answer_ends_with_its_deadline(pair):
     pair.peer.release(lane)
 
 
-def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair, monkeypatch):
+def test_silent_task_is_given_up_soon(pair, monkeypatch):
+    """A client waits LAST_WORD_SECS for the last word of a task, and then ends the call."""
     monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 0.1)
     pair.desk.disconnected = lambda client, lane: None
     lane = pair.peer.acquire()
@@ -80,9 +86,8 @@ def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair, monkeypat
 
 
 @pytest.mark.parametrize("answers", ["at once", "late", "never"])
-def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(
-    pair, often, patient, answers, monkeypatch
-):
+def test_cancelled_wait_takes_last_word(pair, often, patient, answers, monkeypatch):
+    """A cancelled wait returns the task's last word if one comes within LAST_WORD_SECS."""
     if answers == "late":  # many ticks later
         late = threading.Timer(0.3, pair.desk.release.set)
         pair.desk.disconnected = lambda client, lane: late.start()
@@ -104,7 +109,8 @@ def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(
     pair.peer.release(lane)
 
 
-def test_what_a_call_notes_is_there_when_it_is_repeated_and_gone_when_it_is_answered(pair):
+def test_call_memory_lasts_until_the_answer(pair):
+    """A call's notes are there when the call is repeated and gone when the call is answered."""
     seen: list[list[int]] = []
     told = threading.Event()
     pair.desk.disconnected = lambda client, lane: told.set()
@@ -156,7 +162,8 @@ def hasty(monkeypatch):
     monkeypatch.setattr(timeouts, "LAST_BACKOFF_SECS", 0.001)
 
 
-def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch):
+def test_waiting_call_survives_any_cuts(pair, hasty, monkeypatch):
+    """A call that waits survives 40 cuts if each connection held for a while."""
     monkeypatch.setattr(times, "STEADY_SECS", 0.0)
     caller = _cut_while_it_waits(pair, 40)
     pair.desk.release.set()
@@ -165,7 +172,8 @@ def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch)
     pair.peer.release(caller.lane)
 
 
-def test_a_connection_that_breaks_whenever_it_is_made_is_given_up(pair, hasty, monkeypatch):
+def test_breaking_connection_is_given_up(pair, hasty, monkeypatch):
+    """A connection that breaks 33 times in a row as soon as it is made is given up."""
     monkeypatch.setattr(times, "STEADY_SECS", 1e9)
     caller = _cut_while_it_waits(pair, 40)
     caller.join(100)
@@ -178,7 +186,8 @@ def _lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in record.getMessage() for record in caplog.records)
 
 
-def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, caplog):
+def test_waiting_call_logs_again(pair, often, monkeypatch, caplog):
+    """A call that waits logs its wait again and again."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.1)
     lane = pair.peer.acquire()
     with caplog.at_level(logging.INFO):
@@ -192,9 +201,8 @@ def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, cap
 
 
 @pytest.mark.cluster
-def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(
-    no_open_ends, monkeypatch, caplog
-):
+def test_waiting_for_frozen_task_logs_again(no_open_ends, monkeypatch, caplog):
+    """A call that waits for a frozen task logs again and again that the task is not reached."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
     other = ServerProcess()
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=60.0, **QUICK))
@@ -212,8 +220,8 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(
     peer.close()
 
 
-def test_a_call_that_is_sent_while_it_is_cancelled_keeps_its_answer(pair, patient):
-    """The task has carried the call out, and the answer is not thrown away."""
+def test_call_sent_during_cancel_keeps_answer(pair, patient):
+    """A call that is sent during its cancellation returns the task's answer."""
     lane = pair.peer.acquire()
 
     class SentMeanwhile(threading.Event):

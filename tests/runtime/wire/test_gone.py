@@ -52,6 +52,7 @@ def _served(**options: Any) -> tuple[TensorServer, GoneDesk, Any]:
 
 
 def test_goodbye_is_told_at_once() -> None:
+    """The server hears of a client's goodbye at once."""
     server, desk, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     _use(peer)
@@ -63,7 +64,8 @@ def test_goodbye_is_told_at_once() -> None:
     server.stop()
 
 
-def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
+def test_goodbye_is_told_during_a_heartbeat() -> None:
+    """The server hears of a goodbye also while a heartbeat is under way."""
     server, desk, resolve = _served(gone_secs=60.0)
     beating = ChannelOptions(heartbeat_secs=1e-6)  # one is nearly always under way
     for client in range(1, 51):
@@ -76,9 +78,11 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
     server.stop()
 
 
-def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(
+def test_goodbye_counts_after_hang_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The server reads a goodbye also if the listener sees the hang-up first."""
+
     # after the reply, until the listener has seen the hang-up
     def dawdle(self: CallReceiver, used: int) -> None:
         deadline = time.monotonic() + 20
@@ -99,7 +103,8 @@ def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(
 
 
 @pytest.mark.usefixtures("often")
-def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
+def test_silence_is_told_once() -> None:
+    """A client without connections is reported once, and an idle connected client is not reported."""
     server, desk, resolve = _served(gone_secs=0.2)
     peer = make_peer(resolve)
     lane = peer.acquire()
@@ -114,7 +119,9 @@ def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
     server.stop()
 
 
-def test_who_has_no_connection_is_given_up_once() -> None:
+def test_unconnected_client_is_given_up_once() -> None:
+    """The table gives up a client once for each time that the client loses all connections."""
+
     class Owner:
         gone = False
 
@@ -135,9 +142,10 @@ def test_who_has_no_connection_is_given_up_once() -> None:
     assert table.give_up(31.0) == [1]
 
 
-def test_a_signal_in_the_start_of_the_heartbeat_does_not_fail_the_close(
+def test_interrupted_heartbeat_start_allows_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A peer closes although an interrupt hit the start of its heartbeat."""
     server, _, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     start = threading.Thread.start

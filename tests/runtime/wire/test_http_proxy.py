@@ -11,13 +11,15 @@ from runtime.wire.endpoint import Endpoint
 
 
 @pytest.mark.parametrize("text", ["nowhere", ":80", "host:", "host:x"])
-def test_a_proxy_is_host_and_port(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_host_and_port(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that is not written as host:port is refused."""
     monkeypatch.setenv(http_proxy.PROXY_VARIABLE, text)
     with pytest.raises(rt.InvalidArgumentError, match="write it as host:port"):
         http_proxy.proxy()
 
 
-def test_without_a_proxy_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proxy_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy and no option of gRPC is set if the variable is unset."""
     monkeypatch.delenv(http_proxy.PROXY_VARIABLE, raising=False)
     assert http_proxy.proxy() is None
     assert http_proxy.grpc_options() == []
@@ -33,7 +35,8 @@ def ask(reply: bytes, secs: float = 5.0) -> bytes:
         return its.recv(1000)
 
 
-def test_what_is_asked_and_what_the_answers_mean() -> None:
+def test_tunnel_request_and_its_answers() -> None:
+    """A tunnel asks with CONNECT, and refusals, silence and long headers become errors."""
     asked = ask(b"HTTP/1.1 200 Connected\r\nVia: me\r\n\r\nx")
     assert asked == b"CONNECT there:7 HTTP/1.1\r\nHost: there:7\r\n\r\n"
     with pytest.raises(ConnectionRefusedError, match="502 Nobody"):
@@ -46,9 +49,10 @@ def test_what_is_asked_and_what_the_answers_mean() -> None:
         ask(b"HTTP/1.1 200 " + b"x" * 5000)
 
 
-def test_addresses_of_ipv6_have_brackets_where_a_port_follows(
+def test_ipv6_addresses_have_brackets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An IPv6 address stands in brackets wherever a port follows."""
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")

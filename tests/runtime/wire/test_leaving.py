@@ -57,9 +57,12 @@ def served_by_tls(directory: pathlib.Path, heartbeat_secs: float) -> tuple[Any, 
 
 @WAYS
 @pytest.mark.parametrize(("leaving", "error"), [(True, TaskLeftError), (False, UnavailableError)])
-def test_a_call_after_the_server_has_gone(
+def test_call_after_server_has_gone(
     leaving: bool, error: type[Exception], prefer_unix: bool
 ) -> None:
+    """A call to a server that has left fails with TaskLeftError, and to a stopped one with
+    UnavailableError.
+    """
     # nobody but the call finds out
     server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=60.0)
     lane = peer.acquire()
@@ -72,7 +75,8 @@ def test_a_call_after_the_server_has_gone(
 
 
 @WAYS
-def test_several_calls_later_too(prefer_unix: bool) -> None:
+def test_later_calls_hear_of_leaving(prefer_unix: bool) -> None:
+    """Every later call to a server that has left fails with TaskLeftError."""
     server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=0.02)
     first, second = peer.acquire(), peer.acquire()
     for lane in (first, second):
@@ -92,7 +96,8 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
     peer.close()
 
 
-def test_signs_of_life() -> None:
+def test_signs_of_life_are_recorded() -> None:
+    """The pings of a client count as signs of life on the server."""
     server, peer = served(heartbeat_secs=0.05)
     assert server.lanes.silent_secs(kit.CLIENT) is None
     lane = peer.acquire()
@@ -108,8 +113,8 @@ def test_signs_of_life() -> None:
     server.stop()
 
 
-def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path) -> None:
-    """The look made the TLS socket one that does not block, and the next ping broke the connection."""
+def test_look_for_goodbye_spares_heartbeat(tmp_path: pathlib.Path) -> None:
+    """A look for a goodbye leaves a TLS connection of the heartbeat whole."""
     server, peer = served_by_tls(tmp_path, heartbeat_secs=0.05)
     until(lambda: peer._heart._lane.incarnation)
     for _ in range(3):
@@ -121,7 +126,8 @@ def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path)
     server.stop()
 
 
-def test_a_tls_client_that_pings_without_a_pause_is_told(tmp_path: pathlib.Path) -> None:
+def test_pinging_tls_client_hears_of_leaving(tmp_path: pathlib.Path) -> None:
+    """A TLS client that pings without a pause hears that the server leaves."""
     server, peer = served_by_tls(tmp_path, heartbeat_secs=0.02)
     last = until(lambda: server.lanes.heard_at(kit.CLIENT))
     until(lambda: server.lanes.heard_at(kit.CLIENT) > last)
@@ -131,7 +137,8 @@ def test_a_tls_client_that_pings_without_a_pause_is_told(tmp_path: pathlib.Path)
     peer.close()
 
 
-def test_a_goodbye_right_behind_the_answer_to_a_ping_is_seen() -> None:
+def test_goodbye_behind_pong_is_seen() -> None:
+    """A goodbye that arrives in one piece with the answer to a ping is seen."""
     peer = make_peer(lambda timeout: Endpoint("127.0.0.1", 1, None, "", 1))
     lane = Lane(peer._dialer, 1)
     here, there = socket.socketpair()

@@ -76,7 +76,8 @@ def server() -> Iterator[LimitedServer]:
     made.stop()
 
 
-def test_a_thread_that_cannot_be_started_costs_one_connection_only(server: LimitedServer) -> None:
+def test_missing_thread_costs_one_connection(server: LimitedServer) -> None:
+    """A server without threads refuses a new connection, serves the old ones and recovers."""
     old = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)
     lane = old.acquire()
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
@@ -96,7 +97,8 @@ def test_a_thread_that_cannot_be_started_costs_one_connection_only(server: Limit
     assert server.request("counters")[0] == 0  # none is left half made
 
 
-def test_a_client_is_let_in_when_there_are_threads_again(server: LimitedServer) -> None:
+def test_client_enters_when_threads_return(server: LimitedServer) -> None:
+    """A client that waits is let in when the server has threads again."""
     accepted = server.request("counters")[1]
     server.request("no threads")
     peer = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)

@@ -76,7 +76,8 @@ def threads() -> int:
     return sum(thread.name.startswith("tensor connection") for thread in threading.enumerate())
 
 
-def test_silent_connections_give_way_and_cost_no_thread() -> None:
+def test_silent_connections_give_way() -> None:
+    """Silent connections give way to others and cost no thread."""
     with serving(handshakes=8, hello_secs=600) as (server, _), contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server))[0] for _ in range(200)]
         until(lambda: server.counters.accepted == 200 and server.counters.connections <= 8)
@@ -85,7 +86,8 @@ def test_silent_connections_give_way_and_cost_no_thread() -> None:
         until(lambda: sum(map(is_open, silent)) <= 8)
 
 
-def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
+def test_unfinished_hellos_give_way() -> None:
+    """Connections that begin a hello and do not end it give way to others."""
     with serving(handshakes=8, hello_secs=600) as (server, _), contextlib.ExitStack() as stack:
         for _ in range(100):
             sock, _file = stack.enter_context(connected(server))
@@ -95,13 +97,15 @@ def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_silent_connection_has_so_long_to_say_hello() -> None:
+def test_silent_connection_has_hello_secs() -> None:
+    """A silent connection is closed after hello_secs."""
     with serving(hello_secs=0.1) as (server, _), connected(server) as (sock, _file):
         assert sock.recv(1) == b""
         works(server)
 
 
-def test_a_client_has_so_many_connections_and_the_others_are_not_harmed() -> None:
+def test_client_has_limited_connections() -> None:
+    """A client above its limit of connections is refused, and other clients are served."""
     with serving(client_connections=3) as (server, _), contextlib.ExitStack() as stack:
         files = [stack.enter_context(connected(server))[1] for _ in range(4)]
         for lane, file in enumerate(files[:3]):
@@ -132,10 +136,10 @@ class BusyDesk(kit.Desk):
         self.go_on.wait(60)
 
 
-def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(
+def test_descriptor_news_spare_the_next(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A TLS newcomer with the descriptor of a client that had hung up was ended in place of it."""
+    """News of a connection that gave way do not end the next one with the same descriptor."""
     certificates = Certificates(make(tmp_path / "here"))
     with limited(handshakes=1, hello_secs=600) as limits, contextlib.ExitStack() as stack:
         desk = BusyDesk()
@@ -162,9 +166,10 @@ def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(
             assert secure.version()
 
 
-def test_an_idle_connection_gives_way_and_not_one_that_works(
+def test_idle_connection_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """At the limit an idle connection gives way, and not one that waits or pings."""
     monkeypatch.setattr(times, "WORKS_SECS", 0.5)
     with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
         made = [stack.enter_context(connected(server)) for _ in range(6)]
@@ -210,7 +215,8 @@ def lets_in(server: TensorServer, client: int, stack: contextlib.ExitStack) -> b
 
 @pytest.mark.parametrize("handle", [kit.ECHO_FIXED, 999], ids=["a call", "a call that is refused"])
 @pytest.mark.usefixtures("often")
-def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
+def test_slow_call_is_given_up(handle: int) -> None:
+    """A call that comes slower than frame_rate is cut, also if its handle is unknown."""
     length = kit.MIXED.nbytes
     with (
         serving(frame_secs=0.2, frame_rate=1 << 20) as (server, _),
@@ -226,6 +232,7 @@ def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
 
 
 def test_a_stopped_server_has_no_connections() -> None:
+    """A stopped server counts no connections and keeps its count of calls."""
     with serving() as (server, _), connected(server) as (sock, file):
         assert hello(file, 1)[0] == WELCOMED
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.SUM, 1, 1, 0))
@@ -234,7 +241,8 @@ def test_a_stopped_server_has_no_connections() -> None:
         assert (server.counters.connections, server.counters.calls) == (0, 1)
 
 
-def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
+def test_slow_call_at_rate_is_served() -> None:
+    """A call that takes longer than frame_secs at the wanted rate is served."""
     length = kit.MIXED.nbytes
     with serving(frame_secs=0.2, frame_rate=1) as (server, _), connected(server) as (sock, file):
         assert hello(file, 1)[0] == WELCOMED
@@ -249,7 +257,8 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
         assert kit.read(file)[0] == frames.REPLY
 
 
-def test_a_hello_that_is_heard_after_its_client_has_left_leaves_nothing() -> None:
+def test_hello_after_goodbye_leaves_nothing() -> None:
+    """A hello that is read after its client's goodbye leaves no lane behind."""
     desk = GoneDesk()
     with serving(desk) as (server, _):
         with connected(server) as (sock, file):
@@ -266,7 +275,8 @@ def test_a_hello_that_is_heard_after_its_client_has_left_leaves_nothing() -> Non
         assert server.counters.lanes == 0
 
 
-def test_a_client_that_comes_again_after_its_goodbye_is_remembered_once_it_has_called() -> None:
+def test_returning_client_is_remembered_after_call() -> None:
+    """A client that calls after its goodbye is remembered."""
     desk = GoneDesk()
     with serving(desk) as (server, _):
         with connected(server) as (sock, file):
@@ -283,7 +293,8 @@ def test_a_client_that_comes_again_after_its_goodbye_is_remembered_once_it_has_c
         assert server.counters.lanes == 1
 
 
-def test_a_client_has_so_many_lanes_and_loses_its_own_oldest() -> None:
+def test_client_loses_its_oldest_lanes() -> None:
+    """A client above its limit of lanes loses its own oldest lanes."""
     with serving(client_lanes=3) as (server, _):
         make_one(server, 2, 1)
         for lane in range(1, 6):

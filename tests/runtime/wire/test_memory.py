@@ -14,7 +14,8 @@ class Client:
     heard_at = 0.0
 
 
-def test_new_lane_runs_and_is_answered_from_memory():
+def test_lane_answers_repeats_from_memory():
+    """A repeated call is answered from memory, and a call that is not remembered runs again."""
     table: LaneTable[str] = LaneTable()
     a = Client()
     record, known, before = table.attach(1, 1, 1, a, 0.0)
@@ -33,7 +34,8 @@ def test_new_lane_runs_and_is_answered_from_memory():
         record.begin(b, 1)
 
 
-def test_next_call_releases_what_is_remembered():
+def test_next_call_releases_memory():
+    """The next call of a lane releases the remembered reply."""
     table: LaneTable[object] = LaneTable()
     a = Client()
     record, _, _ = table.attach(1, 1, 1, a, 0.0)
@@ -44,6 +46,7 @@ def test_next_call_releases_what_is_remembered():
 
 
 def test_old_connection_cannot_begin():
+    """A connection that a newer one has superseded begins no call."""
     table: LaneTable[str] = LaneTable()
     a, b = Client(), Client()
     record, _, _ = table.attach(1, 1, 1, a, 0.0)
@@ -54,7 +57,8 @@ def test_old_connection_cannot_begin():
         table.attach(1, 1, 1, a, 0.0)
 
 
-def test_second_connection_waits_for_the_running_call():
+def test_second_connection_awaits_running_call():
+    """A second connection of a lane waits for the running call and takes its answer."""
     table: LaneTable[str] = LaneTable()
     a, b = Client(), Client()
     record, _, _ = table.attach(1, 1, 1, a, 0.0)
@@ -70,7 +74,8 @@ def test_second_connection_waits_for_the_running_call():
     assert answers == ["done"]
 
 
-def test_waiting_connection_ends_when_superseded():
+def test_superseded_wait_ends():
+    """A connection that waits for a running call ends when a third one supersedes it."""
     table: LaneTable[str] = LaneTable()
     a, b, c = Client(), Client(), Client()
     record, _, _ = table.attach(1, 1, 1, a, 0.0)
@@ -90,7 +95,8 @@ def test_waiting_connection_ends_when_superseded():
     thread.join(60)
 
 
-def test_forget_and_expire():
+def test_lanes_are_forgotten_and_expire():
+    """A lane is forgotten by goodbye or after its time, and never while connected."""
     table: LaneTable[str] = LaneTable()
     owners = [Client() for _ in range(4)]
     records = [
@@ -110,7 +116,7 @@ def test_forget_and_expire():
     assert table.attach(0, 1, 5, owners[0], 0.0)[1], "a connected lane does not expire"
 
 
-def test_late_close_spares_a_client_that_is_back():
+def test_late_close_spares_returned_client():
     """A connection that closes after its client's goodbye takes no lane from a newer connection."""
     table: LaneTable[str] = LaneTable()
     a, b = Client(), Client()
@@ -125,6 +131,7 @@ def test_late_close_spares_a_client_that_is_back():
     st.lists(st.sampled_from(["call", "cut before", "cut after", "stale"]), max_size=40)
 )
 def test_every_remembered_call_runs_once(events):
+    """Every remembered call runs once, wherever the network cuts."""
     # A client that repeats a call until it is answered, on a network that cuts where it is told to.
     table: LaneTable[int] = LaneTable()
     runs: dict[int, int] = {}

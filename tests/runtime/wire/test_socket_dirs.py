@@ -33,22 +33,23 @@ def _directory(
     return path
 
 
-def test_what_a_dead_process_left_is_removed(tmp_path: pathlib.Path, dead_pid: int) -> None:
+def test_leavings_of_dead_process_are_removed(tmp_path: pathlib.Path, dead_pid: int) -> None:
+    """The sweep removes the socket directory of a dead process."""
     path = _directory(tmp_path, dead_pid, "a")
     assert socket_dirs.sweep(tmp_path) == 1
     assert not path.exists()
     assert socket_dirs.sweep(tmp_path) == 0
 
 
-def test_what_a_live_process_may_need_stays(tmp_path: pathlib.Path) -> None:
+def test_directory_of_live_process_stays(tmp_path: pathlib.Path) -> None:
+    """The sweep leaves the socket directory of a live process."""
     path = _directory(tmp_path, os.getpid(), "a")
     assert socket_dirs.sweep(tmp_path) == 0
     assert path.exists()
 
 
-def test_a_socket_that_answers_stays_whatever_its_process_id_says(
-    tmp_path: pathlib.Path, dead_pid: int
-) -> None:
+def test_answering_socket_stays(tmp_path: pathlib.Path, dead_pid: int) -> None:
+    """The sweep leaves a socket that answers, whatever its process id says."""
     path = _directory(tmp_path, dead_pid, "a", socket_file=False)
     # of another container, as far as the sweep can know
     with socket.socket(socket.AF_UNIX) as listener:
@@ -58,9 +59,8 @@ def test_a_socket_that_answers_stays_whatever_its_process_id_says(
     assert socket_dirs.sweep(tmp_path) == 1
 
 
-def test_a_directory_without_a_socket_goes_when_it_is_old(
-    tmp_path: pathlib.Path, dead_pid: int
-) -> None:
+def test_old_directory_without_socket_goes(tmp_path: pathlib.Path, dead_pid: int) -> None:
+    """The sweep removes a directory without a socket only when the directory is old."""
     path = _directory(tmp_path, dead_pid, "a", socket_file=False)
     assert socket_dirs.sweep(tmp_path) == 0
     old = time.time() - 3600
@@ -68,7 +68,8 @@ def test_a_directory_without_a_socket_goes_when_it_is_old(
     assert socket_dirs.sweep(tmp_path) == 1
 
 
-def test_names_that_are_not_ours_stay(tmp_path: pathlib.Path, dead_pid: int) -> None:
+def test_foreign_names_stay(tmp_path: pathlib.Path, dead_pid: int) -> None:
+    """The sweep leaves names that are not of its pattern, files and links."""
     for name in (
         "bellwether-abc-d",
         "bellwether-",
@@ -83,7 +84,8 @@ def test_names_that_are_not_ours_stay(tmp_path: pathlib.Path, dead_pid: int) -> 
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_a_new_directory_is_private_and_names_its_process() -> None:
+def test_new_directory_is_private() -> None:
+    """A new socket directory is open to its user alone and named after its process."""
     path = pathlib.Path(socket_dirs.make_directory())
     try:
         assert path.stat().st_mode & 0o777 == 0o700
