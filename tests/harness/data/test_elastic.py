@@ -86,8 +86,10 @@ def goes_on(task: Task, steps: int = 5) -> None:
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 @pytest.mark.parametrize(("ps", "named"), [(1, 2), (2, 0)], ids=["1ps", "2ps"])
-def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathlib.Path) -> None:
-    """One of the four is killed, and two leave by SIGTERM; no update and no example is lost, or comes twice."""
+def test_workers_come_and_go_exactly(
+    ps: int, named: int, sync: bool, tmp_path: pathlib.Path
+) -> None:
+    """Workers come, leave and are killed, and every example is trained once."""
     with Run(
         ps, named, sync=sync, examples=10_000, pause=0.2, hurry=str(tmp_path / "hurry")
     ) as cluster:
@@ -121,7 +123,8 @@ def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathl
         assert 1000 - 3 <= counted <= 1000
 
 
-def test_a_chief_that_is_killed_takes_no_example_along(tmp_path: pathlib.Path) -> None:
+def test_killed_chief_loses_no_example(tmp_path: pathlib.Path) -> None:
+    """A chief that is killed takes no example along."""
     with Run(1, examples=10_000, pause=0.2, hurry=str(tmp_path / "hurry")) as cluster:
         workers = [cluster.worker(index) for index in range(3)]
         for worker in workers:
@@ -135,8 +138,10 @@ def test_a_chief_that_is_killed_takes_no_example_along(tmp_path: pathlib.Path) -
         assert [task.wait() for task in (again, *workers[1:], *cluster.servers)] == [0] * 4
 
 
-def test_after_a_restore_the_place_in_the_data_is_that_of_the_model(tmp_path: pathlib.Path) -> None:
-    """A ps that dies takes model and place back to one instant; only the step under way of a worker may come twice."""
+def test_restore_rewinds_data_with_model(tmp_path: pathlib.Path) -> None:
+    """A ps that dies takes model and place in the data back to one instant; only a worker's step
+    under way may repeat.
+    """
     with Run(
         1,
         examples=10_000,
@@ -160,7 +165,8 @@ def test_after_a_restore_the_place_in_the_data_is_that_of_the_model(tmp_path: pa
         assert [task.wait() for task in workers] == [0] * 3
 
 
-def test_two_tasks_with_one_index() -> None:
+def test_second_task_of_index_is_refused() -> None:
+    """A second task with an index in use is refused, and the first continues."""
     with Run(1, examples=10_000, pause=0.2) as cluster:
         workers = [cluster.worker(0), cluster.worker(2)]
         for worker in workers:
@@ -174,7 +180,8 @@ def test_two_tasks_with_one_index() -> None:
         goes_on(workers[1])
 
 
-def test_another_data_set_is_refused() -> None:
+def test_other_data_set_is_refused() -> None:
+    """A worker whose data set differs from the run's is refused."""
     with Run(1, examples=10_000, pause=0.2) as cluster:
         chief = cluster.worker(0)
         goes_on(chief)

@@ -19,7 +19,8 @@ def record(done: tuple[str, ...] = (), **silent: float) -> RunRecordView:
     )
 
 
-def test_owners_are_told_apart() -> None:
+def test_owners_have_distinct_numbers() -> None:
+    """The chief and the workers own leases under numbers of their own."""
     tasks = ["/job:chief/task:0", *WORKERS]
     assert [owner_of(task) for task in tasks] == [0, 1, 2, 3]
 
@@ -35,11 +36,12 @@ def test_owners_are_told_apart() -> None:
     ],
 )
 def test_silent_and_done_workers_are_gone(records: list[RunRecordView], gone: list[int]) -> None:
+    """A worker is gone once every record finds it done or silent for too long."""
     assert gone_owners({1, 2, 3}, records, 10.0, {}, 100.0) == gone
 
 
-def test_a_worker_that_no_record_knows_has_its_time() -> None:
-    """After a restart of all ps the records have forgotten who took part."""
+def test_unknown_worker_has_its_time() -> None:
+    """A worker that no record knows after a restart of all ps is gone only after its time."""
     unknown: dict[int, float] = {}
     nobody = [RunRecordView()]
     assert gone_owners({2}, nobody, 10.0, unknown, 100.0) == []
@@ -57,7 +59,8 @@ def test_a_worker_that_no_record_knows_has_its_time() -> None:
         ({"lease_secs": 0}, "lease_secs=0"),
     ],
 )
-def test_numbers_that_mean_nothing(options: dict[str, float], said: str) -> None:
+def test_impossible_numbers_are_refused(options: dict[str, float], said: str) -> None:
+    """Numbers that mean nothing for DataShards are refused by name."""
     with rt.Graph().as_default(), pytest.raises(rt.InvalidArgumentError, match=said):
         harness.DataShards(**{"num_examples": 10, "batch_size": 2, **options})  # type: ignore[arg-type]
 
@@ -65,9 +68,8 @@ def test_numbers_that_mean_nothing(options: dict[str, float], said: str) -> None
 @pytest.mark.parametrize(
     ("examples", "batch", "epochs"), [(10, 3, 2.0), (10, 4, 0.5), (7, 100, 3.0), (5, 1, 1.0)]
 )
-def test_batches_hold_each_example_once_in_each_epoch(
-    examples: int, batch: int, epochs: float
-) -> None:
+def test_epoch_holds_each_example_once(examples: int, batch: int, epochs: float) -> None:
+    """The batches of an epoch hold each example once, and the last batch is full."""
     with rt.Graph().as_default():
         shards = harness.DataShards(examples, batch, epochs=epochs, seed=3)
     dealt = [
@@ -80,7 +82,8 @@ def test_batches_hold_each_example_once_in_each_epoch(
     assert shards.batch(0).epoch == 0
 
 
-def test_an_optimizer_without_the_global_step_is_refused() -> None:
+def test_counting_needs_the_global_step() -> None:
+    """A counted optimizer that is not given the global step is refused."""
     import numpy as np
     import optax
 

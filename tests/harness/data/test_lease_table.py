@@ -76,7 +76,8 @@ class Table:
         max_size=150,
     ),
 )
-def test_any_history(batches: int, history: list[tuple]) -> None:
+def test_table_equals_its_model(batches: int, history: list[tuple]) -> None:
+    """After any history of takes, marks and releases the table equals a model in plain Python."""
     table, model = Table(batches), Model(batches)
     for what, number, *rest in history:
         if what == "take":
@@ -98,7 +99,8 @@ def test_any_history(batches: int, history: list[tuple]) -> None:
     assert lt.likeness_of(np.asarray(table.table)) == (1, 2, 3, 4)
 
 
-def test_workers_that_lease_and_train_see_every_batch_once() -> None:
+def test_workers_see_every_batch_once() -> None:
+    """Workers that lease blocks and mark batches see every batch once."""
     table, seen = Table(1000), []
     at_work: dict[int, list[int]] = {0: [], 1: [], 2: []}
     while at_work:
@@ -119,7 +121,8 @@ def test_workers_that_lease_and_train_see_every_batch_once() -> None:
     assert sorted(seen) == list(range(1000))
 
 
-def test_a_mark_of_a_block_that_is_over_is_no_mark_of_the_block_in_its_slot() -> None:
+def test_late_mark_spares_the_next_block() -> None:
+    """A late mark of a finished block does not mark the block that now has its slot."""
     table = Table(10**6)
     for number in range(SLOTS * BATCHES):
         table.table = MARKED(table.table, lt.mark(SLOTS, number, BATCHES))
@@ -128,14 +131,16 @@ def test_a_mark_of_a_block_that_is_over_is_no_mark_of_the_block_in_its_slot() ->
     assert table.take(0) == (SLOTS, 0)
 
 
-def test_marks_of_several_workers_come_together_bit_by_bit() -> None:
+def test_marks_of_workers_combine() -> None:
+    """The marks of several workers combine bit by bit."""
     table = Table(100)
     joined = lt.mark(SLOTS, 0, BATCHES) | lt.mark(SLOTS, 2, BATCHES) | lt.mark(SLOTS, 7, BATCHES)
     table.table = MARKED(table.table, joined)
     assert table.take(0) == (0, 0b101) and table.take(1) == (1, 0) and table.take(2) == (2, 0b10)
 
 
-def test_a_worker_that_has_come_back_keeps_its_later_lease() -> None:
+def test_returned_worker_keeps_its_lease() -> None:
+    """A worker that has come back keeps the lease that it took again."""
     table = Table(100)
     assert table.take(5) == (0, 0)
     before = lt.leases_of(np.asarray(table.table))
@@ -145,7 +150,8 @@ def test_a_worker_that_has_come_back_keeps_its_later_lease() -> None:
     assert lt.owners_of(np.asarray(table.table)) == {5, 6}
 
 
-def test_a_run_that_goes_on_with_more_epochs_has_the_rest_of_its_last_block() -> None:
+def test_more_epochs_finish_last_block() -> None:
+    """A run that continues with more epochs deals out the rest of its last block."""
     table = Table(4)
     for number in range(4):
         table.table = MARKED(table.table, lt.mark(SLOTS, number, BATCHES))

@@ -18,8 +18,10 @@ SECS = 280.0
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-def test_64_workers(tmp_path: pathlib.Path, sync: bool) -> None:
-    """All take part; every update is applied, every example trained once, and the end waits for all of them."""
+def test_many_workers_train_exactly(tmp_path: pathlib.Path, sync: bool) -> None:
+    """Sixty-four workers train every example once, every update is applied, and the end waits for
+    all of them.
+    """
     hurry = tmp_path / "hurry"
     options = {
         "sync": sync,

@@ -37,7 +37,10 @@ def cluster() -> Iterator[InProcessCluster]:
         yield made
 
 
-def test_a_monitored_session(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+def test_monitored_session_trains_all_data(
+    cluster: InProcessCluster, tmp_path: pathlib.Path
+) -> None:
+    """A monitored session trains every example of its shards."""
     with rt.Graph().as_default(), cluster.device():
         model = Model()
         last = tf1_training.FinalOpsHook(model.counts)
@@ -54,7 +57,8 @@ def test_a_monitored_session(cluster: InProcessCluster, tmp_path: pathlib.Path) 
     assert np.all(last.final_ops_values >= 1) and np.sum(last.final_ops_values) == 50
 
 
-def test_a_plain_session_without_a_cluster() -> None:
+def test_plain_session_trains_all_data() -> None:
+    """A plain session without a cluster trains every example of its epochs."""
     with rt.Graph().as_default():
         model = Model(epochs=2)
         init = rt.global_variables_initializer()
@@ -71,9 +75,10 @@ def test_a_plain_session_without_a_cluster() -> None:
             )
 
 
-def test_a_run_that_is_taken_up_again_goes_on_where_its_checkpoint_was(
+def test_resumed_run_continues_its_data(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A run that is taken up again continues its data where the checkpoint was."""
     for epochs in (1.0, 2.0):
         with (
             rt.local_cluster(ps=1, workers=1) as cluster,
@@ -97,7 +102,8 @@ def test_a_run_that_is_taken_up_again_goes_on_where_its_checkpoint_was(
     assert np.all(counts >= 2) and np.sum(counts) == 95
 
 
-def test_a_session_that_prefetches_is_refused(cluster: InProcessCluster) -> None:
+def test_prefetching_session_is_refused(cluster: InProcessCluster) -> None:
+    """A session that prefetches is refused for data shards."""
     with rt.Graph().as_default(), cluster.device():
         model = Model()
         with rt.Session(cluster.target, config=rt.SessionConfig(prefetch=1)) as session:
@@ -106,6 +112,7 @@ def test_a_session_that_prefetches_is_refused(cluster: InProcessCluster) -> None
 
 
 def test_counting_goes_inside_sync_replicas() -> None:
+    """counted refuses SyncReplicas and says how to nest the two."""
     with rt.Graph().as_default():
         harness.get_or_create_global_step()
         shards = harness.DataShards(10, 1)

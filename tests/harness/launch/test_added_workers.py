@@ -12,7 +12,10 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.mark.parametrize("mode", ["nosync", "sync"])
-def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -> None:
+def test_added_workers_train_and_leave(tmp_path: pathlib.Path, mode: str) -> None:
+    """Workers that a second launcher adds train with the cluster and leave it, and the first worker
+    continues.
+    """
     trainer = [
         "python",
         "-m",
@@ -55,7 +58,8 @@ def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -
         (["--ps_hosts=a:1", "--first_worker=1", "--chief"], "leave --chief and --evaluators out"),
     ],
 )
-def test_flags_that_do_not_fit(flags: list[str], said: str) -> None:
+def test_conflicting_flags_are_refused(flags: list[str], said: str) -> None:
+    """Flags of added workers that do not fit together are refused with the reason."""
     with Program("python", "-m", "harness.launch", *flags, "--", "true") as program:
         assert program.wait() == 2
         assert re.search(re.escape(said), program.output())

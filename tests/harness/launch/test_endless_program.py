@@ -51,7 +51,8 @@ with harness.join_cluster() as me:
 
 
 @pytest.mark.chaos
-def test_training_continues_after_the_outage(tmp_path: pathlib.Path) -> None:
+def test_training_continues_after_endless_program(tmp_path: pathlib.Path) -> None:
+    """A ps that runs an endless program ends itself, is started again, and training continues."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {

@@ -106,9 +106,10 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Starter]:
                 process.kill()
 
 
-def test_every_task_gets_the_whole_cluster_and_ps_tasks_stop_when_the_workers_are_done(
+def test_tasks_know_cluster_and_ps_end(
     launch: Starter,
 ) -> None:
+    """Every task receives the whole cluster, and the ps tasks end after the workers."""
     run = launch(
         "--ps=2",
         "--workers=2",
@@ -124,7 +125,8 @@ def test_every_task_gets_the_whole_cluster_and_ps_tasks_stop_when_the_workers_ar
         assert any(line.startswith(f"worker/{index} | ps 2 workers 127.0.0.1:") for line in lines)
 
 
-def test_ps_leave_in_order_on_sigterm_after_the_workers(launch: Starter) -> None:
+def test_ps_receive_sigterm_after_workers(launch: Starter) -> None:
+    """A ps receives SIGTERM once the workers are done, and its environment keeps it off the GPU."""
     run = launch(
         "--ps=1",
         "--workers=1",
@@ -157,7 +159,8 @@ def test_ps_leave_in_order_on_sigterm_after_the_workers(launch: Starter) -> None
     assert lines.index("worker/0 | worker is done") < lines.index("ps/0     | told to leave")
 
 
-def test_a_crashed_task_is_started_again_with_its_attempt_number(launch: Starter) -> None:
+def test_crashed_task_restarts_with_attempt_number(launch: Starter) -> None:
+    """A task that crashes is started again and knows the number of its attempt."""
     run = launch(
         "--ps=0",
         "--workers=2",
@@ -184,9 +187,8 @@ def test_a_crashed_task_is_started_again_with_its_attempt_number(launch: Starter
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGABRT)", 128 + 6)]
 )
-def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(
-    launch: Starter, end: str, code: int
-) -> None:
+def test_failed_chief_gives_code_and_tail(launch: Starter, end: str, code: int) -> None:
+    """A chief that fails for good ends the launcher with the chief's code and last lines."""
     run = launch(
         "--ps=1",
         "--workers=2",
@@ -207,9 +209,12 @@ def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(
     assert messages[-1].endswith("failed for good after 1 restart; stopping everything")
 
 
-def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells(
+def test_others_outlive_a_failed_worker(
     launch: Starter,
 ) -> None:
+    """The other workers finish without a worker that failed for good, and the exit code is that
+    worker's.
+    """
     run = launch(
         "--ps=0",
         "--workers=2",
@@ -242,7 +247,10 @@ listener = socket.create_server(("127.0.0.1", int(hosts[index].partition(":")[2]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_waited_for(launch: Starter, signum: signal.Signals) -> None:
+def test_signal_is_passed_on(launch: Starter, signum: signal.Signals) -> None:
+    """A signal goes to the workers first, then the ps tasks are stopped, and the launcher waits for
+    both.
+    """
     run = launch(
         "--ps=1",
         "--workers=2",
@@ -270,10 +278,10 @@ forever.wait()
     ]
 
 
-def test_a_ctrl_c_that_python_loses_while_a_task_starts_ends_it_all_the_same(
+def test_ctrl_c_ends_a_starting_task(
     launch: Starter,
 ) -> None:
-    """While JAX is imported most KeyboardInterrupts are discarded, and such a task trained on until it was killed."""
+    """Ctrl-C ends tasks that are still importing, where Python would lose the interrupt."""
     run = launch(
         "--ps=1",
         "--workers=2",
@@ -313,7 +321,8 @@ def _all_stubborn(run: Launch, tasks: int) -> None:
     assert len(run.left()) == 4 * tasks + 1
 
 
-def test_tasks_that_do_not_stop_are_killed_with_everything_they_started(launch: Starter) -> None:
+def test_stubborn_tasks_are_killed(launch: Starter) -> None:
+    """Tasks that do not stop in time are killed with every process that they started."""
     run = launch("--ps=1", "--workers=1", "--grace_secs=0.2", script=STUBBORN + "forever.wait()")
     _all_stubborn(run, 2)
     run.popen.send_signal(signal.SIGTERM)
@@ -324,7 +333,8 @@ def test_tasks_that_do_not_stop_are_killed_with_everything_they_started(launch: 
     ]
 
 
-def test_a_second_signal_kills_at_once(launch: Starter) -> None:
+def test_second_signal_kills_at_once(launch: Starter) -> None:
+    """A second signal kills every task at once."""
     run = launch("--ps=1", "--workers=1", "--grace_secs=1000", script=STUBBORN + "forever.wait()")
     _all_stubborn(run, 2)
     run.popen.send_signal(signal.SIGINT)
@@ -337,13 +347,15 @@ def test_a_second_signal_kills_at_once(launch: Starter) -> None:
     assert messages == ["launch   | SIGINT again: killing every task"]
 
 
-def test_what_a_task_leaves_behind_ends_with_it(launch: Starter) -> None:
+def test_children_end_with_their_task(launch: Starter) -> None:
+    """Processes that a task leaves behind end with the task."""
     run = launch("--ps=0", "--workers=1", script=STUBBORN)
     assert run.finish()[:2] == (0, ["worker/0 | stubborn"])
 
 
 @pytest.mark.parametrize("victim", ["launcher", "guards"])
-def test_kill_9_leaves_nothing(launch: Starter, victim: str) -> None:
+def test_sigkill_leaves_no_process(launch: Starter, victim: str) -> None:
+    """No process is left when the launcher or its guards are killed by SIGKILL."""
     run = launch("--ps=1", "--workers=2", "--max_restarts=0", script=STUBBORN + "forever.wait()")
     _all_stubborn(run, 3)
     family = [process for process in run.left() if process.pid != run.popen.pid]
@@ -362,7 +374,8 @@ def test_kill_9_leaves_nothing(launch: Starter, victim: str) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_a_reader_that_leaves_stops_the_cluster(launch: Starter) -> None:
+def test_closed_reader_stops_the_cluster(launch: Starter) -> None:
+    """The cluster stops when the reader of its output closes the pipe."""
     run = launch("--ps=1", "--workers=1", script="while True: print('more and more')")
     run.read_until("more")
     assert run.popen.stdout is not None
@@ -376,7 +389,8 @@ def test_a_reader_that_leaves_stops_the_cluster(launch: Starter) -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_streams_are_nowhere(tmp_path: pathlib.Path, closed: str) -> None:
+def test_closed_streams_do_no_harm(tmp_path: pathlib.Path, closed: str) -> None:
+    """A launcher whose output streams are closed still runs its tasks to the end."""
     seen = tmp_path / "seen"
     task = f"print('said', flush=True); import pathlib, sys; pathlib.Path({str(seen)!r}).write_text('whole')"
     launcher = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1"]
@@ -390,7 +404,8 @@ def test_closed_streams_are_nowhere(tmp_path: pathlib.Path, closed: str) -> None
     assert "Error" not in ended.stderr
 
 
-def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:
+def test_lines_are_prefixed_and_escaped(launch: Starter) -> None:
+    """Every line is prefixed with its task, long lines are cut, and binary bytes are escaped."""
     run = launch(
         "--ps=0",
         "--workers=1",
@@ -425,7 +440,8 @@ def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:
     assert [len(piece) for piece in long[:-1]] == [1 << 16] * 3
 
 
-def test_help_is_no_failure(launch: Starter) -> None:
+def test_help_is_not_a_failure(launch: Starter) -> None:
+    """--help prints the flags and exits with 0."""
     code, lines, messages = launch("--help").finish()
     assert (code, messages) == (0, [])
     assert any("--workers" in line for line in lines)
@@ -458,9 +474,8 @@ def test_help_is_no_failure(launch: Starter) -> None:
         (["--exit_codes=k8s", "--", "true"], "flag --exit_codes=k8s: value should be one of"),
     ],
 )
-def test_bad_arguments_are_one_clear_line(
-    launch: Starter, arguments: list[str], message: str
-) -> None:
+def test_bad_arguments_give_one_line(launch: Starter, arguments: list[str], message: str) -> None:
+    """Bad arguments give one clear line and code 2."""
     code, lines, messages = launch(command=tuple(arguments)).finish()
     assert (code, lines) == (2, [])
     assert len(messages) == 1

@@ -33,9 +33,8 @@ def command(tmp_path: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("one_stream", [False, True])
-def test_the_last_lines_are_not_repeated_right_below_themselves(
-    tmp_path: pathlib.Path, one_stream: bool
-) -> None:
+def test_last_lines_are_not_repeated(tmp_path: pathlib.Path, one_stream: bool) -> None:
+    """The last lines of a failed task are repeated only where stderr goes elsewhere than stdout."""
     program = tmp_path / "wrong.py"
     program.write_text("for number in range(3): print('line', number)\nraise SystemExit(2)")
     launch = [
@@ -59,9 +58,8 @@ def test_the_last_lines_are_not_repeated_right_below_themselves(
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(
-    tmp_path: pathlib.Path, both: bool
-) -> None:
+def test_full_disk_costs_lines_only(tmp_path: pathlib.Path, both: bool) -> None:
+    """A full disk below the output costs lines, and the tasks train to the end."""
     with open("/dev/full", "wb") as full:
         run = subprocess.run(
             command(tmp_path),
@@ -81,7 +79,8 @@ def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(
         )
 
 
-def test_an_output_that_does_not_block_is_waited_for(tmp_path: pathlib.Path) -> None:
+def test_nonblocking_output_is_waited_for(tmp_path: pathlib.Path) -> None:
+    """An output that does not block is waited for, and no line is lost."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with (
@@ -120,7 +119,8 @@ class _Stream(io.RawIOBase):
         return len(taken)
 
 
-def test_lines_go_on_when_there_is_room() -> None:
+def test_lines_return_with_room() -> None:
+    """The printer writes again, from the next whole line, as soon as there is room."""
     stream = _Stream()
     printer = Printer(stream, ["worker/0"], colour=False)
     printer.write("worker/0", ["one", "two"])
@@ -140,7 +140,8 @@ def test_lines_go_on_when_there_is_room() -> None:
     ]
 
 
-def test_a_reader_that_has_left_is_an_error() -> None:
+def test_absent_reader_is_an_error() -> None:
+    """Writing to a reader that has left raises BrokenPipeError."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb", buffering=0) as stream, pytest.raises(BrokenPipeError):

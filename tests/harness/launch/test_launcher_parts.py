@@ -52,7 +52,8 @@ class Machine:
         ]
 
 
-def test_backoff_doubles_to_its_limit_and_a_long_run_is_forgiven() -> None:
+def test_backoff_doubles_and_forgives() -> None:
+    """The pause before a restart doubles up to its limit and starts anew after a long run."""
     machine = Machine(PS0, CHIEF)
     assert machine.after(1, Exited(CHIEF, 1)) == []
     assert machine.after(0.49, Tick()) == []
@@ -63,7 +64,8 @@ def test_backoff_doubles_to_its_limit_and_a_long_run_is_forgiven() -> None:
     assert machine.after(0.5, Tick()) == [Start(CHIEF, 3)]
 
 
-def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
+def test_ps_leaving_alone_is_failure() -> None:
+    """A ps that exits by itself has failed, even with code 0."""
     machine = Machine(PS0, CHIEF)
     for attempt in (1, 2):
         assert machine.after(1, Exited(PS0, 0)) == []
@@ -73,7 +75,8 @@ def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 1)
 
 
-def test_what_would_end_so_again_is_not_started_again() -> None:
+def test_fatal_code_prevents_restart() -> None:
+    """A task that would fail in the same way again is not started again."""
     machine = Machine(PS0, CHIEF)
     assert machine.after(1, Exited(CHIEF, exit_codes.DATA.plain)) == [
         ShowTail(CHIEF),
@@ -88,7 +91,8 @@ def test_what_would_end_so_again_is_not_started_again() -> None:
     )
 
 
-def test_a_task_that_was_preempted_has_not_failed() -> None:
+def test_preempted_task_has_not_failed() -> None:
+    """A preempted task is started again without counting a failure."""
     machine = Machine(PS0, CHIEF)
     # more often than a failure may happen
     for attempt, returncode in enumerate((143, -signal.SIGTERM, 143, 143), 1):
@@ -97,7 +101,8 @@ def test_a_task_that_was_preempted_has_not_failed() -> None:
     assert machine.state.tasks[CHIEF].restarts == 0
 
 
-def test_the_launcher_of_one_task_ends_as_that_ends() -> None:
+def test_single_task_gives_its_code() -> None:
+    """The launcher of one task ends with the code of that task."""
     for task in (PS0, CHIEF, WORKER1):
         machine = Machine(task)
         machine.after(1, Exited(task, 0))
@@ -109,7 +114,8 @@ def test_the_launcher_of_one_task_ends_as_that_ends() -> None:
             assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, code)
 
 
-def test_the_launcher_of_one_ps_restarts_it_and_gives_up() -> None:
+def test_single_ps_restarts_then_gives_up() -> None:
+    """The launcher of one ps restarts the ps as often as allowed, then gives up."""
     machine = Machine(PS0)
     for attempt in (1, 2):
         assert machine.after(1, Exited(PS0, -signal.SIGKILL)) == []
@@ -119,7 +125,8 @@ def test_the_launcher_of_one_ps_restarts_it_and_gives_up() -> None:
     assert machine.state.failure is not None and machine.state.failure.fatal
 
 
-def test_what_falls_while_stopping_is_not_a_failure() -> None:
+def test_failure_while_stopping_is_ignored() -> None:
+    """A task that ends badly while the cluster stops does not change the exit code."""
     machine = Machine(PS0, CHIEF, WORKER1)
     assert machine.after(1, Interrupted(signal.SIGINT)) == [
         Send(CHIEF, signal.SIGINT),
@@ -136,14 +143,16 @@ def test_what_falls_while_stopping_is_not_a_failure() -> None:
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 130)
 
 
-def test_a_ps_waiting_for_its_restart_is_not_started_when_the_workers_are_done() -> None:
+def test_waiting_ps_stays_down_at_end() -> None:
+    """A ps that waits for its restart is not started once the workers are done."""
     machine = Machine(PS0, CHIEF)
     assert machine.after(1, Exited(PS0, 1)) == []
     assert machine.after(0.1, Exited(CHIEF, 0)) == []
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
 
 
-def test_a_task_that_survives_sigkill_does_not_hold_the_launcher() -> None:
+def test_unkillable_task_does_not_hold() -> None:
+    """A task that survives SIGKILL does not hold the launcher."""
     machine = Machine(CHIEF)
     machine.after(0, Interrupted(signal.SIGTERM))
     assert machine.after(9.9, Tick()) == []
@@ -153,7 +162,10 @@ def test_a_task_that_survives_sigkill_does_not_hold_the_launcher() -> None:
 
 
 @given(st.data())
-def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
+def test_every_story_keeps_its_promises(data: st.DataObject) -> None:
+    """Under any order of events the policy ends, and never starts a live task or signals a dead
+    one.
+    """
     tasks = [LaunchTask("ps", i) for i in range(data.draw(st.integers(0, 2)))]
     tasks += [LaunchTask("worker", i) for i in range(data.draw(st.integers(1, 3)))]
     machine = Machine(*tasks)
@@ -222,9 +234,8 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.binary(max_size=40)), st.randoms(use_true_random=False))
-def test_lines_do_not_depend_on_how_the_bytes_arrive(
-    chunks: list[bytes], chance: random.Random
-) -> None:
+def test_lines_ignore_chunk_boundaries(chunks: list[bytes], chance: random.Random) -> None:
+    """Lines do not depend on how their bytes arrive."""
     whole = b"\n".join(chunks)
     cuts = sorted(chance.randint(0, len(whole)) for _ in range(5))
     parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -235,21 +246,25 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(
     assert not any(character in line for line in expected for character in "\r\n\x00\x07")
 
 
-def test_an_endless_line_costs_bounded_memory() -> None:
+def test_endless_line_has_bounded_memory() -> None:
+    """An endless line is cut into pieces of bounded size."""
     buffer = LineBuffer()
     shown = [line for _ in range(10) for line in buffer.feed(b"y" * MAX_LINE_BYTES)]
     assert len(shown) == 9
     assert buffer.flush() == ["y" * MAX_LINE_BYTES]
 
 
-def test_names_are_aligned() -> None:
+def test_task_names_are_aligned() -> None:
+    """The names of tasks are padded to one width, with or without colour."""
     for colour, expected in ((False, "ps/0     | hi\n"), (True, "\x1b[36mps/0     |\x1b[0m hi\n")):
         stream = io.BytesIO()
         Printer(stream, ["ps/0", "worker/0"], colour).write("ps/0", ["hi"])
         assert stream.getvalue().decode() == expected
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_needs_a_willing_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colour is used on a terminal only, and not when NO_COLOR is set."""
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -261,7 +276,8 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     assert not wants_colour(Terminal())
 
 
-def test_held_ports_are_taken_for_others_and_free_again_after_close() -> None:
+def test_held_ports_are_reserved() -> None:
+    """Held ports are taken for others and free after close."""
     held = hold_ports(5)
     ports = [holder.getsockname()[1] for holder in held]
     assert len(set(ports)) == 5
@@ -274,7 +290,8 @@ def test_held_ports_are_taken_for_others_and_free_again_after_close() -> None:
             pass
 
 
-def test_arguments_and_environment() -> None:
+def test_worker_and_ps_arguments() -> None:
+    """Workers and ps receive their flags, TF_CONFIG and environment, and claimed flags are found."""
     topology = Topology(ps_hosts=("h:1",), worker_hosts=("h:2", "h:3"))
     assert topology.tasks() == [PS0, CHIEF, WORKER1]
     assert arguments(["python", "-m", "x"], topology, WORKER1) == [
@@ -307,7 +324,10 @@ def test_arguments_and_environment() -> None:
 CHIEF_TASK, EVALUATOR = LaunchTask("chief", 0), LaunchTask("evaluator", 0)
 
 
-def test_an_evaluator_is_not_waited_for_but_has_the_grace_period_for_the_last_checkpoint() -> None:
+def test_evaluator_has_the_grace_period() -> None:
+    """The ps tasks do not wait for an evaluator, which has the grace period for the last
+    checkpoint.
+    """
     machine = Machine(PS0, CHIEF, EVALUATOR)
     assert machine.after(1, Exited(CHIEF, 0)) == [Send(PS0, signal.SIGTERM)]
     assert machine.after(1, Exited(PS0, -15)) == [] and machine.state.stage is RunStage.STOPPING_PS
@@ -316,7 +336,8 @@ def test_an_evaluator_is_not_waited_for_but_has_the_grace_period_for_the_last_ch
     assert machine.state.stage is RunStage.FINISHED and machine.state.exit_code == 0
 
 
-def test_an_evaluator_that_is_done_early_or_fails_for_good_ends_nothing() -> None:
+def test_evaluator_ends_nothing() -> None:
+    """An evaluator that finishes early or fails for good ends no other task."""
     machine = Machine(PS0, CHIEF, EVALUATOR)
     assert machine.after(1, Exited(EVALUATOR, 0)) == []
     assert (
@@ -333,7 +354,8 @@ def test_an_evaluator_that_is_done_early_or_fails_for_good_ends_nothing() -> Non
     assert machine.state.stage is RunStage.RUNNING
 
 
-def test_a_stop_reaches_evaluators_with_the_workers() -> None:
+def test_stop_reaches_evaluators_with_workers() -> None:
+    """A stop reaches the evaluators together with the workers."""
     machine = Machine(PS0, CHIEF, EVALUATOR)
     assert machine.after(1, Interrupted(signal.SIGINT)) == [
         Send(CHIEF, signal.SIGINT),
@@ -341,7 +363,8 @@ def test_a_stop_reaches_evaluators_with_the_workers() -> None:
     ]
 
 
-def test_who_is_still_starting_is_sent_sigterm_for_ctrl_c() -> None:
+def test_starting_task_receives_sigterm() -> None:
+    """A task that is still starting receives SIGTERM in place of SIGINT."""
     stops = [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGTERM)]
     machine = Machine(PS0, CHIEF, WORKER1)
     assert machine.after(1, Interrupted(signal.SIGINT, frozenset({PS0, WORKER1}))) == stops
@@ -350,7 +373,8 @@ def test_who_is_still_starting_is_sent_sigterm_for_ctrl_c() -> None:
     assert machine.last[-2:] == (Send(CHIEF, signal.SIGTERM), Send(WORKER1, signal.SIGTERM))
 
 
-def test_a_job_chief_leads_and_worker_0_does_not() -> None:
+def test_chief_job_leads() -> None:
+    """With a chief job the chief's failure ends the run, and worker 0's does not."""
     machine = Machine(PS0, CHIEF_TASK, CHIEF)
     for _ in range(OPTIONS.max_restarts):
         machine.after(1, Exited(CHIEF, 1))
@@ -366,13 +390,15 @@ def test_a_job_chief_leads_and_worker_0_does_not() -> None:
     ]
 
 
-def test_the_workers_are_over_when_the_chief_is_too() -> None:
+def test_workers_end_with_the_chief() -> None:
+    """The workers are finished only when the chief is finished too."""
     machine = Machine(PS0, CHIEF_TASK, WORKER1)
     assert machine.after(1, Exited(WORKER1, 0)) == []
     assert machine.after(1, Exited(CHIEF_TASK, 0)) == [Send(PS0, signal.SIGTERM)]
 
 
-def test_the_arguments_of_a_chief_and_an_evaluator() -> None:
+def test_chief_and_evaluator_arguments() -> None:
+    """A chief and an evaluator receive their flags, and an evaluator keeps its GPU."""
     topology = Topology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
     assert [str(task) for task in topology.tasks()] == [
         "ps/0",

@@ -60,7 +60,8 @@ def two_ports() -> int:
 
 
 @pytest.mark.chaos
-def test_each_task_of_a_launcher_has_its_own_port(tmp_path: pathlib.Path) -> None:
+def test_each_task_has_its_port(tmp_path: pathlib.Path) -> None:
+    """Each task of a launcher serves its figures at a port of its own."""
     (tmp_path / "program.py").write_text(PROGRAM)
     port = two_ports()
     launch = [
@@ -81,9 +82,10 @@ def test_each_task_of_a_launcher_has_its_own_port(tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize("number", ["0", "60000"])
-def test_a_port_that_cannot_be_had_costs_the_figures_only(
+def test_taken_port_costs_figures_only(
     number: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A metrics port that is taken or out of range costs the figures only."""
     flags.FLAGS.mark_as_parsed()
     monkeypatch.setenv("BELLWETHER_TASK_NUMBER", number)
     with (
@@ -98,6 +100,7 @@ def test_a_port_that_cannot_be_had_costs_the_figures_only(
     assert str(port + int(number)) in record.getMessage()
 
 
-def test_the_launcher_is_more_patient_than_a_chief_that_saves_at_its_sigterm() -> None:
+def test_launcher_outwaits_a_saving_chief() -> None:
+    """The launcher's grace period is longer than a preempted chief's."""
     (preempt_grace_secs,) = preemptible.__wrapped__.__defaults__
     assert policy.LaunchOptions().grace_secs > preempt_grace_secs

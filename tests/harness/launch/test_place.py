@@ -42,7 +42,8 @@ def step(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
             monkeypatch.setenv(name, value)
 
 
-def test_a_step_tells_who_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_step_places_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of a Slurm step give hosts, job, index, GPU, stop command and restart count."""
     step(
         monkeypatch,
         SLURM_PROCID="1",
@@ -64,14 +65,16 @@ def test_a_step_tells_who_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_slurm(1, 2).said == "job 707 was requeued, this is restart 2"
 
 
-def test_ports_are_those_that_the_system_does_not_hand_out() -> None:
+def test_ports_are_below_ephemeral_ports() -> None:
+    """The ports lie below those that the system hands out."""
     assert LOWEST <= LOWEST_PORT
     assert LOWEST_PORT + JOBS * TASKS <= 32768
 
 
-def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(
+def test_heterogeneous_step_stops_every_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A step of a heterogeneous job is stopped in each of its groups."""
     step(monkeypatch, **HET, SLURM_PROCID="2", SLURM_LOCALID="1")
     place = in_slurm(1, 2)
     assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == [
@@ -82,9 +85,10 @@ def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(
     assert place.stop == ("scancel", "--signal=TERM", "707.0", "708.0")
 
 
-def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(
+def test_joining_step_adds_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The tasks of a step that joins a cluster are further workers."""
     step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
     place = in_slurm(0, 3, ["a:1", "b:1"], 4, 23456)
     assert (place.job, place.index, place.number) == ("worker", 6, 0)
@@ -99,9 +103,10 @@ def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(
 @pytest.mark.parametrize(
     "name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"]
 )
-def test_a_variable_of_slurm_that_is_missing_is_named(
+def test_missing_slurm_variable_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
+    """A missing variable of Slurm is named in one line."""
     for asked in (
         '{"ps": 1, "workers": 2}',
         '{"ps": 0, "workers": 3, "ps_hosts": ["a:1"], "first": 4, "port": 23456}',
@@ -112,9 +117,12 @@ def test_a_variable_of_slurm_that_is_missing_is_named(
         assert line.startswith(f"launch: {name} is not set")
 
 
-def test_what_all_tasks_find_the_first_one_says(
+def test_common_problem_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A problem that all tasks find is said by the first only, and a task's own problem by that
+    task.
+    """
     said = []
     for rank in ("0", "1", "2"):
         step(monkeypatch, SLURM_PROCID=rank)
@@ -130,9 +138,12 @@ def test_what_all_tasks_find_the_first_one_says(
 
 
 @pytest.mark.chaos
-def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(
+def test_failed_task_leaves_reason_and_stops(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A task that fails for good writes the reason to the termination log and has the other tasks
+    stopped.
+    """
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "$@" >"$0.told"\n')
     scancel.chmod(0o755)
@@ -173,9 +184,10 @@ def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(
 
 
 @pytest.mark.chaos
-def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(
+def test_stop_follows_an_unwritable_log(
     tmp_path: pathlib.Path,
 ) -> None:
+    """The other tasks are told to stop even where the termination log cannot be written."""
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "no such step" >&2\nexit 1\n')
     scancel.chmod(0o755)

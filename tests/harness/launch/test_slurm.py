@@ -51,7 +51,10 @@ def _end_of_time(slurm: Slurm, number: str, started: str) -> None:
     slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes}")
 
 
-def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(slurm: Slurm) -> None:
+def test_job_outlives_deaths_and_its_time(slurm: Slurm) -> None:
+    """A job over two hosts outlives killed tasks, a drained host and its time limit, and continues
+    after the requeue.
+    """
     further = slurm.shared / "further.flags"  # that the job is started with, each time
     further.write_text("--epochs=1\n")
     job = slurm.submit(SCRIPT, *ENDLESS, f"--flagfile={further}", sbatch=THREE_TASKS, WORKERS="2")
@@ -117,9 +120,10 @@ def own_slurm(tmp_path: pathlib.Path) -> Iterator[Slurm]:
     slurm.close()
 
 
-def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_hosts_again(
+def test_lost_host_requeues_the_job(
     own_slurm: Slurm,
 ) -> None:
+    """A job that loses a host is requeued and continues from its checkpoint."""
     slurm = own_slurm
     slurm.notice_within(20)
     further = slurm.shared / "further.flags"
@@ -146,9 +150,8 @@ def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_
     job.wait("COMPLETED")
 
 
-def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(
-    slurm: Slurm, tmp_path: pathlib.Path
-) -> None:
+def test_heterogeneous_job_ends_by_scancel(slurm: Slurm, tmp_path: pathlib.Path) -> None:
+    """A heterogeneous job has its ps on another host, and scancel ends all its tasks in time."""
     script = slurm.shared / "het.sbatch"  # as the file says: with one's own numbers
     text = (pathlib.Path(HET_SCRIPT)).read_text()
     script.write_text(text.replace("--ntasks=2", "--ntasks=1").replace("--ntasks=8", "--ntasks=2"))
@@ -176,7 +179,8 @@ def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(
 
 
 @pytest.mark.nightly
-def test_workers_of_another_job_and_of_another_step_join_a_run_and_leave_it(slurm: Slurm) -> None:
+def test_other_jobs_join_and_leave(slurm: Slurm) -> None:
+    """Workers of another job and of another step join a run and leave it."""
     flags = ("--elastic", *ENDLESS)
     job = slurm.submit(SCRIPT, *flags, sbatch=("--ntasks=2",), WORKERS="1")
     ps = job.expect(r"^ps/0 .*/job:ps/task:0 serves at grpc://(\S+)")[1]
@@ -225,7 +229,8 @@ def test_workers_of_another_job_and_of_another_step_join_a_run_and_leave_it(slur
     assert job.state() == "RUNNING" and not re.search("restart|Traceback", job.output)
 
 
-def test_tasks_that_do_not_fit_the_roles_are_one_clear_line(slurm: Slurm) -> None:
+def test_wrong_task_count_is_one_line(slurm: Slurm) -> None:
+    """A number of tasks that does not fit the roles gives one clear line."""
     job = slurm.submit(SCRIPT, sbatch=THREE_TASKS, WORKERS="4")
     job.wait("FAILED")
     assert job.fields()["ExitCode"] == f"{exit_codes.CONFIGURATION.plain}:0"
@@ -237,7 +242,8 @@ def test_tasks_that_do_not_fit_the_roles_are_one_clear_line(slurm: Slurm) -> Non
     ]
 
 
-def test_what_fails_for_good_ends_the_job_with_its_code_and_is_not_requeued(slurm: Slurm) -> None:
+def test_fatal_failure_is_not_requeued(slurm: Slurm) -> None:
+    """A failure for good ends the job with its code and without a requeue."""
     job = slurm.submit(SCRIPT, "--data_dir=nowhere", sbatch=THREE_TASKS, WORKERS="2")
     job.expect(
         r"worker/0 exited with code 65 and failed for good \(data: it would end so again\); "

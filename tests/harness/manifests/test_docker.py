@@ -43,7 +43,8 @@ def of(word: str) -> list[str]:
     return [rest for name, rest in steps() if name == word]
 
 
-def test_everything_that_is_copied_is_there_and_under_version_control() -> None:
+def test_copied_files_are_tracked() -> None:
+    """Every file that the image copies is under version control."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -52,7 +53,8 @@ def test_everything_that_is_copied_is_there_and_under_version_control() -> None:
             assert any(name == source or name.startswith(f"{source}/") for name in tracked), source
 
 
-def test_packages_are_those_of_the_lock_file_and_every_one_is_pinned() -> None:
+def test_packages_are_pinned_by_lock() -> None:
+    """The image installs the packages of the lock file, each with a pinned version."""
     assert "pip install -r requirements.lock" in of("RUN") and "pip install --no-deps --no-build-isolation ." in of("RUN")  # fmt: skip # noqa: E501
     lines = [
         line.removesuffix(" \\")
@@ -67,7 +69,8 @@ def test_packages_are_those_of_the_lock_file_and_every_one_is_pinned() -> None:
     assert f"jax[cuda12]=={version}" in (ROOT / "configs/docker/Dockerfile").read_text()
 
 
-def test_the_user_is_that_of_the_manifests_and_not_root() -> None:
+def test_image_runs_without_root() -> None:
+    """The image runs as the user of the manifests, after root has installed."""
     assert of("USER") == [f"{USER}:{USER}"] and any(f"--uid {USER}" in run for run in of("RUN"))
     names = [name for name, _ in steps()]
     assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN"), (
@@ -84,10 +87,10 @@ def place() -> Iterator[pathlib.Path]:
 
 
 @pytest.mark.chaos
-def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(
+def test_command_serves_and_ends_by_sigterm(
     place: pathlib.Path,
 ) -> None:
-    """The steps COPY, pip install, USER and CMD, without the network: what is installed already stands for the lock."""
+    """The image's files and command serve as another user, and SIGTERM ends the command."""
     app, site, runs = place / "app", place / "site", place / "runs"
     for *sources, target in (rest.split() for rest in of("COPY")):
         for source in sources:
@@ -171,9 +174,8 @@ def chroots() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("chroots")
-def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_sigterm_as_number_1() -> (
-    None
-):
+def test_image_builds_and_runs_alone() -> None:
+    """The image builds in a root directory of its own, and its command obeys SIGTERM as process 1."""
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-m", "tests.harness.manifests.docker_program"],
         cwd=ROOT,

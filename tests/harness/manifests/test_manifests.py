@@ -47,9 +47,8 @@ def of_kind(kind: str, engine: str, asked: ClusterRequest) -> Any:
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize(("engine", "kind"), [("jobset", "JobSet"), ("tfjob", "TFJob")])
-def test_a_custom_resource_fits_its_definition(
-    engine: str, kind: str, asked: ClusterRequest
-) -> None:
+def test_resource_fits_its_definition(engine: str, kind: str, asked: ClusterRequest) -> None:
+    """A JobSet or TFJob fits the definition of its engine."""
     told = schema.load(engine)
     made = of_kind(kind, engine, asked)
     assert (
@@ -59,7 +58,8 @@ def test_a_custom_resource_fits_its_definition(
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-def test_the_pods_of_a_statefulset_and_a_job_fit_too(asked: ClusterRequest) -> None:
+def test_statefulset_and_job_fit_schema(asked: ClusterRequest) -> None:
+    """The pods of a StatefulSet and a Job fit the schema of Kubernetes."""
     jobs = schema.load("jobset")["schema"]["properties"]["spec"]["properties"]["replicatedJobs"][
         "items"
     ]
@@ -77,7 +77,8 @@ def test_the_pods_of_a_statefulset_and_a_job_fit_too(asked: ClusterRequest) -> N
     )
 
 
-def test_the_check_finds_what_is_wrong() -> None:
+def test_schema_check_finds_mistakes() -> None:
+    """The schema check finds unknown, missing and mistyped fields."""
     told = schema.load("jobset")["schema"]
     good = of_kind("JobSet", "jobset", REQUESTS["small"])
 
@@ -101,8 +102,8 @@ def test_the_check_finds_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
-def test_the_python_clients_models_know_every_field(engine: str, asked: ClusterRequest) -> None:
-    """What they do not know they leave out."""
+def test_python_client_knows_every_field(engine: str, asked: ClusterRequest) -> None:
+    """The models of the Python client, which drop unknown fields, keep every field."""
     kubernetes = pytest.importorskip("kubernetes", reason="needs PyPI's kubernetes")
     api = kubernetes.client.ApiClient()
 
@@ -158,8 +159,8 @@ def config(command: list[str], environ: dict[str, str], monkeypatch: pytest.Monk
         return Config.from_flags()
 
 
-def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> None:
-    """By the labels that JobSet gives its pods, and the names that they have in its network."""
+def test_jobset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+    """Every pod of a JobSet finds its job, index and address by the labels of JobSet."""
     asked = REQUESTS["large"]
     network = of_kind("JobSet", "jobset", asked)["spec"]["network"]
     seen = []
@@ -185,8 +186,8 @@ def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> Non
     assert seen.count(True) == 1
 
 
-def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None:
-    """By TF_CONFIG as the operator composes it: job, role and index, and the port of the container."""
+def test_tfjob_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+    """Every pod of a TFJob finds its job and index by the TF_CONFIG of the operator."""
     asked = REQUESTS["large"]
     counts = {
         k.lower(): r["replicas"]
@@ -215,10 +216,10 @@ def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None
     assert chiefs == 1
 
 
-def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(
+def test_dynamic_tfjob_pods_find_place(
     clean: pytest.MonkeyPatch,
 ) -> None:
-    """The operator tells a worker of itself and all ps, a ps of itself, and a Chief of nobody: so there is none."""
+    """Every pod of a TFJob with dynamic workers finds its place in the operator's sparse cluster."""
     asked = dataclasses.replace(REQUESTS["elastic"], evaluators=1)
     made = of_kind("TFJob", "tfjob", asked)["spec"]
     assert made["enableDynamicWorker"] and {
@@ -247,7 +248,8 @@ def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(
     assert chiefs == 1
 
 
-def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+def test_statefulset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+    """Every pod of a StatefulSet and a Job finds its place by its index."""
     asked = REQUESTS["large"]
     made = objects("statefulset", asked)
     service = of_kind("Service", "statefulset", asked)["metadata"]["name"]
@@ -275,7 +277,8 @@ def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.Monk
                 )
 
 
-def test_a_batch_script_is_one_that_bash_reads() -> None:
+def test_batch_script_is_valid_bash() -> None:
+    """The batch script for Slurm is valid bash with the numbers that were asked for."""
     text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert (
@@ -289,7 +292,8 @@ def test_a_batch_script_is_one_that_bash_reads() -> None:
 
 
 @pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
-def test_the_manifests_of_the_example_are_what_the_tool_prints(engine: str) -> None:
+def test_example_manifests_are_current(engine: str) -> None:
+    """The manifests in configs are what the tool prints."""
     path = ROOT / "configs" / "kubernetes" / f"mnist_{engine}.yaml"
     arguments = [
         f"--for={engine}",
@@ -321,7 +325,8 @@ def test_the_manifests_of_the_example_are_what_the_tool_prints(engine: str) -> N
         (["--for=slurm", "--evaluators=1"], "start one by hand"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:
+def test_senseless_arguments_are_refused(arguments: list[str], said: str) -> None:
+    """Arguments that make no sense are refused without a traceback and without output."""
     done = subprocess.run(
         [sys.executable, "-m", "harness.manifests", *arguments],
         capture_output=True,
@@ -336,13 +341,15 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None
     )
 
 
-def test_the_tool_starts_without_jax() -> None:
+def test_tool_starts_without_jax() -> None:
+    """The manifest tool starts without JAX."""
     code = "import sys, harness.manifests.__main__; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_command_of_ones_own_gets_no_flags_that_are_the_examples(engine: str) -> None:
+def test_own_command_gets_no_example_flags(engine: str) -> None:
+    """A user's own command receives no flags of the example."""
     text = render(engine, REQUESTS["own command"])
     assert "mine" in text and "models.mnist" not in text and "--exit_codes" not in text
 
@@ -351,13 +358,14 @@ def test_a_command_of_ones_own_gets_no_flags_that_are_the_examples(engine: str) 
 
 
 @pytest.mark.parametrize(("slots", "formula", "measured"), [(0.0, 5858, 6042), (1.0, 7910, 8988)])
-def test_a_ps_gets_what_docs_memory_md_measured(slots: float, formula: int, measured: int) -> None:
-    """1 GiB of parameters on one ps, two workers, a checkpoint being written."""
+def test_ps_memory_covers_the_measured(slots: float, formula: int, measured: int) -> None:
+    """The memory of a ps covers what was measured for 1 GiB of parameters and two workers."""
     found = sizes(Workload(1, 2, 1024 * MIB, slots)).ps_bytes / MIB
     assert found == pytest.approx(formula * HEADROOM, rel=0.002) and found > measured
 
 
-def test_memory_of_a_ps_grows_with_workers_and_shrinks_with_ps() -> None:
+def test_ps_memory_follows_the_sizes() -> None:
+    """The memory of a ps grows with the workers and shrinks with the number of ps."""
     one = sizes(Workload(1, 8, 1e9)).ps_bytes
     assert sizes(Workload(1, 9, 1e9)).ps_bytes - one == pytest.approx(1e9 * HEADROOM, abs=2)
     assert sizes(Workload(2, 8, 1e9)).ps_bytes < one
@@ -373,19 +381,22 @@ def test_memory_of_a_ps_grows_with_workers_and_shrinks_with_ps() -> None:
         (Workload(8, 1, 100e6, compute_secs=0.05), 4, "workers"),
     ],
 )
-def test_steps_are_those_of_the_busiest_place(job: Workload, steps: float, busiest: str) -> None:
+def test_busiest_place_limits_steps(job: Workload, steps: float, busiest: str) -> None:
+    """The steps per second are limited by the busiest place."""
     found = sizes(job)
     assert found.busiest == busiest
     assert steps <= found.steps_per_s <= 2 * steps
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan"))])
-def test_a_job_that_makes_no_sense_is_refused(wrong: tuple[int, int, float]) -> None:
+def test_senseless_workload_is_refused(wrong: tuple[int, int, float]) -> None:
+    """A workload that makes no sense is refused."""
     with pytest.raises(ValueError):
         Workload(*wrong)
 
 
-def test_the_model_is_that_of_the_benchmark() -> None:
+def test_sizing_agrees_with_scaling_model() -> None:
+    """The formula of sizes stays within half of the benchmark's queueing model and above it."""
     model = importlib.import_module("benchmarks.scaling_model")
     from harness.manifests import sizing
 

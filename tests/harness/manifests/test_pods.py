@@ -118,9 +118,10 @@ def last_ends(story: str) -> dict[str, str]:
     return dict(re.findall(r"^END (\S+) (\d+)$", story, re.MULTILINE))
 
 
-def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(
+def test_mnist_trains_through_pod_deaths(
     node: pathlib.Path,
 ) -> None:
+    """MNIST trains in pods that die and come back with another address."""
     story = play("jobset", "deaths", node)
     assert lives(story) == [
         *("mnist-ps-0-0", "mnist-worker-0-0", "mnist-worker-1-0"),
@@ -138,12 +139,14 @@ def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_data_that_is_missing_fails_the_job_at_once(node: pathlib.Path) -> None:
+def test_missing_data_fails_at_once(node: pathlib.Path) -> None:
+    """Missing data fails the job at once, without a second try."""
     story = play("jobset", "wrong-data", node)
     assert "KILLED" not in story and len(lives(story)) == 3
 
 
-def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path) -> None:
+def test_evicted_pods_save_and_return(node: pathlib.Path) -> None:
+    """Evicted pods save in time and are made again."""
     story = play("jobset", "evictions", node)
     assert rules(story)[:4] == ["disrupted Ignore"] * 4  # not counted
     assert "KILLED" not in story
@@ -154,9 +157,10 @@ def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path
     }
 
 
-def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_is(
+def test_probe_kills_only_the_frozen_ps(
     node: pathlib.Path,
 ) -> None:
+    """A frozen ps is killed by its probe and made again, and no other pod is killed."""
     story = play("jobset", "frozen", node)
     assert re.findall(r"^(?:UNHEALTHY|KILLED) .*$", story, re.MULTILINE) == [
         "UNHEALTHY mnist-ps-0-0",
@@ -170,9 +174,10 @@ def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_i
     }
 
 
-def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_there_are(
+def test_scaled_jobset_trains_on(
     node: pathlib.Path,
 ) -> None:
+    """A JobSet whose parallelism changes trains on with the workers that exist."""
     story = play("jobset", "scaled", node, "--workers=2", "--elastic", trainer=("--elastic",))
     assert sorted(set(lives(story))) == [
         "mnist-ps-0-0",
@@ -181,7 +186,10 @@ def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_ther
     assert "KILLED" not in story and rules(story) == []
 
 
-def test_a_tfjob_with_chief_and_evaluator_trains_through_deaths(node: pathlib.Path) -> None:
+def test_tfjob_trains_through_deaths(node: pathlib.Path) -> None:
+    """A TFJob with chief and evaluator trains through deaths, and no other pod waits for the
+    evaluator.
+    """
     story = play("tfjob", "tfjob", node, "--workers=3", "--evaluators=1")
     assert set(rules(story)) == {"ExitCode restart"} and "KILLED" not in story
     assert last_ends(story)["mnist-chief-0"] == "0"
@@ -193,11 +201,13 @@ def test_a_tfjob_with_chief_and_evaluator_trains_through_deaths(node: pathlib.Pa
     )
 
 
-def test_a_tfjob_fails_after_an_exit_code_that_is_permanent(node: pathlib.Path) -> None:
+def test_permanent_exit_code_fails_tfjob(node: pathlib.Path) -> None:
+    """A TFJob fails after an exit code that is permanent."""
     assert rules(play("tfjob", "tfjob-fails", node, "--workers=3"))[0] == "ExitCode fail"
 
 
-def test_a_tfjob_with_dynamic_workers_grows_and_shrinks(node: pathlib.Path) -> None:
+def test_dynamic_tfjob_grows_and_shrinks(node: pathlib.Path) -> None:
+    """A TFJob with dynamic workers grows and shrinks without a chief."""
     options = ("--workers=2", "--evaluators=1", "--elastic")
     story = play("tfjob", "tfjob-scaled", node, *options, trainer=("--elastic",))
     assert "mnist-chief-0" not in story, "the operator would tell it of no ps"

@@ -66,19 +66,22 @@ def port_of_ps(cluster: LocalCluster) -> int:
     return int(cluster.addresses["ps:0"].rpartition(":")[2])
 
 
-def test_the_manifests_of_all_engines_have_the_same_probes() -> None:
+def test_engines_have_the_same_probes() -> None:
+    """The manifests of all engines have the same probes."""
     for name in ("livenessProbe", "readinessProbe"):
         (_,) = {probe(engine, name) for engine in ("jobset", "tfjob", "statefulset")}
 
 
-def test_failures_in_a_row_kill() -> None:
+def test_only_failures_in_row_kill() -> None:
+    """Only failures in a row reach the threshold that kills."""
     found = Probe(2222, failure_threshold=3)
     assert found.kills([True, False, False, False, True])
     assert not found.kills([False, False, True, False, False])
 
 
 @pytest.mark.nightly
-def test_a_ps_that_restores_for_long_is_not_killed_and_a_frozen_one_is(tmp_path: Path) -> None:
+def test_probe_tells_restoring_from_frozen(tmp_path: Path) -> None:
+    """A probe spares a ps that restores for long and kills a frozen ps."""
     liveness, readiness = probe("jobset", "livenessProbe"), probe("jobset", "readinessProbe")
     with started(tmp_path) as cluster, ThreadPoolExecutor(liveness.failure_threshold) as kubelet:
         port = port_of_ps(cluster)

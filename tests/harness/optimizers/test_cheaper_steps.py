@@ -17,7 +17,8 @@ def _bf16(value: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.asarray(value).astype(jnp.bfloat16).astype(jnp.float32))
 
 
-def test_half_the_bytes_cross_the_wire_and_the_variable_keeps_its_bits() -> None:
+def test_wire_halves_and_variable_keeps_bits() -> None:
+    """With on_wire half the bytes cross the wire each way, and the variable keeps full precision."""
     start = np.linspace(1, 2, WIDTH, dtype=np.float32)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         with rt.device(
@@ -46,7 +47,8 @@ def test_half_the_bytes_cross_the_wire_and_the_variable_keeps_its_bits() -> None
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-def test_a_variable_that_also_goes_the_wide_way_gets_both_gradients() -> None:
+def test_wide_and_narrow_gradients_add_up() -> None:
+    """A variable that a loss reads both narrow and wide receives both gradients."""
     with rt.Graph().as_default():
         w = rt.Variable(np.array([1.0, 2.0], np.float32), name="w")
         loss = rt.numpy.sum(harness.on_wire(w) * 3.0) + rt.numpy.sum(w * 5.0)
@@ -56,7 +58,8 @@ def test_a_variable_that_also_goes_the_wide_way_gets_both_gradients() -> None:
             np.testing.assert_allclose(session.run(gradient), [8.0, 8.0])
 
 
-def test_clipping_sees_the_gradients_before_they_are_rounded() -> None:
+def test_clipping_precedes_rounding() -> None:
+    """Clipping works on gradients before they are rounded for the wire."""
     with rt.Graph().as_default():
         w = rt.Variable(np.zeros(2, np.float32), name="w")
         loss = rt.numpy.sum(harness.on_wire(w) * np.array([3.0, 4.0], np.float32))
@@ -71,7 +74,10 @@ def test_clipping_sees_the_gradients_before_they_are_rounded() -> None:
             )
 
 
-def test_what_is_not_wider_than_the_wire_stays_a_variable() -> None:
+def test_narrow_variables_stay_variables() -> None:
+    """A variable no wider than the wire stays a variable, and a wire type that is not floating
+    point is refused.
+    """
     with rt.Graph().as_default():
         params = {
             "count": rt.Variable(np.int32(1), name="count", trainable=False),
@@ -86,7 +92,8 @@ def _loss(params: dict, x: np.ndarray, y: np.ndarray) -> jnp.ndarray:
     return jnp.mean((x @ params["w"] - y) ** 2)
 
 
-def test_accumulated_batches_give_the_gradient_of_one_large_batch_in_two_round_trips() -> None:
+def test_accumulated_batches_equal_one_batch() -> None:
+    """Accumulated batches give the gradient of one large batch and cost the same two calls."""
     rng = np.random.default_rng(0)
     images, labels = (
         rng.standard_normal((12, 5)).astype(np.float32),
@@ -116,7 +123,8 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch_in_two_round_t
     assert calls == {"large": 2, "accumulated": 2}
 
 
-def test_accumulated_says_what_does_not_fit() -> None:
+def test_accumulated_names_what_does_not_fit() -> None:
+    """Batches that cannot be split into equal parts are refused with the reason."""
     assert harness.accumulated(_loss, 1) is _loss
     with pytest.raises(ValueError, match="steps is 0"):
         harness.accumulated(_loss, 0)

@@ -60,6 +60,7 @@ class _Worker:
 
 
 def test_every_checkpoint_holds_whole_steps(tmp_path: pathlib.Path) -> None:
+    """Every checkpoint of synchronous training holds the values of one whole step on all ps."""
     with cluster(2, WORKERS) as spec:
         servers = [rt.Server(spec, "worker", i) for i in range(WORKERS)]
         try:

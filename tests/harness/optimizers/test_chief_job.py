@@ -18,9 +18,10 @@ JOBS = {"ps": ["p:1", "q:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
         ("/job:worker/task:1", 1, 1, False),
     ],
 )
-def test_the_chief_is_a_worker_with_a_number_of_its_own(
+def test_chief_has_its_own_number(
     device: str, by_device: int | None, number: int, leads: bool
 ) -> None:
+    """A chief in a job of its own counts as a worker with the last number, and leads."""
     with (
         rt.Graph().as_default() as graph,
         rt.device(rt.replica_device_setter(cluster=rt.ClusterSpec(JOBS), worker_device=device)),

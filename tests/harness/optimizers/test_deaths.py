@@ -34,8 +34,10 @@ def spec(served: tuple[Spec, list[Task]]) -> Spec:
     return served[0]
 
 
-def test_backup_workers(spec: Spec) -> None:
-    """Three of four are aggregated; one is stopped in the middle: the others go on, and its gradients do not count."""
+def test_backup_workers_replace_a_stopped_worker(spec: Spec) -> None:
+    """With three of four gradients needed, three workers continue without the stopped fourth, whose
+    late gradients are dropped.
+    """
     options = {"cluster": spec, "needed": 3, "total": 4, "steps": 10**9}
     processes = [start("worker", i, options) for i in range(4)]
     try:
@@ -87,7 +89,8 @@ def _counts(server: rt.Server) -> list[int]:
     return found
 
 
-def test_a_dead_worker_is_waited_for_until_it_is_back(spec: Spec) -> None:
+def test_dead_worker_is_waited_for(spec: Spec) -> None:
+    """A step waits for a dead worker until it is back, and no step is lost or repeated."""
     options = {"cluster": spec, "needed": 2, "total": 2, "steps": 10**9}
     processes = [start("worker", i, options) for i in range(2)]
     try:
@@ -105,8 +108,10 @@ def test_a_dead_worker_is_waited_for_until_it_is_back(spec: Spec) -> None:
             process.close()
 
 
-def test_a_dead_worker_may_be_left_behind(spec: Spec, served: tuple[Spec, list[Task]]) -> None:
-    """And whoever decides says so in its log: the ps when there is one, else the chief."""
+def test_dead_worker_may_be_left_behind(spec: Spec, served: tuple[Spec, list[Task]]) -> None:
+    """With a timeout training continues without a dead worker, and the deciding task says so in its
+    log.
+    """
     options = {"cluster": spec, "needed": 2, "total": 2, "steps": 10**9, "timeout": 1.0}
     processes = [start("worker", i, options) for i in range(2)]
     decides = served[1][0] if len(served[1]) == 1 else processes[0]
@@ -126,7 +131,8 @@ def test_a_dead_worker_may_be_left_behind(spec: Spec, served: tuple[Spec, list[T
 # -- the chief -----------------------------------------------------------------------------------------------------
 
 
-def test_a_chief_that_was_killed_goes_on_where_it_was(spec: Spec) -> None:
+def test_killed_chief_continues_where_it_was(spec: Spec) -> None:
+    """A chief that is killed and started again continues, and the other worker misses no step."""
     options = {"cluster": spec, "needed": 2, "total": 2, "steps": 10**9}
     processes = [start("worker", i, options) for i in range(2)]
     try:
@@ -153,10 +159,8 @@ def test_a_chief_that_was_killed_goes_on_where_it_was(spec: Spec) -> None:
         (2, "committed", "gradients of workers [1] are in"),
     ],
 )
-def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(
-    ps: int, when: str, says: str
-) -> None:
-    """Killed before, between and after the orders of one aggregate: applied once on each ps, as the values show."""
+def test_chief_dying_inside_step_loses_nothing(ps: int, when: str, says: str) -> None:
+    """An aggregate whose chief dies before, between or after its orders is applied once on each ps."""
     with serving(ps, 3) as (spec, _), rt.Server(spec, "worker", 2) as server:
         options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "rule": "slow"}
         processes = [

@@ -31,7 +31,8 @@ def _expected(steps: int, decay: float, warm_up: bool) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_it_is_the_average_of_the_values_after_each_step(warm_up: bool) -> None:
+def test_average_follows_values_after_each_step(warm_up: bool) -> None:
+    """A moving average is taken of the values after each step, with and without warm-up."""
     with rt.Graph().as_default():
         params = rt.variables(START, name="model")
         ema = harness.ExponentialMovingAverage(0.9, warm_up=warm_up)
@@ -48,7 +49,8 @@ def test_it_is_the_average_of_the_values_after_each_step(warm_up: bool) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
 
 
-def test_it_is_saved_under_its_own_names_and_read_as_a_tree(tmp_path: pathlib.Path) -> None:
+def test_average_is_saved_and_read_back(tmp_path: pathlib.Path) -> None:
+    """A moving average is saved under names of its own, and load_pytree reads it as a tree."""
     with rt.Graph().as_default(), rt.Server.create_local_server() as server:
         step = harness.get_or_create_global_step()
         params = rt.variables(START, name="model")
@@ -68,7 +70,8 @@ def test_it_is_saved_under_its_own_names_and_read_as_a_tree(tmp_path: pathlib.Pa
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
 
 
-def test_what_has_no_average_is_named() -> None:
+def test_variable_without_average_is_named() -> None:
+    """A variable without an average, and a decay above 1, are refused by name."""
     with rt.Graph().as_default():
         params = rt.variables(START, name="model")
         ema = harness.ExponentialMovingAverage()
@@ -80,7 +83,10 @@ def test_what_has_no_average_is_named() -> None:
             harness.ExponentialMovingAverage(1.5)
 
 
-def test_the_usual_summaries_of_training_by_one_line() -> None:
+def test_training_summaries_show_usual_values() -> None:
+    """training_summaries shows the gradient norm, the learning rate and the distance of the
+    averages.
+    """
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         params = rt.variables(START, name="model")

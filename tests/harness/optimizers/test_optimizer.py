@@ -107,15 +107,16 @@ def _of_one_leaf(leaf: Any) -> str:
     ],
     ids=lambda value: None if not isinstance(value, str) else value.split()[0],
 )
-def test_what_needs_all_gradients_at_once_is_refused_by_name(
+def test_global_transformation_is_refused_by_name(
     transformation: optax.GradientTransformation, part: str, advice: str
 ) -> None:
+    """A transformation that needs all gradients at once is refused by name, with advice."""
     with pytest.raises(rt.InvalidArgumentError, match=f"^mine: with {part} the update .*{advice}"):
         harness.Optimizer(transformation, name="mine")
 
 
-def test_what_looks_at_another_variable_by_way_of_the_state_is_refused() -> None:
-    """The norm of one update scales the next but one: nothing within one update shows it."""
+def test_dependence_through_state_is_refused() -> None:
+    """A transformation whose state carries one variable's update to another is refused."""
 
     def init(params: Any) -> Any:
         return [jnp.ones(()), jnp.ones(())]
@@ -142,9 +143,10 @@ def test_what_looks_at_another_variable_by_way_of_the_state_is_refused() -> None
     ],
     ids=["adamw", "multisteps", "labels", "lamb", "muon", "schedule_free"],
 )
-def test_what_treats_every_variable_by_itself_gives_what_optax_gives(
+def test_separable_transformations_equal_optax(
     transformation: optax.GradientTransformation,
 ) -> None:
+    """A transformation that treats each variable alone gives the values of plain optax."""
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7),
         _trained(transformation),
@@ -152,7 +154,8 @@ def test_what_treats_every_variable_by_itself_gives_what_optax_gives(
     )
 
 
-def test_clipping_by_the_global_norm_is_right_as_before_push() -> None:
+def test_global_clipping_works_before_push() -> None:
+    """Clipping by the global norm as before_push gives the values of plain optax."""
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5),
         _trained(optax.adam(1e-2), before_push=CLIP),
@@ -160,7 +163,8 @@ def test_clipping_by_the_global_norm_is_right_as_before_push() -> None:
     )
 
 
-def test_extra_arguments_are_known_when_the_transformation_is_looked_at() -> None:
+def test_extra_arguments_reach_the_transformation() -> None:
+    """Extra arguments reach the transformation when the optimizer is checked and when a step runs."""
     with rt.Graph().as_default():
         value = rt.placeholder(np.float32, [])
         with pytest.raises(rt.InvalidArgumentError, match="with scale_by_polyak the update"):
@@ -182,9 +186,10 @@ def test_extra_arguments_are_known_when_the_transformation_is_looked_at() -> Non
     ],
     ids=["sgd", "momentum"],
 )
-def test_a_variable_in_two_pairs_gets_both_gradients(
+def test_two_pairs_of_one_variable_add(
     transformation: optax.GradientTransformation, expected: list[float]
 ) -> None:
+    """A variable that stands in two pairs receives the sum of both gradients."""
     with rt.Graph().as_default():
         v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
         one, two = rt.constant(1.0), rt.constant(2.0)
@@ -195,7 +200,11 @@ def test_a_variable_in_two_pairs_gets_both_gradients(
             assert session.run([v, w]) == expected
 
 
-def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
+def test_random_keys_advance_and_differ() -> None:
+    """Random keys in the state advance with each step, differ between variables and repeat in every
+    run.
+    """
+
     def noise(draws: int) -> tuple[Any, list[str]]:
         with rt.Graph().as_default():
             v, w = (rt.Variable(np.zeros(3, np.float32), name=name) for name in "vw")
@@ -220,6 +229,7 @@ def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
 
 
 def test_noisy_sgd_trains() -> None:
+    """optax.noisy_sgd trains to nearly the values of plain SGD."""
     found = _trained(optax.noisy_sgd(0.05, eta=1e-6, key=jax.random.key(0)))
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-2), found, _by_optax(optax.sgd(0.05))
@@ -260,9 +270,10 @@ def _labelled(**options: Any) -> Any:
     ],
     ids=["adamw", "masked", "multi_transform", "labels by name", "mask by name", "mask by rank"],
 )
-def test_masks_and_labels_give_what_optax_gives(
+def test_masks_and_labels_equal_optax(
     transformation: optax.GradientTransformation,
 ) -> None:
+    """Masked and labelled transformations give the values of plain optax."""
     expected = _by_optax(transformation)
     found, _ = _labelled(transformation=transformation)
     jax.tree.map(
@@ -270,7 +281,8 @@ def test_masks_and_labels_give_what_optax_gives(
     )
 
 
-def test_slots_under_masks_have_the_names_of_the_state_and_not_of_the_tree() -> None:
+def test_masked_slots_are_named_by_state() -> None:
+    """Slots under masks are named by the optimizer's state, not by the tree of labels."""
     _, slots = _labelled(transformation=optax.multi_transform(GROUPS, {"a": "slow", "b": "fast"}))
     assert [s for s in slots if s.startswith("model/a")] == [
         "model/a/adam/count",
@@ -283,7 +295,8 @@ def test_slots_under_masks_have_the_names_of_the_state_and_not_of_the_tree() -> 
     ]
 
 
-def test_a_list_of_variables_is_known_by_its_names() -> None:
+def test_listed_variables_match_by_name() -> None:
+    """Rules of by_name match the variables of a list by their names."""
     mask = optax.masked(optax.set_to_zero(), harness.by_name({"model/a": True, "": False}))
     found, _ = _labelled(
         transformation=optax.chain(optax.sgd(0.1), mask),
@@ -293,7 +306,8 @@ def test_a_list_of_variables_is_known_by_its_names() -> None:
     assert not np.array_equal(found["b"], START["b"])
 
 
-def test_a_mask_without_its_tree_says_what_to_give() -> None:
+def test_mask_without_tree_is_explained() -> None:
+    """A mask whose params are missing or do not fit is refused, and the error says what to pass."""
     with rt.Graph().as_default():
         params = rt.variables(START, name="model")
         loss = rt.call(_loss, params)
@@ -314,14 +328,15 @@ def test_a_mask_without_its_tree_says_what_to_give() -> None:
             harness.Optimizer(optax.adamw(0.1, mask=harness.by_name({"a": True})), params=params)
 
 
-def test_clipping_by_the_norm_of_a_group_is_refused_too() -> None:
+def test_group_norm_clipping_is_refused() -> None:
+    """Clipping by the norm of a labelled group is refused."""
     groups = {"slow": optax.chain(CLIP, optax.sgd(0.1)), "fast": optax.sgd(0.1)}
     with pytest.raises(rt.InvalidArgumentError, match="with clip_by_global_norm"):
         harness.Optimizer(optax.multi_transform(groups, {"a": "slow", "b": "fast"}))
 
 
-def test_slots_lie_beside_their_variables_whatever_scopes_are_open() -> None:
-    """A worker's scope often names a device of its own, and its optimizer is used within."""
+def test_slots_lie_beside_their_variables() -> None:
+    """A slot lies on its variable's device, whatever device scope is open."""
     with rt.Graph().as_default():
         with rt.device("/job:ps/task:1"):
             v = rt.Variable(np.ones(2, np.float32), name="v")

@@ -18,7 +18,8 @@ TAG = "sync_replicas/dropped_gradients"
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["Supervisor", "MonitoredTrainingSession"])
-def test_the_model_is_that_of_one_process(tmp_path: pathlib.Path, monitored: bool) -> None:
+def test_replicas_equal_one_process(tmp_path: pathlib.Path, monitored: bool) -> None:
+    """Synchronous training under either session gives the model of one process."""
     with serving(2, 2) as (spec, _):
         options = {
             "cluster": spec,
@@ -41,8 +42,8 @@ def test_the_model_is_that_of_one_process(tmp_path: pathlib.Path, monitored: boo
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["Supervisor", "MonitoredTrainingSession"])
-def test_stale_gradients_are_seen_in_tensorboard(tmp_path: pathlib.Path, monitored: bool) -> None:
-    """One of two is aggregated, so that whoever comes second is stale; the curve is read as TensorBoard reads it."""
+def test_tensorboard_shows_dropped_gradients(tmp_path: pathlib.Path, monitored: bool) -> None:
+    """TensorBoard shows a growing count of dropped gradients."""
     with serving(2, 2) as (spec, _):
         options = {
             "cluster": spec,

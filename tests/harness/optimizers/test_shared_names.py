@@ -54,8 +54,10 @@ class Two:
 
 
 @pytest.mark.parametrize(("ps", "same"), [(1, False), (1, True), (2, False)])
-def test_two_aggregates_of_a_graph_are_two(ps: int, same: bool) -> None:
-    """Workers whose steps come in another order mix no gradients of two optimizers."""
+def test_two_aggregates_stay_separate(ps: int, same: bool) -> None:
+    """Two synchronous optimizers of one graph never mix their gradients, even when workers step in
+    opposite orders.
+    """
 
     def wrap(optimizer: harness.Optimizer) -> harness.SyncReplicas:
         return harness.SyncReplicas(optimizer, 2)
@@ -83,7 +85,9 @@ def test_two_aggregates_of_a_graph_are_two(ps: int, same: bool) -> None:
             worker.session.close()
 
 
-def test_two_clocks_of_a_graph_are_two() -> None:
+def test_two_clocks_stay_separate() -> None:
+    """Two stale-synchronous optimizers of one graph have clocks of their own."""
+
     def wrap(optimizer: harness.Optimizer) -> harness.StaleSynchronous:
         return harness.StaleSynchronous(optimizer, 3)
 
@@ -111,6 +115,7 @@ def averaged(
 
 
 def test_each_average_has_its_own_slot() -> None:
+    """Two moving averages with different names have slots of their own."""
     with rt.Graph().as_default():
         fast = harness.ExponentialMovingAverage(0.5, warm_up=False, name="fast")
         slow = harness.ExponentialMovingAverage(0.9, warm_up=False, name="slow")
@@ -124,6 +129,7 @@ def test_each_average_has_its_own_slot() -> None:
 
 
 def test_two_averages_of_one_name_are_refused() -> None:
+    """Two moving averages of one name, and a name with other characters, are refused."""
     with rt.Graph().as_default():
         fast, slow = harness.ExponentialMovingAverage(0.5), harness.ExponentialMovingAverage(0.9)
         optimizer, w, _ = averaged(slow.after(fast.after(optax.sgd(1.0))), np.float32(10))
@@ -139,6 +145,7 @@ def test_two_averages_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_average_of_a_narrow_type_moves(dtype: object) -> None:
+    """The average of a narrow variable moves by steps that its type could not hold."""
     with rt.Graph().as_default():
         ema = harness.ExponentialMovingAverage(0.999, warm_up=False)
         optimizer, w, train = averaged(ema.after(optax.sgd(0.0)), jnp.ones(2, dtype))
@@ -181,10 +188,10 @@ def parted(
     ],
     ids=["adam", "adafactor", "novograd", "noise"],
 )
-def test_slots_of_parts_are_restored_as_they_were(
+def test_slots_of_parts_are_restored(
     tmp_path: pathlib.Path, transformation: optax.GradientTransformation
 ) -> None:
-    """Training in two halves, with a checkpoint between them, gives the same as training without."""
+    """Training in two halves with a checkpoint between them equals training without a pause."""
     with rt.Graph().as_default():
         variables, train = parted(transformation, 2)
         saver = harness.Saver()
@@ -204,7 +211,8 @@ def test_slots_of_parts_are_restored_as_they_were(
         np.testing.assert_array_equal(one, two)
 
 
-def test_counts_of_parts_go_into_other_numbers_of_parts(tmp_path: pathlib.Path) -> None:
+def test_counts_fit_other_partitions(tmp_path: pathlib.Path) -> None:
+    """The step counts of a partitioned table are restored into another number of parts."""
     for parts in (2, 4):
         with rt.Graph().as_default():
             _, train = parted(optax.adam(0.1), parts)
@@ -218,6 +226,7 @@ def test_counts_of_parts_go_into_other_numbers_of_parts(tmp_path: pathlib.Path) 
 
 
 def test_parts_are_made_before_their_slots() -> None:
+    """partitioned is refused after an optimizer has made slots for the parts."""
     with rt.Graph().as_default():
         variables = [rt.Variable(np.zeros((2, 3), np.float32), name=f"part_{i}") for i in range(2)]
         harness.Optimizer(optax.adam(0.1)).minimize(

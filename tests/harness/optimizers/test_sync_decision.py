@@ -12,9 +12,10 @@ REPORTS = st.builds(TaskProgress, st.integers(3, 5), WORKERS)
 
 
 @given(REPORTS, st.lists(REPORTS, min_size=1, max_size=3), st.integers(1, 5), st.booleans())
-def test_only_what_all_tasks_have_is_chosen(
+def test_chosen_gradients_are_on_all_tasks(
     leader: TaskProgress, others: list[TaskProgress], needed: int, up: bool
 ) -> None:
+    """Only gradients that all tasks hold are chosen, and only the needed number of them."""
     chosen = Counter(choose(leader, others, needed, up))
     for report in [leader, *others]:
         assert not chosen or report.step == leader.step
@@ -22,11 +23,13 @@ def test_only_what_all_tasks_have_is_chosen(
     assert chosen.total() in (0, needed) or up and chosen.total() < needed
 
 
-def test_the_first_to_come_are_chosen() -> None:
+def test_first_gradients_are_chosen() -> None:
+    """The gradients that came first to the leader are chosen."""
     assert choose(TaskProgress(3, (2, 0, 1)), [TaskProgress(3, (0, 1, 2))], 2, False) == (2, 0)
 
 
-def test_who_is_back_is_waited_for_again() -> None:
+def test_returned_worker_is_waited_for_again() -> None:
+    """A worker that is back is waited for again."""
     assert rejoined(None, [1], 3) is None
     assert rejoined(frozenset({0}), [1], 3) == {0, 1}
     assert rejoined(frozenset({0, 1}), [2], 3) is None
@@ -53,10 +56,10 @@ class Task:
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(WORKERS, st.integers(0, 5)), max_size=6))
-def test_a_chief_may_die_between_any_two_orders(
+def test_chief_may_die_between_orders(
     others: int, rounds: list[tuple[tuple[int, ...], int]]
 ) -> None:
-    """Each round's chief commits on the others first and on the leader last, and dies after some of these orders."""
+    """After a chief's death between any two orders the tasks agree on one history of aggregates."""
     tasks = [Task(0) for _ in range(others + 1)]
     for workers, orders in rounds:
         plan = settle([t.claimed() for t in tasks])
@@ -73,7 +76,8 @@ def test_a_chief_may_die_between_any_two_orders(
     assert all(t.log == tasks[0].log for t in tasks)
 
 
-def test_what_does_not_fit_the_leader_is_forgotten() -> None:
+def test_claims_unlike_the_leader_are_forgotten() -> None:
+    """A claim that does not fit the leader's step is forgotten."""
     after_a_restore = [
         ClaimReply(10, -1, ()),
         ClaimReply(50, 49, (0, 1)),

@@ -47,9 +47,8 @@ def _replicas(
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_model_is_that_of_one_process_on_all_batches(
-    servers: list[rt.Server], count: int, rule: str
-) -> None:
+def test_replicas_equal_one_large_batch(servers: list[rt.Server], count: int, rule: str) -> None:
+    """Replicas give the model of one process on all batches, one step each, and waste no gradient."""
     x, y = batches(count)
     replicas = _replicas(servers, count, rule, count)
 
@@ -66,8 +65,10 @@ def test_the_model_is_that_of_one_process_on_all_batches(
     in_threads([r.close for r in replicas])
 
 
-def test_more_gradients_than_workers(servers: list[rt.Server]) -> None:
-    """Two workers give two gradients each to every aggregate: the model of one process on four batches."""
+def test_workers_may_give_several_gradients(servers: list[rt.Server]) -> None:
+    """Two workers that give two gradients each to an aggregate train the model of one process on
+    four batches.
+    """
     x, y = batches(4, 20)
     replicas = _replicas(servers, 2, "sgd", needed=4, total=2)
 
@@ -86,8 +87,8 @@ def test_more_gradients_than_workers(servers: list[rt.Server]) -> None:
     in_threads([r.close for r in replicas])
 
 
-def test_a_model_that_is_initialised_anew_starts_again(servers: list[rt.Server]) -> None:
-    """Without a word to the chief, as a plain session can: the ps without the counter forget their step."""
+def test_initialised_model_starts_again(servers: list[rt.Server]) -> None:
+    """A model that is initialised again starts its steps again on every ps."""
     replicas = _replicas(servers, 2, "sgd", 2)
     x, y = batches(2, 6)
 
@@ -119,7 +120,10 @@ def _graph() -> tuple[Any, Any, Any]:
     return step, w, rt.call(lambda v: (v**2).sum(), w)
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_missing_arguments_are_asked_for() -> None:
+    """Missing variables, a missing global step and impossible numbers are refused with TensorFlow's
+    messages.
+    """
     sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 2)
     with rt.Graph().as_default():
         step, w, loss = _graph()
@@ -141,7 +145,8 @@ def test_what_must_be_given_is_asked_for() -> None:
         harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 2, worker=2)
 
 
-def test_a_step_takes_two_round_trips_to_each_ps(servers: list[rt.Server]) -> None:
+def test_step_takes_two_round_trips(servers: list[rt.Server]) -> None:
+    """A synchronous step takes two round trips to each ps."""
     replicas = _replicas(servers, 1, "adam", 1)
     x, y = batches(1)
     replicas[0].run(x[0, 0], y[0, 0])
@@ -158,7 +163,8 @@ def test_a_step_takes_two_round_trips_to_each_ps(servers: list[rt.Server]) -> No
     replicas[0].close()
 
 
-def test_works_in_one_process_without_a_cluster() -> None:
+def test_sync_replicas_work_without_cluster() -> None:
+    """SyncReplicas trains in one process without a cluster."""
     with rt.Graph().as_default():
         step, w, loss = _graph()
         sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.25)), 1)

@@ -17,8 +17,8 @@ GOAL = 60
 
 
 @real_mnist.needed
-def test_trains_to_the_very_step(tmp_path: pathlib.Path) -> None:
-    """The global step moves by one for each aggregate, up to the one that was asked for."""
+def test_trainer_stops_at_exact_step(tmp_path: pathlib.Path) -> None:
+    """The global step moves by one for each aggregate and ends at the step that was asked for."""
     told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}"]
     trainer = [sys.executable, "-m", "models.mnist.trainer", *told]
     done = subprocess.run(
