@@ -29,11 +29,13 @@ def same(found: Any, wanted: Any) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_there_is_one() -> None:
+def test_releases_are_kept() -> None:
+    """At least one released version is kept for comparison."""
     assert RELEASES
 
 
-def test_it_is_read_without_a_session(directory: str) -> None:
+def test_old_checkpoint_reads_without_session(directory: str) -> None:
+    """A checkpoint of a release is read without a session."""
     path = harness.latest_checkpoint(directory)
     assert path is not None and path.endswith(f"model.ckpt/{model.STEPS}")
     reader = harness.load_checkpoint(directory)
@@ -47,14 +49,16 @@ def test_it_is_read_without_a_session(directory: str) -> None:
     same(found["kernel"], wanted["net/kernel"])
 
 
-def test_orbax_reads_it_by_itself(directory: str) -> None:
+def test_orbax_reads_old_checkpoint(directory: str) -> None:
+    """Orbax by itself reads a checkpoint of a release."""
     with ocp.CheckpointManager(f"{directory}/model.ckpt") as manager:
         found = manager.restore(model.STEPS)
     same(found["table"], model.expected()["table"])
 
 
 @pytest.mark.parametrize(("ps", "parts"), [(1, 1), (2, 3), (3, 2)])
-def test_a_run_goes_on_from_it(directory: str, ps: int, parts: int) -> None:
+def test_run_continues_old_checkpoint(directory: str, ps: int, parts: int) -> None:
+    """A run on any number of ps continues from a checkpoint of a release."""
     states: list[Any] = []
     harness.checkpointable("input", lambda: None, states.append, task=CHIEF)
     try:

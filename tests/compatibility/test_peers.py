@@ -42,7 +42,8 @@ def session(release: str, server: rt.Server, *said: str) -> Any:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_released_client_trains_or_is_told_why_not(release: str, ps: rt.Server) -> None:
+def test_released_client_trains_or_learns_why(release: str, ps: rt.Server) -> None:
+    """A released client trains or is told which versions differ."""
     seen = session(release, ps)
     theirs = int((HERE / release / "hello.txt").read_text())
     if theirs != WIRE_VERSION:
@@ -68,7 +69,8 @@ def test_a_released_client_trains_or_is_told_why_not(release: str, ps: rt.Server
 @pytest.mark.parametrize(
     "said", [f"{WIRE_VERSION + 1} 9.1.0", f"{WIRE_VERSION - 1} 0.0.9", "x" * 200]
 )
-def test_a_client_of_another_wire_version_is_refused_in_one_line(ps: rt.Server, said: str) -> None:
+def test_other_wire_version_is_one_line(ps: rt.Server, said: str) -> None:
+    """A client of another wire version is refused in one line."""
     code, text = session(RELEASES[-1], ps, said)["refused"]
     assert code == "UNIMPLEMENTED" and "\n" not in text and len(text) < 250
     assert text.startswith(
@@ -86,9 +88,10 @@ SERVES = (
 
 
 @pytest.mark.cluster
-def test_a_session_on_a_cluster_of_another_version_ends_with_that_line(
+def test_session_ends_with_version_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A session on a cluster of another version ends with the line that names both."""
     with rt.local_cluster(ps=1, workers=1) as free:
         cluster = {job: list(free.cluster.job_tasks(job)) for job in free.cluster.jobs}
     with Program("python", "-c", SERVES.format(cluster=cluster)) as ps:
@@ -110,14 +113,15 @@ def test_a_session_on_a_cluster_of_another_version_ends_with_that_line(
                 rt.probe(cluster["ps"][0], 60)
 
 
-def test_one_who_looks_at_the_health_of_a_task_needs_no_version(ps: rt.Server) -> None:
+def test_health_check_needs_no_version(ps: rt.Server) -> None:
+    """A health check is answered whatever version the caller has."""
     with grpc.insecure_channel(ps.address) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert check(b"", timeout=60, metadata=[("bellwether-wire", "99 99.0")]) == b"\x08\x01"
 
 
-def test_the_last_release_is_kept() -> None:
-    """Who changes the version in pyproject.toml records it, so that the next one is tried against it."""
+def test_last_release_is_kept() -> None:
+    """The version in pyproject.toml has been recorded unless it is under development."""
     text = (HERE.parents[1] / "pyproject.toml").read_text()
     (version,) = re.findall(r'^version = "(.+)"', text, re.MULTILINE)
     assert "dev" in version or version in RELEASES

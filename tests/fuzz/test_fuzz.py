@@ -17,13 +17,16 @@ BOUNDED = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", BOUNDED)
-def test_what_is_made_up_and_damaged_is_an_error_and_never_the_end(kind: str) -> None:
+def test_damaged_input_ends_no_process(kind: str) -> None:
+    """Damaged input of any kind is an error and never the end of the process."""
     assert KINDS[kind].fuzz(BOUNDED[kind], 15)
 
 
-def test_any_value_of_any_flag_is_taken_or_refused_by_name() -> None:
+def test_any_flag_value_is_handled() -> None:
+    """Any value of any flag is taken or refused by name."""
     assert KINDS["flags"].fuzz(500, 15)
 
 
 def test_every_kind_has_a_bounded_part() -> None:
+    """Every kind of fuzzing but flags has a bounded part."""
     assert BOUNDED.keys() | {"flags"} == KINDS.keys()

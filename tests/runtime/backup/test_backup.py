@@ -108,7 +108,8 @@ TURNS = st.tuples(
 
 
 @given(st.lists(TURNS, max_size=12))
-def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> None:
+def test_kept_image_is_always_whole(turns: list[Any]) -> None:
+    """The holder keeps a whole image whichever messages are lost."""
     source, holder = Source(), Holder()
     primary = made(source, holder)
     states: dict[int, dict[str, int]] = {}
@@ -142,7 +143,8 @@ def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> N
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 40)), st.integers(1, 100))
-def test_pieces_are_all_of_it_and_small(sizes: dict[str, int], limit: int) -> None:
+def test_pieces_are_whole_and_small(sizes: dict[str, int], limit: int) -> None:
+    """The pieces of an image hold every entry once and keep their limit of bytes."""
     entries = {name: Entry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
     messages = chunks(entries, limit)
     assert list(itertools.chain.from_iterable(messages)) == list(entries)
@@ -156,7 +158,8 @@ def test_pieces_are_all_of_it_and_small(sizes: dict[str, int], limit: int) -> No
 
 
 @pytest.mark.parametrize("lag", [0, 1, 5])
-def test_no_reply_leaves_the_backup_further_behind_than_the_bound(lag: int) -> None:
+def test_reply_keeps_the_lag_bound(lag: int) -> None:
+    """No reply leaves the backup further behind than its bound."""
     source, holder = Source(), Holder()
     primary = made(source, holder, lag)
     primary.start()
@@ -184,7 +187,8 @@ def test_greatest_lag_counts_updates() -> None:
     assert primary.values()["backup_lag_steps_max"] == 1
 
 
-def test_a_lost_holder_holds_nobody_up() -> None:
+def test_lost_holder_holds_nobody_up() -> None:
+    """A task answers while its holder is lost, and fills the backup when the holder is back."""
     source, holder = Source(), Holder()
     primary = made(source, holder)
     holder.lose = dict.fromkeys(range(1, 10_000), False)
@@ -200,7 +204,8 @@ def test_a_lost_holder_holds_nobody_up() -> None:
     primary.close()
 
 
-def test_who_was_replaced_answers_nobody_any_more() -> None:
+def test_replaced_process_answers_nobody() -> None:
+    """A process whose place another one has taken refuses every call and leaves."""
     source, holder, left = Source(), Holder(), threading.Event()
     old = made(source, holder, process_id=1, fenced=left.set)
     old.start()
@@ -218,8 +223,8 @@ def test_who_was_replaced_answers_nobody_any_more() -> None:
     new.close()
 
 
-def test_order_fails_when_the_holder_does_not_answer() -> None:
-    """An order is not answered as done while the backup lacks it."""
+def test_order_fails_without_holder_answer() -> None:
+    """An order fails if the holder does not answer, since the backup may lack its effect."""
     answers = threading.Event()
 
     class Dawdling(Holder):
@@ -238,8 +243,10 @@ def test_order_fails_when_the_holder_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_stopping_task_answers_nothing_that_its_backup_lacks(gated: bool) -> None:
-    """The caller repeats the call at the process that goes on from the backup."""
+def test_stopping_task_answers_only_backed_up(gated: bool) -> None:
+    """A stopping task refuses a call whose effect the backup lacks, so that the caller repeats the
+    call.
+    """
     answers, changed = threading.Event(), threading.Event()
 
     class Dawdling(Holder):
@@ -268,7 +275,7 @@ def test_stopping_task_answers_nothing_that_its_backup_lacks(gated: bool) -> Non
 
 
 def test_replaced_process_cannot_introduce_itself() -> None:
-    """A process that was frozen between its start and its first message does not take the place of the next one."""
+    """A process that was frozen before its first message does not take the next process's place."""
     holder = Holder()
     first, second = (made(Source(), holder, process_id=number) for number in (1, 2))
     for number in (1, 2):
@@ -287,7 +294,8 @@ class Client:
     gone = False
 
 
-def test_inherited_lanes_are_answered_and_others_welcomed() -> None:
+def test_inherited_lanes_answer_others_are_welcome() -> None:
+    """An inherited lane answers from memory, and an unknown lane is welcome until the given time."""
     table: LaneTable[str] = LaneTable()
     table.inherit({(1, 2): (5, "five")}, 100.0, 700.0)
     owner = Client()
@@ -320,7 +328,8 @@ VALUES = {
 }
 
 
-def test_a_task_is_made_again_from_its_image() -> None:
+def test_task_returns_from_its_image() -> None:
+    """A task that starts again has the values and the incarnation of its backup."""
     cluster = addresses(ps=2, worker=1)
     with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, backed_up(cluster, 0):
         with rt.device("/job:ps/task:1"):
@@ -347,7 +356,8 @@ def test_a_task_is_made_again_from_its_image() -> None:
     assert found["words"].tolist() == [b"one", b"two"]
 
 
-def test_what_cannot_have_a_backup_is_logged() -> None:
+def test_impossible_backup_is_explained() -> None:
+    """A task whose queue cannot be backed up says so, and so does the record of the next process."""
     cluster = addresses(ps=2, worker=1)
     with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, backed_up(cluster, 0):
         with backed_up(cluster, 1) as server, rt.Session(worker.target) as session:
@@ -373,5 +383,6 @@ def test_what_cannot_have_a_backup_is_logged() -> None:
     ],
 )
 def test_wrong_numbers_are_refused(ps: int, options: dict[str, int], says: str) -> None:
+    """Numbers of backups or a lag that cannot work are refused."""
     with pytest.raises(rt.InvalidArgumentError, match=says):
         rt.Server(addresses(ps=ps), "ps", 0, **options)

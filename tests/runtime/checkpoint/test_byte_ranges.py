@@ -25,9 +25,10 @@ def _slices(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 
 @hypothesis.given(_slices(), st.integers(1, 200), st.booleans())
-def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
+def test_blocks_share_no_chunk(
     given: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], limit: int, aligned: bool
 ) -> None:
+    """The blocks of a slice follow each other, keep their limit and share no chunk."""
     shape, chunk, offset = given
     if aligned:  # as when it is written: a slice begins where a chunk does
         offset = tuple(o * c for o, c in zip(offset, chunk, strict=True))
@@ -50,7 +51,8 @@ def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 300))
-def test_chunks_of_any_shape_keep_the_limit(shape: list[int], limit: int) -> None:
+def test_chunks_keep_the_limit(shape: list[int], limit: int) -> None:
+    """The chunks of any shape keep the limit of bytes."""
     one = ArraySlice.whole("x", tuple(shape), np.dtype(np.uint8))
     chunk = names._chunk([one], limit)
     assert math.prod(chunk) <= limit
@@ -62,9 +64,8 @@ def test_chunks_of_any_shape_keep_the_limit(shape: list[int], limit: int) -> Non
 @hypothesis.given(
     st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)))
 )
-def test_pieces_sent_twice_are_neither_lost_nor_doubled(
-    data: bytes, cuts: list[tuple[int, int]]
-) -> None:
+def test_repeated_pieces_count_once(data: bytes, cuts: list[tuple[int, int]]) -> None:
+    """A piece that is sent twice is neither lost nor doubled."""
     array = np.frombuffer(data, np.uint8)
     incoming = Incoming(array.size)
     ends = sorted({min(c, array.size) for c, _ in cuts if c} | {array.size})
@@ -77,7 +78,8 @@ def test_pieces_sent_twice_are_neither_lost_nor_doubled(
     assert got is not None and got.tobytes() == data
 
 
-def test_pieces_that_do_not_belong_are_refused() -> None:
+def test_foreign_pieces_are_refused() -> None:
+    """A piece that leaves a gap or goes beyond its array is refused."""
     incoming = Incoming(10)
     with pytest.raises(DataLossError, match="bytes 0 to 4 .* did not come"):
         incoming.put(4, np.zeros(2, np.uint8))
@@ -89,7 +91,8 @@ def test_pieces_that_do_not_belong_are_refused() -> None:
         ByteRange.from_array(np.zeros(3, np.int32))
 
 
-def test_a_part_is_a_view_and_survives_the_wire_form() -> None:
+def test_part_is_a_view() -> None:
+    """A part of an array is a view, and a byte range survives its wire form."""
     array = np.arange(20, dtype=np.float32).reshape(4, 5)
     byte_range = ByteRange(2**40, 2**63 + 1, 2**62, 3, 8, 16)
     assert ByteRange.from_array(byte_range.to_array()) == byte_range

@@ -76,9 +76,10 @@ def files_below(directory: pathlib.Path) -> list[str]:
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*"))
 
 
-def test_writes_and_reads_stay_below_the_root(
+def test_checkpoint_files_stay_below_root(
     they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
 ) -> None:
+    """A task writes and reads checkpoints only below its root."""
     write(they, root)
     read(they, root / "ocdbt.process_1joblocaltask0")
     (elsewhere / "secret").write_bytes(b"1234")
@@ -93,6 +94,7 @@ def test_writes_and_reads_stay_below_the_root(
 def test_no_directory_goes_up(
     they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, way: str
 ) -> None:
+    """A directory with `..` is refused and nothing is written."""
     (root / "down").mkdir()
     for act in (write, read):
         with refused(INVALID, ".."):
@@ -100,9 +102,10 @@ def test_no_directory_goes_up(
     assert not files_below(elsewhere)
 
 
-def test_links_that_lead_out_are_not_followed(
+def test_links_that_lead_out_are_refused(
     they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
 ) -> None:
+    """A link that leads out of the root is refused, and a link within the root is read."""
     write(they, root)
     (elsewhere / "secret").write_bytes(b"1234")
     (root / "out").symlink_to(elsewhere)
@@ -121,12 +124,14 @@ def test_links_that_lead_out_are_not_followed(
 
 
 def test_no_order_compares_files() -> None:
+    """No order of the checkpoint protocol compares files."""
     orders = [field.message_type for field in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields]
     assert orders and not [order.name for order in orders if "files" in order.fields_by_name]
 
 
 @pytest.mark.parametrize("name", ["../elsewhere/w", "/etc/passwd", "a/../../elsewhere/w", ""])
 def test_arrays_are_read_below_the_directory(they: Stranger, root: pathlib.Path, name: str) -> None:
+    """The name of an array cannot leave its directory."""
     write(they, root)
     wanted = slice_of("w", VALUE)
     wanted.key = name
@@ -140,6 +145,7 @@ def test_arrays_are_read_below_the_directory(they: Stranger, root: pathlib.Path,
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory"])
 def test_only_regular_files_are_read(they: Stranger, root: pathlib.Path, kind: str) -> None:
+    """A store with a pipe, a device or a socket is refused."""
     write(they, root)
     path = root / "ocdbt.process_1joblocaltask0" / "thing"
     with socket.socket(socket.AF_UNIX) as sock:
@@ -167,9 +173,8 @@ def bind_below(sock: socket.socket, path: pathlib.Path) -> None:
         os.chdir(before)
 
 
-def test_a_checkpoint_that_is_finished_is_never_written_again(
-    server: rt.Server, root: pathlib.Path
-) -> None:
+def test_finished_checkpoint_is_never_rewritten(server: rt.Server, root: pathlib.Path) -> None:
+    """A finished checkpoint is not written again, and restores as before."""
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(6, np.float32), name="w")
         saver = harness.Saver()
@@ -193,9 +198,8 @@ def test_a_checkpoint_that_is_finished_is_never_written_again(
         assert sess.run(w).tolist() == VALUE.tolist()
 
 
-def test_a_store_that_was_begun_is_not_written_by_another_job(
-    they: Stranger, root: pathlib.Path
-) -> None:
+def test_begun_store_takes_no_other_job(they: Stranger, root: pathlib.Path) -> None:
+    """A store that a job has begun is not written by another job."""
     (root / "ocdbt.process_1joblocaltask0").mkdir()
     with refused(EXISTS, "ocdbt.process_1joblocaltask0"):
         write(they, root)
@@ -203,7 +207,8 @@ def test_a_store_that_was_begun_is_not_written_by_another_job(
 
 
 @pytest.mark.parametrize("rooted", [True, False])
-def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool) -> None:
+def test_order_makes_task_ask_nobody(root: pathlib.Path, rooted: bool) -> None:
+    """A path with another scheme is refused, and the task connects to no server for it."""
     cluster = kit.addresses(local=1)
     with (
         rt.Server(cluster, "local", 0, checkpoint_root=root if rooted else None) as server,
@@ -226,7 +231,8 @@ def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool)
     assert not files_below(root)
 
 
-def test_urls_are_below_a_root_that_is_one() -> None:
+def test_urls_stay_below_their_root() -> None:
+    """A URL is allowed below its own root only, and a URL with tricks is refused."""
     roots = Roots(("gs://bucket/run", "/data/run"))
     roots.check("gs://bucket/run")
     roots.check("gs://bucket/run/model.ckpt/12/default")
@@ -250,7 +256,8 @@ def test_urls_are_below_a_root_that_is_one() -> None:
             roots.check(path)
 
 
-def test_roots_come_from_the_server_or_else_from_the_environment(root: pathlib.Path) -> None:
+def test_roots_come_from_server_or_environment(root: pathlib.Path) -> None:
+    """The roots of checkpoints come from the server's argument, and otherwise from the environment."""
     cluster = rt.ClusterSpec({"local": ["localhost:0"]})
 
     def roots(given: Any, told: Mapping[str, str]) -> Roots:
@@ -266,7 +273,8 @@ def test_roots_come_from_the_server_or_else_from_the_environment(root: pathlib.P
             rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[wrong], start=False)
 
 
-def test_a_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
+def test_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
+    """A root may be a link or the directory behind the link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for root in ("real", "link"):
@@ -274,7 +282,8 @@ def test_a_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
             Roots((str(tmp_path / root),)).check(str(tmp_path / path))
 
 
-def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) -> None:
+def test_empty_root_keeps_no_checkpoints(root: pathlib.Path) -> None:
+    """A server with an empty list of roots reads no checkpoint."""
     with (
         rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[]) as server,
         stranger(server) as they,
@@ -283,7 +292,8 @@ def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) ->
             read(they, root)
 
 
-def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) -> None:
+def test_without_root_devices_are_refused(root: pathlib.Path) -> None:
+    """A server without a root reads directories, but no device behind a link."""
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
         (root / "manifest.ocdbt").symlink_to("/dev/zero")
         with refused(LOST, "manifest.ocdbt is not a regular file"):
@@ -291,9 +301,8 @@ def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) ->
 
 
 @pytest.mark.parametrize("packed", ["nothing", "the index", "a chunk"])
-def test_a_task_reads_nothing_that_is_packed(
-    they: Stranger, root: pathlib.Path, packed: str
-) -> None:
+def test_task_reads_nothing_packed(they: Stranger, root: pathlib.Path, packed: str) -> None:
+    """A task refuses a store whose index or chunks are packed, and reads a plain one."""
     about: dict[str, Any] = {
         "shape": [VALUE.size],
         "chunks": [VALUE.size],
@@ -332,9 +341,8 @@ for _ in range(2):
 @pytest.mark.parametrize(
     "host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)]
 )
-def test_a_server_that_others_reach_says_once_that_it_has_no_root(
-    host: str, root: list[str], warnings: int
-) -> None:
+def test_reachable_server_without_root_warns(host: str, root: list[str], warnings: int) -> None:
+    """A server that other hosts reach warns once that it has no checkpoint root."""
     done = subprocess.run(
         [sys.executable, "-c", SERVE, f"{host}:0", *root],
         check=True,
@@ -346,9 +354,10 @@ def test_a_server_that_others_reach_says_once_that_it_has_no_root(
     assert done.stderr.count("has no checkpoint root") == warnings, done.stderr
 
 
-def test_two_tasks_with_a_root_save_and_restore(
+def test_rooted_tasks_save_and_restore(
     root: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Two tasks with roots save and restore below them, and refuse a path elsewhere."""
     cluster = kit.addresses(ps=2, worker=1)
     caplog.set_level(logging.ERROR)
     with (
@@ -376,7 +385,8 @@ def test_two_tasks_with_a_root_save_and_restore(
                     harness.Saver().save(sess, root.parent / "elsewhere" / "model.ckpt", 7)
 
 
-def test_an_order_that_nobody_knows_is_refused(they: Stranger) -> None:
+def test_unknown_order_is_refused(they: Stranger) -> None:
+    """A checkpoint order of an unknown kind is refused."""
     with refused(INVALID, "does not know"):
         they.order()
     # `kind = 9`, as versions without types of orders had it
@@ -385,7 +395,8 @@ def test_an_order_that_nobody_knows_is_refused(they: Stranger) -> None:
         they.worker.Checkpoint(earlier, timeout=30)
 
 
-def test_an_order_has_no_fields_of_others() -> None:
+def test_order_has_its_own_fields_only() -> None:
+    """A checkpoint order has the fields of its own kind only."""
     for of_none in ("job", "directory", "slices", "seconds"):
         with pytest.raises(ValueError, match=of_none):
             ORDER(**{of_none: None})
@@ -399,9 +410,8 @@ def test_an_order_has_no_fields_of_others() -> None:
 @pytest.mark.parametrize(
     "name", sorted({f.name for f in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields} - UNFENCED)
 )
-def test_every_order_that_does_something_is_refused_under_another_epoch(
-    they: Stranger, name: str
-) -> None:
+def test_orders_of_other_epoch_are_refused(they: Stranger, name: str) -> None:
+    """Each checkpoint order that changes something is refused under another epoch."""
     for epoch in (they.epoch - 1, they.epoch + 1):
         with refused(grpc.StatusCode.ABORTED, f"epoch {epoch}"):
             they.order(epoch=epoch, **{name: {}})

@@ -24,10 +24,10 @@ CLIENTS = [("chief", "commit"), ("script", "commit"), ("script", "write"), ("scr
 """What dies, and before which order. A chief comes first: the others order under its leadership."""
 
 
-def test_a_killed_client_leaves_no_job(
+def test_killed_client_leaves_no_job(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task gives up the saves and restores of dead clients: their memory is free, and it can be saved again."""
+    """A task gives up the saves and restores of killed clients and frees their memory."""
     # of the sessions that this ps runs for the scripts
     monkeypatch.setattr(timeouts, "LEASE_SECS", 5.0)
     cluster = kit.addresses(ps=1, worker=1)
@@ -69,8 +69,8 @@ def test_a_killed_client_leaves_no_job(
                 saver.save(session, tmp_path / "m", number)
 
 
-def test_a_session_that_no_connection_stands_for_owns_no_job() -> None:
-    """A task begins no save or restore whose end it would not notice."""
+def test_unconnected_session_owns_no_job() -> None:
+    """A task begins no save or restore for a session without a connection."""
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
         they.order(pause=ORDER.Pause(job=7, seconds=5.0))
         they.session += 2
@@ -78,7 +78,7 @@ def test_a_session_that_no_connection_stands_for_owns_no_job() -> None:
             they.order(take=ORDER.Take(job=7))
 
 
-def test_snapshot_waits_for_its_sessions_connection() -> None:
+def test_snapshot_waits_for_session_connection() -> None:
     """A session that connects late, as to a restarted task, takes its snapshot under its later pause."""
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
         connect = they.connect
@@ -90,8 +90,8 @@ def test_snapshot_waits_for_its_sessions_connection() -> None:
         they.order(take=ORDER.Take(job=7))
 
 
-def test_an_order_that_comes_after_its_job_was_dropped_is_refused() -> None:
-    """An order that was overtaken by the one to drop its job begins nothing."""
+def test_dropped_job_takes_no_late_order() -> None:
+    """An order that comes after its job was dropped is refused and begins nothing."""
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
         they.order(pause=ORDER.Pause(job=7, seconds=5.0))
         they.order(drop=ORDER.Drop(job=7))

@@ -31,7 +31,8 @@ def _strings(items: list[bytes]) -> np.ndarray:
 
 
 @hypothesis.given(st.lists(st.binary(max_size=20), max_size=12))
-def test_strings_come_back(items: list[bytes]) -> None:
+def test_strings_survive_their_encoding(items: list[bytes]) -> None:
+    """Encoded strings decode to the strings that were given."""
     assert (
         string_arrays.decode_strings(
             string_arrays.encode_strings(_strings(items)), (len(items),)
@@ -41,15 +42,17 @@ def test_strings_come_back(items: list[bytes]) -> None:
 
 
 @hypothesis.given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
-def test_cut_off_strings_are_told(items: list[bytes], cut: int) -> None:
+def test_truncated_strings_are_data_loss(items: list[bytes], cut: int) -> None:
+    """Encoded strings that are cut off raise DataLossError."""
     data = string_arrays.encode_strings(_strings(items))
     with pytest.raises(DataLossError):
         string_arrays.decode_strings(data[: cut % data.size], (len(items),))
 
 
-def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(
+def test_blocks_are_read_across_boundaries(
     tmp_path: pathlib.Path,
 ) -> None:
+    """An array that was written in blocks is read in any slice."""
     whole = np.arange(60, dtype=np.int32).reshape(12, 5)
     blocks = [
         (
@@ -64,8 +67,8 @@ def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(
     assert np.array_equal(found, whole[3:8, 1:3])
 
 
-def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
-    """So that writing it can rest and be cancelled."""
+def test_large_array_is_written_in_groups(tmp_path: pathlib.Path) -> None:
+    """A large array is written in groups, so that the write can rest and be cancelled."""
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
     arrays = [
@@ -86,7 +89,8 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
+def test_missing_or_different_array_is_refused(tmp_path: pathlib.Path) -> None:
+    """An array that is missing or of another shape or dtype is refused."""
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
     storage.write_store(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
@@ -101,6 +105,7 @@ def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
 
 
 def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
+    """A cancelled write stops after its present group."""
     array = np.zeros(3, np.float32)
     items = [(ArraySlice(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
     asked: list[bool] = []
@@ -114,8 +119,8 @@ def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     assert len(storage.lacking(store, [placed for placed, _ in items])) == 6
 
 
-def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> None:
-    """A task that was to give arrays dies: whoever cleans up after that meets no writer any more."""
+def test_nothing_is_written_after_error(tmp_path: pathlib.Path) -> None:
+    """No file comes into a store after its write has failed."""
     rows = np.zeros((1, 1 << 20), np.float32)
 
     def arrays() -> Iterator[tuple[ArraySlice, np.ndarray]]:
@@ -134,7 +139,8 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
     assert os.listdir(tmp_path) == []
 
 
-def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.Path) -> None:
+def test_writing_rests_while_others_train(tmp_path: pathlib.Path) -> None:
+    """A write rests after each group in which steps were made."""
     arrays = {f"x{i}": np.arange(i, i + 3, dtype=np.float32) for i in range(5)}
     placed = [ArraySlice(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
     store = str(tmp_path / "store")
@@ -154,6 +160,7 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
 
 
 def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
+    """The checksum of a file changes with one byte of the file."""
     path = tmp_path / "file"
     path.write_bytes(b"abc" * 1000)
     before = durability.checksum(str(path))
@@ -163,7 +170,8 @@ def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
     assert durability.files_below(str(tmp_path)) == ["file"]
 
 
-def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path) -> None:
+def test_read_arrays_are_aligned(tmp_path: pathlib.Path) -> None:
+    """An array that was read is aligned for XLA."""
     store = str(tmp_path / "store")
     arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
@@ -173,9 +181,10 @@ def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path) -> None:
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
 
 
-def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(
+def test_claimed_plain_index_is_verified(
     tmp_path: pathlib.Path,
 ) -> None:
+    """An index that says that it is plain is read as plain only if every part of it is."""
     directory = tmp_path / "store"
     arrays = {f"x{i}": np.arange(500, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
@@ -199,7 +208,9 @@ def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(
     assert not storage._is_plain(str(directory))
 
 
-def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
+def test_background_work_has_low_priority() -> None:
+    """Work in the background has low priority, and its errors reach the caller."""
+
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
@@ -212,7 +223,8 @@ def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
         pacing.in_background(lambda: 1 / 0, "test")
 
 
-def test_work_rests_only_where_cores_are_few_and_never_long() -> None:
+def test_work_rests_where_cores_are_few() -> None:
+    """Work rests only on machines with few cores, and at most for REST_SECS."""
     rests: list[float] = []
     few, many = (pacing.Pace(iter(range(9)).__next__, rests.append, cores=n) for n in (2, 8))
     assert few.others_work() and not many.others_work()
@@ -223,8 +235,8 @@ def test_work_rests_only_where_cores_are_few_and_never_long() -> None:
 
 # its file is dropped, not closed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_while_a_file_is_opened_is_no_damage(tmp_path: pathlib.Path) -> None:
-    """SIGTERM's SystemExit came out as "Bad file descriptor", a damaged checkpoint: the file was closed twice."""
+def test_signal_at_open_is_no_damage(tmp_path: pathlib.Path) -> None:
+    """A signal while a file is opened leaks no descriptor and is no damage of the file."""
     path = tmp_path / "file"
     path.write_text("text")
 

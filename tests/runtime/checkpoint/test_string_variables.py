@@ -40,6 +40,7 @@ def server() -> Iterator[rt.Server]:
 
 @pytest.mark.parametrize("item", [2**31, 3.5, None, np.int64(7), bytearray(b"x"), [1]])
 def test_only_bytes_are_encoded_as_strings(item: object) -> None:
+    """The encoder of strings refuses anything but bytes by the type's name."""
     array = np.empty((2,), object)
     array[:] = [b"fine", item]
     with pytest.raises(rt.InvalidArgumentError, match=type(item).__name__):
@@ -77,7 +78,8 @@ def assign_to(server: rt.Server, value: np.ndarray) -> None:
     server.worker.call(handle, 5, 1, [value])
 
 
-def test_a_string_variable_takes_strings_only(server: rt.Server, tmp_path: pathlib.Path) -> None:
+def test_string_variable_takes_strings_only(server: rt.Server, tmp_path: pathlib.Path) -> None:
+    """A string variable refuses other values and keeps its strings through a checkpoint."""
     for value in (
         np.array(2**31),
         np.array([1.5, 2.5], np.float32),
@@ -111,9 +113,10 @@ def test_a_string_variable_takes_strings_only(server: rt.Server, tmp_path: pathl
     ],
     ids=str,
 )
-def test_chunks_that_do_not_fit_their_variable_are_refused(
+def test_wrong_chunks_are_refused(
     server: rt.Server, tmp_path: pathlib.Path, fields: dict[str, list[int]]
 ) -> None:
+    """Chunks that do not fit their variable are refused, and nothing is written."""
     with stranger(server) as they:
         job = they.take([slice_of("w", VALUE, **fields)])
         with refused(INVALID, "'w'", "chunks"):
@@ -141,7 +144,8 @@ def write_zarr(directory: pathlib.Path, shape: list[int], chunks: list[int], dat
     (directory / "0").write_bytes(data)
 
 
-def test_a_chunk_that_dwarfs_its_array_is_refused(tmp_path: pathlib.Path) -> None:
+def test_dwarfing_chunk_is_refused(tmp_path: pathlib.Path) -> None:
+    """A chunk that is far larger than its array is refused, and a somewhat larger one is read."""
     packer = zlib.compressobj(9)
     zeros = bytes(1 << 20)
     bomb = b"".join(packer.compress(zeros) for _ in range(1024)) + packer.flush()
@@ -157,7 +161,8 @@ def test_a_chunk_that_dwarfs_its_array_is_refused(tmp_path: pathlib.Path) -> Non
     assert found.tolist() == VALUE.tolist()
 
 
-def test_what_describes_itself_says_what_strings_it_has() -> None:
+def test_described_strings_hold_bytes_only() -> None:
+    """A payload that describes itself refuses an array of objects that are no strings."""
     array = np.empty((1,), object)
     array[0] = 2**31
     with pytest.raises(rt.InvalidArgumentError, match="int"):

@@ -21,7 +21,8 @@ job_dicts = st.dictionaries(
 
 
 @given(job_dicts)
-def test_every_form_makes_the_same_spec(jobs: dict[str, Any]) -> None:
+def test_every_form_makes_same_spec(jobs: dict[str, Any]) -> None:
+    """Every form of a cluster makes an equal spec with the same fingerprint."""
     spec = ClusterSpec(jobs)
     assert spec.jobs == list(jobs)
     assert bool(spec) == bool(jobs)
@@ -46,6 +47,7 @@ def test_every_form_makes_the_same_spec(jobs: dict[str, Any]) -> None:
 
 @given(job_dicts, job_dicts)
 def test_equality_fingerprint_and_difference_agree(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Two specs are equal if their fingerprints are, and then their difference is empty."""
     left, right = ClusterSpec(a), ClusterSpec(b)
     assert (
         (left == right)
@@ -54,7 +56,8 @@ def test_equality_fingerprint_and_difference_agree(a: dict[str, Any], b: dict[st
     )
 
 
-def test_questions_about_a_sparse_job() -> None:
+def test_sparse_job_keeps_its_indices() -> None:
+    """A job with gaps keeps its task indices in every form."""
     spec = ClusterSpec({"worker": {3: "w3:1", 0: "w0:1"}, "ps": ("p0:1", "p1:1"), "chief": {}})
     assert spec.num_tasks("worker") == 2
     assert spec.task_indices("worker") == [0, 3]
@@ -70,7 +73,8 @@ def test_questions_about_a_sparse_job() -> None:
     assert list(spec.tasks().values()) == ["p0:1", "p1:1", "w0:1", "w3:1"]
 
 
-def test_against_a_plain_dict_only_the_index_form_is_equal() -> None:
+def test_only_index_form_equals_dict() -> None:
+    """A spec equals a plain dict only in the form of indices."""
     assert ClusterSpec({"j": ["h"]}) == {"j": {0: "h"}}
     assert ClusterSpec({"j": ["h"]}) != {"j": ["h"]}
     assert ClusterSpec({}) != 3
@@ -90,12 +94,14 @@ def test_against_a_plain_dict_only_the_index_form_is_equal() -> None:
         ({"ps": {True: "a:1"}}, "Task index True"),
     ],
 )
-def test_wrong_types(wrong: Any, text: str) -> None:
+def test_wrong_types_are_refused(wrong: Any, text: str) -> None:
+    """A cluster of wrong types is refused with the task or job."""
     with pytest.raises(TypeError, match=text):
         ClusterSpec(wrong)
 
 
-def test_wrong_indices() -> None:
+def test_wrong_indices_are_refused() -> None:
+    """A negative or repeated task index and a repeated job are refused."""
     with pytest.raises(InvalidArgumentError, match="-1 of job 'ps' must not be negative"):
         ClusterSpec({"ps": {-1: "a:1"}})
     twice: Any = {"ps": {0: "a:1", "0": "b:1"}}
@@ -107,6 +113,7 @@ def test_wrong_indices() -> None:
 
 
 def test_unknown_names_tell_what_exists() -> None:
+    """An unknown job or task is refused with the names that exist."""
     spec = ClusterSpec({"ps": ["a:1", "b:1"], "worker": {}})
     with pytest.raises(ValueError, match="No such job in cluster: 'chief'; its jobs: ps, worker$"):
         spec.num_tasks("chief")
@@ -124,20 +131,23 @@ def test_unknown_names_tell_what_exists() -> None:
         ({"worker": ["w:1"], "chief": ["c:1"]}, "/job:chief/task:0"),
     ],
 )
-def test_default_task_does_not_depend_on_order(jobs: dict[str, Any], task: str) -> None:
+def test_default_task_ignores_order(jobs: dict[str, Any], task: str) -> None:
+    """The default task does not depend on the order of the jobs."""
     assert str(ClusterSpec(jobs).default_task()) == task
     assert (
         ClusterSpec(dict(reversed(jobs.items()))).default_task() == ClusterSpec(jobs).default_task()
     )
 
 
-def test_no_default_task_in_an_empty_cluster() -> None:
+def test_empty_cluster_has_no_default() -> None:
+    """A cluster without tasks has no default task."""
     with pytest.raises(InvalidArgumentError, match="no tasks"):
         ClusterSpec({"ps": []}).default_task()
 
 
 @pytest.mark.cluster
-def test_fingerprint_is_the_same_in_another_process() -> None:
+def test_fingerprint_is_equal_across_processes() -> None:
+    """Another process makes the same fingerprint."""
     code = "import runtime as rt; print(rt.ClusterSpec({'worker': ['w:1'], 'ps': ['p:1']}).fingerprint())"
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
@@ -146,6 +156,7 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
 
 
 def test_difference_in_words() -> None:
+    """The difference of two specs is told in words, at most a few lines."""
     here = ClusterSpec({"ps": ["a:1", "c:1"], "worker": ["w:1"]})
     there = ClusterSpec({"ps": ["b:1", "c:1", "d:1"], "chief": ["x:1", "y:1"]})
     assert difference(here, there) == (
@@ -161,6 +172,7 @@ def test_difference_in_words() -> None:
 
 
 def test_validate_accepts_real_clusters() -> None:
+    """A cluster with real addresses is valid."""
     ClusterSpec(
         {"ps": ["10.0.0.1:2222", "[::1]:2222"], "worker": ["localhost:0", "localhost:0"]}
     ).validate()
@@ -184,6 +196,7 @@ def test_validate_accepts_real_clusters() -> None:
     ],
 )
 def test_validate_names_the_task(jobs: dict[str, Any], text: str) -> None:
+    """An invalid address is refused with its task."""
     with pytest.raises(InvalidArgumentError) as caught:
         ClusterSpec(jobs).validate()
     assert text in str(caught.value)
@@ -193,12 +206,14 @@ def test_validate_names_the_task(jobs: dict[str, Any], text: str) -> None:
     st.sampled_from(["localhost", "10.0.0.1", "ps-0.ns.svc"]) | st.ip_addresses(v=6).map(str),
     st.integers(0, 65535),
 )
-def test_split_address_takes_apart_what_was_put_together(host: str, port: int) -> None:
+def test_split_address_inverts_joining(host: str, port: int) -> None:
+    """Splitting an address returns the host and port of which the address was made."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     assert split_address(address) == (host, port)
 
 
-def test_task_ids_sort_and_read_as_devices() -> None:
+def test_task_ids_read_as_devices() -> None:
+    """Task ids sort by number and print as devices."""
     assert sorted([TaskId("worker", 0), TaskId("ps", 10), TaskId("ps", 9)])[0] == TaskId("ps", 9)
     assert f"{TaskId('worker', 3)}" == "/job:worker/task:3"
 
@@ -216,7 +231,8 @@ def test_task_ids_sort_and_read_as_devices() -> None:
         ({"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]}, False),
     ],
 )
-def test_definitions_that_agree(there: dict[str, Any], fits: bool) -> None:
+def test_growing_workers_agree(there: dict[str, Any], fits: bool) -> None:
+    """Two definitions agree if only the number of workers differs."""
     here = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"]})
     assert agree(here, ClusterSpec(there)) == agree(ClusterSpec(there), here) == fits
 
@@ -230,9 +246,8 @@ def test_definitions_that_agree(there: dict[str, Any], fits: bool) -> None:
         ({"worker": ["a:1"]}, False),
     ],
 )
-def test_a_ps_that_sees_only_itself_works_with_who_knows_it(
-    alone: dict[str, Any], fits: bool
-) -> None:
+def test_lone_ps_agrees_with_workers(alone: dict[str, Any], fits: bool) -> None:
+    """The definition of a ps that knows only itself agrees with that of its workers."""
     worker = ClusterSpec({"ps": ["p:1", "q:1"], "worker": {7: "h:1"}})
     assert agree(worker, ClusterSpec(alone)) == agree(ClusterSpec(alone), worker) == fits
 
@@ -247,5 +262,6 @@ def test_a_ps_that_sees_only_itself_works_with_who_knows_it(
         ({"ps": ["p:1"]}, "None"),
     ],
 )
-def test_who_leads(jobs: dict[str, Any], chief: str) -> None:
+def test_chief_follows_the_jobs(jobs: dict[str, Any], chief: str) -> None:
+    """The chief is the chief or master job's first task, or else worker 0."""
     assert str(ClusterSpec(jobs).chief()) == chief

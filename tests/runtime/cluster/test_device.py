@@ -63,19 +63,20 @@ def placed(type_: str = "Add", device: str = "", outputs: tuple[Output, ...] = (
         ("/job:*/task:*", ""),
     ],
 )
-def test_every_spelling(name: str, short: str) -> None:
+def test_every_spelling_is_read(name: str, short: str) -> None:
+    """Every spelling of a device becomes its short name."""
     assert DeviceSpec.parse(name).to_string() == short
 
 
 @given(specs)
 def test_names_can_be_read_back(spec: DeviceSpec) -> None:
+    """The name of a device spec reads as the same spec."""
     assert DeviceSpec.parse(spec.to_string()) == spec
 
 
 @given(specs, specs, specs)
-def test_merge_is_associative_and_the_inner_one_wins(
-    a: DeviceSpec, b: DeviceSpec, c: DeviceSpec
-) -> None:
+def test_inner_spec_wins_in_merge(a: DeviceSpec, b: DeviceSpec, c: DeviceSpec) -> None:
+    """A merge of device specs is associative, and the inner part wins."""
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a.merge(DeviceSpec()) == DeviceSpec().merge(a) == a
     for part in ("job", "replica", "task", "device_type", "device_index"):
@@ -99,14 +100,16 @@ def test_merge_is_associative_and_the_inner_one_wins(
         ("/job:a/job:b", "twice"),
     ],
 )
-def test_bad_names_tell_the_part_and_the_name(name: str, text: str) -> None:
+def test_bad_name_shows_its_part(name: str, text: str) -> None:
+    """A bad device name is refused with the part and the whole name."""
     with pytest.raises(InvalidArgumentError) as caught:
         DeviceSpec.parse(name)
     assert text in str(caught.value)
     assert repr(name) in str(caught.value)
 
 
-def test_bad_parts() -> None:
+def test_bad_parts_are_refused() -> None:
+    """A device spec refuses a negative task and an index without a type."""
     with pytest.raises(InvalidArgumentError, match="task -1"):
         DeviceSpec(task=-1)
     with pytest.raises(InvalidArgumentError, match="needs a device type"):
@@ -114,6 +117,7 @@ def test_bad_parts() -> None:
 
 
 def test_nested_scopes_merge_and_end() -> None:
+    """Nested device scopes merge, and end with their blocks."""
     assert placed() == ""
     with rd.device("/job:worker/task:1"):
         with rd.device(DeviceSpec(device_type="cpu", device_index=0)):
@@ -133,6 +137,7 @@ def test_nested_scopes_merge_and_end() -> None:
 
 @given(st.lists(specs, max_size=4), specs)
 def test_scopes_are_a_merge(scopes: list[DeviceSpec], asked: DeviceSpec) -> None:
+    """Nested device scopes place an operation as the merge of their specs does."""
     want = DeviceSpec()
 
     def check(rest: list[DeviceSpec], merged: DeviceSpec) -> None:
@@ -149,12 +154,14 @@ def test_scopes_are_a_merge(scopes: list[DeviceSpec], asked: DeviceSpec) -> None
 
 
 def test_scope_ends_with_an_exception() -> None:
+    """A device scope ends when an exception leaves its block."""
     with pytest.raises(KeyError), rd.device("/job:ps"):
         raise KeyError
     assert placed() == ""
 
 
 def test_scopes_are_per_thread() -> None:
+    """A device scope holds for its own thread only."""
     seen = []
     with rd.device("/job:ps"):
         thread = threading.Thread(target=lambda: seen.append(placed()))
@@ -163,7 +170,8 @@ def test_scopes_are_per_thread() -> None:
     assert seen == [""]
 
 
-def test_functions_see_the_inner_device_and_replace_it() -> None:
+def test_device_functions_see_inner_device() -> None:
+    """A device function sees the device of the inner scopes and may replace it."""
     seen = []
 
     def matmul_on_gpu(op: rd.OpInfo) -> str | None:
@@ -181,14 +189,16 @@ def test_functions_see_the_inner_device_and_replace_it() -> None:
     ]
 
 
-def test_the_operation_itself_is_not_touched() -> None:
+def test_operation_itself_stays_untouched() -> None:
+    """The operation that a device function sees keeps its own device."""
     op = Op("Add", device="/cpu:0")
     with rd.device("/job:worker"), rd.device(lambda op: DeviceSpec(job="ps")):
         assert rd.current_device(op) == "/job:ps"
     assert op.device == "/cpu:0"
 
 
-def test_wrong_scopes_and_answers() -> None:
+def test_wrong_scopes_are_refused() -> None:
+    """A device scope refuses other types and bad names, and a function's bad answer."""
     wrong: Any = 3
     with pytest.raises(TypeError, match="not int"), rd.device(wrong):
         pass
@@ -208,7 +218,8 @@ def test_wrong_scopes_and_answers() -> None:
         None,
     ],
 )
-def test_variables_go_round_and_the_rest_to_the_worker(cluster: Any) -> None:
+def test_variables_go_round_the_ps(cluster: Any) -> None:
+    """The setter places variables on the ps in turn and other operations on the worker."""
     with rd.device(
         rd.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:7", cluster=cluster)
     ):
@@ -222,6 +233,7 @@ def test_variables_go_round_and_the_rest_to_the_worker(cluster: Any) -> None:
 
 
 def test_inner_devices_are_merged() -> None:
+    """An inner device is merged with what the setter chooses, unless it names another job or task."""
     with rd.device(rd.replica_device_setter(ps_tasks=2)):
         with rd.device("/cpu:0"):
             assert placed("Variable") == "/job:ps/task:0/cpu:0"
@@ -236,11 +248,13 @@ def test_inner_devices_are_merged() -> None:
 
 
 def test_outer_scopes_complete_the_setter() -> None:
+    """An outer scope completes the device that the setter chooses."""
     with rd.device("/gpu:0"), rd.device(rd.replica_device_setter(ps_tasks=1)):
         assert placed("Variable") == "/job:ps/task:0/gpu:0"
 
 
-def test_merge_devices_false_leaves_any_device_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_merge_devices_false_keeps_any_device(caplog: pytest.LogCaptureFixture) -> None:
+    """A setter with merge_devices=False warns and leaves any operation with a device alone."""
     with caplog.at_level(logging.WARNING):
         setter = rd.replica_device_setter(ps_tasks=2, merge_devices=False)
     assert "deprecated" in caplog.text
@@ -251,7 +265,8 @@ def test_merge_devices_false_leaves_any_device_alone(caplog: pytest.LogCaptureFi
                 assert placed("Variable") == placed("Call") == explicit
 
 
-def test_ps_device_forms() -> None:
+def test_ps_device_takes_any_form() -> None:
+    """The setter's ps_device and worker_device may be partial or empty."""
     with rd.device(
         rd.replica_device_setter(ps_tasks=2, ps_device="/job:ps/cpu:0", worker_device=None)
     ):
@@ -263,7 +278,8 @@ def test_ps_device_forms() -> None:
         assert placed("Variable") == "/job:worker"
 
 
-def test_ps_ops_replaces_the_list_and_the_strategy_sees_only_those() -> None:
+def test_ps_ops_replaces_the_list() -> None:
+    """The setter's ps_ops replaces the list of types, and the strategy sees only those."""
     asked = []
 
     def strategy(op: rd.OpInfo) -> int:
@@ -278,7 +294,8 @@ def test_ps_ops_replaces_the_list_and_the_strategy_sees_only_those() -> None:
     assert asked == ["Add"]
 
 
-def test_no_parameter_servers_no_setter() -> None:
+def test_setter_needs_parameter_servers() -> None:
+    """Without parameter servers there is no setter."""
     assert rd.replica_device_setter() is None
     assert rd.replica_device_setter(ps_tasks=3, cluster={"worker": ["a:1"]}) is None
     assert rd.replica_device_setter(cluster={"ps": []}) is None
@@ -286,7 +303,8 @@ def test_no_parameter_servers_no_setter() -> None:
     assert rd.replica_device_setter(cluster={"other": ["a:1"]}, ps_device="/job:other") is not None
 
 
-def test_setter_type_errors() -> None:
+def test_setter_refuses_wrong_types() -> None:
+    """The setter refuses a strategy that is not callable and a cluster of another type."""
     wrong: Any = 3
     with pytest.raises(TypeError, match="ps_strategy must be callable"):
         rd.replica_device_setter(ps_tasks=1, ps_strategy=wrong)
@@ -294,6 +312,7 @@ def test_setter_type_errors() -> None:
         rd.replica_device_setter(cluster=wrong)
 
 
-def test_a_sparse_job_still_counts_from_zero() -> None:
+def test_sparse_ps_count_from_zero() -> None:
+    """The setter numbers the tasks of a sparse job from zero."""
     with rd.device(rd.replica_device_setter(cluster={"ps": {3: "a:1"}})):
         assert placed("Variable") == "/job:ps/task:0"

@@ -26,7 +26,8 @@ def of_operator(domain: str = "", **replicas: int) -> dict[str, list[str]]:
     }
 
 
-def test_a_tfjob_with_chief_and_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfjob_with_chief_and_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TFJob's pods with a chief and an evaluator know their cluster and task."""
     # CUSTOM_CLUSTER_DOMAIN=cluster.example
     jobs = of_operator(".cluster.example", chief=1, ps=2, worker=2)
     for role, index in [("chief", 0), ("ps", 1), ("worker", 1), ("evaluator", 0)]:
@@ -45,7 +46,8 @@ def test_a_tfjob_with_chief_and_evaluator(monkeypatch: pytest.MonkeyPatch) -> No
     assert inside.checked()[1] == TaskId("evaluator", 0)
 
 
-def test_a_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TFJob's pods with dynamic workers know the ps and themselves."""
     ps = of_operator(ps=2)["ps"]
     told = []
     for sparse, role, index in [
@@ -100,9 +102,8 @@ def of(role: str, index: Any, cluster: Any = JOBS) -> str:
         (of("worker", 1, {"worker": {"1": "a:1", "01": "b:1"}}), "task index twice"),
     ],
 )
-def test_a_bad_tf_config_is_one_line_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, text: str, said: str
-) -> None:
+def test_bad_tf_config_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    """A bad TF_CONFIG is refused in one line that names the variable."""
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InvalidArgumentError) as caught:
         TFConfigClusterResolver().checked()
@@ -131,7 +132,8 @@ def pod(monkeypatch: pytest.MonkeyPatch, **environment: str | None) -> JobSetClu
     return JobSetClusterResolver()
 
 
-def test_a_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobset_pod_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JobSet's pod knows the cluster and its task."""
     resolver = pod(monkeypatch)
     cluster, task = resolver.checked()
     assert task == TaskId("worker", 1) == TaskId(resolver.task_type or "", resolver.task_id or 0)
@@ -141,7 +143,8 @@ def test_a_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.validate()
 
 
-def test_a_jobset_with_several_pods_in_a_child_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobset_with_several_pods_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JobSet's pod counts the pods of the child jobs before its own."""
     several = {
         "BELLWETHER_JOBS": "ps=1, worker=2x4",
         "JOB_COMPLETION_INDEX": "3",
@@ -152,8 +155,8 @@ def test_a_jobset_with_several_pods_in_a_child_job(monkeypatch: pytest.MonkeyPat
     assert cluster.task_address("worker", 7) == "mnist-worker-1-3.net:9"
 
 
-def test_a_pod_that_was_added_to_a_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variables are those of the beginning, when there were four: it knows these, and itself."""
+def test_added_jobset_pod_knows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that was added to a JobSet knows the first workers and itself."""
     grows = {"BELLWETHER_JOBS": "ps=2,worker=1x4+", "JOB_INDEX": "0"}
     before = pod(monkeypatch, **grows).checked()[0]
     assert before.task_indices("worker") == [0, 1, 2, 3]
@@ -164,9 +167,10 @@ def test_a_pod_that_was_added_to_a_jobset(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(
+def test_jobset_evaluator_is_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An evaluator of a JobSet is no task of the cluster."""
     cluster, task = pod(monkeypatch, REPLICATED_JOB_NAME="evaluator", JOB_INDEX="0").checked()
     assert task == TaskId("evaluator", 0) and cluster.jobs == ["ps", "worker"]
 
@@ -194,9 +198,10 @@ def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(
         ),
     ],
 )
-def test_a_bad_environment_is_one_line_that_names_it(
+def test_bad_environment_is_one_line(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], said: str
 ) -> None:
+    """A bad variable of a JobSet's pod is refused in one line that names it."""
     with pytest.raises(InvalidArgumentError) as caught:
         pod(monkeypatch, **environment).checked()
     assert said in caught.value.message and "\n" not in caught.value.message

@@ -21,7 +21,8 @@ CLUSTER = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
 
 
 @pytest.mark.parametrize("index", [1, "1"])
-def test_tf_config(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
+def test_tf_config_is_read_anew(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
+    """TF_CONFIG is read for each question and gives the cluster, task and master."""
     resolver = TFConfigClusterResolver()
     task = {"type": "worker", "index": index}
     monkeypatch.setenv(
@@ -37,7 +38,8 @@ def test_tf_config(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
 
 
-def test_tf_config_small_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tf_config_has_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing or small TF_CONFIG is an empty cluster or one without a master."""
     resolver = TFConfigClusterResolver()
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert not resolver.cluster_spec()
@@ -73,9 +75,10 @@ def test_tf_config_small_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_tf_config_errors(
+def test_bad_tf_config_names_the_fault(
     monkeypatch: pytest.MonkeyPatch, config: str, error: type[Exception], text: str
 ) -> None:
+    """A bad TF_CONFIG is refused with its fault."""
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(error, match=text):
         TFConfigClusterResolver().master()
@@ -99,7 +102,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_slurm(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_step_is_a_cluster(slurm: pytest.MonkeyPatch) -> None:
+    """A Slurm step is a cluster whose ranks follow the order of its nodes."""
     resolver = SlurmClusterResolver()
     assert resolver.cluster_spec() == ClusterSpec(
         {"worker": ["n9:8888", "n9:8889", "n10:8888", "n10:8889", "m3:8888"]}
@@ -109,7 +113,8 @@ def test_slurm(slurm: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_slurm_jobs_take_ranks_in_the_order_of_their_names(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_jobs_take_ranks_by_name(slurm: pytest.MonkeyPatch) -> None:
+    """The jobs of a Slurm step take ranks in the order of their names, and the rest is spare."""
     resolver = SlurmClusterResolver({"worker": 3, "ps": 1}, port_base=100)
     assert resolver.cluster_spec() == ClusterSpec(
         {"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]}
@@ -122,6 +127,7 @@ def test_slurm_jobs_take_ranks_in_the_order_of_their_names(slurm: pytest.MonkeyP
 
 
 def test_slurm_shares_out_gpus(slurm: pytest.MonkeyPatch) -> None:
+    """The tasks of a Slurm node share its GPUs."""
     slurm.setenv("SLURM_GPUS_ON_NODE", "4")
     resolver = SlurmClusterResolver()
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -149,7 +155,8 @@ def het(slurm: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return slurm
 
 
-def test_slurm_groups_of_a_heterogeneous_job_follow_each_other(het: pytest.MonkeyPatch) -> None:
+def test_slurm_groups_follow_each_other(het: pytest.MonkeyPatch) -> None:
+    """The groups of a heterogeneous Slurm job follow each other in rank."""
     resolver = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100)
     want = {"ps": ["n9:100", "n9:101", "n2:100"], "worker": ["n1:100", "n1:101"]}
     assert resolver.cluster_spec() == ClusterSpec(want)
@@ -157,6 +164,7 @@ def test_slurm_groups_of_a_heterogeneous_job_follow_each_other(het: pytest.Monke
 
 
 def test_slurm_groups_may_share_a_node(het: pytest.MonkeyPatch) -> None:
+    """Two groups of a Slurm job on one node have different ports and GPUs."""
     het.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n2")
     het.setenv("SLURMD_NODENAME", "n2")
     het.setenv("SLURM_GPUS_ON_NODE", "4")
@@ -166,7 +174,8 @@ def test_slurm_groups_may_share_a_node(het: pytest.MonkeyPatch) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-def test_slurm_gpus_are_shared_out_within_the_own_group(het: pytest.MonkeyPatch) -> None:
+def test_slurm_gpus_stay_within_group(het: pytest.MonkeyPatch) -> None:
+    """The GPUs of a Slurm node are shared by the tasks of one group."""
     het.setenv("SLURM_TASKS_PER_NODE_HET_GROUP_0", "12,1")
     het.setenv("SLURM_STEP_NUM_TASKS", "15")
     het.setenv("SLURM_PROCID", "13")
@@ -175,14 +184,16 @@ def test_slurm_gpus_are_shared_out_within_the_own_group(het: pytest.MonkeyPatch)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"  # however many ps crowd another node
 
 
-def test_slurm_a_step_of_one_group_is_a_step_like_any_other(het: pytest.MonkeyPatch) -> None:
+def test_slurm_step_of_one_group(het: pytest.MonkeyPatch) -> None:
+    """A Slurm step of one group of a heterogeneous job is a cluster by itself."""
     step = {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "n1", "STEP_TASKS_PER_NODE": "2", "PROCID": "1"}
     for name, value in step.items():
         het.setenv(f"SLURM_{name}", value)
     assert SlurmClusterResolver().cluster_spec() == ClusterSpec({"worker": ["n1:8888", "n1:8889"]})
 
 
-def test_slurm_errors(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_errors_name_the_fault(slurm: pytest.MonkeyPatch) -> None:
+    """A Slurm step that does not fit is refused with the reason."""
     with pytest.raises(RuntimeError, match="need 6 tasks, this Slurm step has 5"):
         SlurmClusterResolver({"worker": 6})
     slurm.setenv("SLURMD_NODENAME", "n9")
@@ -205,17 +216,20 @@ def test_slurm_errors(slurm: pytest.MonkeyPatch) -> None:
         ("gpu-[1,3],a-b", "gpu-1 gpu-3 a-b"),
     ],
 )
-def test_expand_hostlist(hostlist: str, hosts: str) -> None:
+def test_hostlist_expands(hostlist: str, hosts: str) -> None:
+    """A Slurm list of hosts expands to every host in order."""
     assert expand_hostlist(hostlist) == hosts.split()
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5)), min_size=1, max_size=5))
-def test_expand_tasks_per_node(runs: list[tuple[int, int]]) -> None:
+def test_tasks_per_node_expands(runs: list[tuple[int, int]]) -> None:
+    """A Slurm list of tasks per node expands to one number for each node."""
     text = ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in runs)
     assert expand_tasks_per_node(text) == [count for count, times in runs for _ in range(times)]
 
 
-def test_expand_tasks_per_node_error() -> None:
+def test_bad_tasks_per_node_is_refused() -> None:
+    """A Slurm list of tasks per node that cannot be read is refused."""
     with pytest.raises(RuntimeError, match=r"cannot read '2\(3\)'"):
         expand_tasks_per_node("2(3)")
 
@@ -229,5 +243,6 @@ def test_expand_tasks_per_node_error() -> None:
         ("GPU-a,GPU-b,GPU-c,GPU-d", 0, "GPU-a,GPU-b"),
     ],
 )
-def test_visible_gpus(visible: str | None, first: int, want: str) -> None:
+def test_visible_gpus_are_shared_out(visible: str | None, first: int, want: str) -> None:
+    """A task sees its share of the GPUs, whichever names they have."""
     assert visible_gpus(visible, first, count=2, on_node=4) == want

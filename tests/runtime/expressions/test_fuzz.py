@@ -6,7 +6,8 @@ from tests.runtime.expressions.fuzz import fuzz
 
 
 @pytest.mark.chaos
-def test_mutated_programs_never_end_the_process() -> None:
+def test_mutated_programs_spare_the_process() -> None:
+    """A damaged program is refused or runs, without an end of the process or growth of memory."""
     outcome = fuzz(200, seed=15)
     assert outcome.crashed == []
     assert outcome.counts.get("refused", 0) > 25

@@ -45,8 +45,8 @@ def of_one(main: pb.ComputationDef, *shape: int) -> bytes:
 
 
 @pytest.mark.cluster
-def test_a_long_chain_ends_no_process() -> None:
-    """XLA's compiler overflowed its stack at 30,000 multiplications, which ended the task."""
+def test_long_chain_ends_no_process() -> None:
+    """A chain of 40,000 operations compiles, where XLA's compiler by itself overflows its stack."""
     data = of_one(chain(["mul"], 40_000))
     done = subprocess.run(
         [sys.executable, "-c", A_CHAIN], input=data, capture_output=True, timeout=600
@@ -54,14 +54,15 @@ def test_a_long_chain_ends_no_process() -> None:
     assert (done.returncode, done.stdout) == (0, b"1.0\n"), done.stderr[-2000:]
 
 
-def test_a_condition_is_traced_once() -> None:
-    """Each level of a condition in a condition doubled the time: at 18 levels it was half an hour."""
+def test_condition_is_traced_once() -> None:
+    """A condition in a condition is traced once a level, and not twice."""
     expressions = read_expressions(of_one(deep(["mul"], 1, 18, "while")))
     jax.make_jaxpr(expressions.compute)(np.float32(1))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_parts_compute_what_the_whole_does(name: str) -> None:
+def test_parts_equal_the_whole(name: str) -> None:
+    """The parts of a program compute what the whole program does."""
     expressions = read_expressions(written(SAMPLES[name], A))
     most = max([e.cost for e in expressions.main.equations], default=1)
     with jax.enable_x64(True), jax_settings(expressions):
@@ -84,7 +85,8 @@ def _numbers(value: Any) -> Any:
     return np.atleast_1d(np.asarray(data, np.complex128)).view(np.float64)
 
 
-def test_what_is_an_argument_a_constant_or_twice_a_result() -> None:
+def test_arguments_and_constants_may_be_results() -> None:
+    """A result may be an argument, a constant or the same value twice."""
     expressions = read_expressions(
         written(lambda a: (a, a, jnp.float32(7), a + 1, (a + 1) * 2, a + 1), A)
     )
@@ -125,8 +127,8 @@ def program(count: int) -> Program:
     return Program(data, (spec,) * 2 * count, (spec,) * 2 * count)
 
 
-def test_no_part_is_smaller_than_half_without_need() -> None:
-    """A list of 16 parts had 237: the rest of a part was cut again at its head."""
+def test_no_part_is_needlessly_small() -> None:
+    """The number of parts is at most twice the cost over the limit of a part."""
     expressions = read_expressions(of_one(tree(["igamma", "sinh"], 60, 600), 600))
     parts, _ = split(expressions, 100)
     assert (
@@ -134,8 +136,8 @@ def test_no_part_is_smaller_than_half_without_need() -> None:
     )
 
 
-def test_a_list_of_any_length_has_parts() -> None:
-    """An update of 2,300 variables by Adam was refused: it has more than 50,000 equations."""
+def test_any_length_has_parts() -> None:
+    """A program of more than 50,000 equations has parts."""
     expressions = read_expressions(of_one(chain(["sinh", "tanh"], 60_000), 4))
     assert len(expressions.main.equations) > 50_000
     parts, _ = split(expressions, 4096)
@@ -143,6 +145,7 @@ def test_a_list_of_any_length_has_parts() -> None:
 
 
 def test_equal_variables_make_equal_parts() -> None:
+    """Equal variables of an update make equal parts, of which none reads another's result."""
     parts, _ = split(read_expressions(program(300).blob), 100)
     assert len(parts) >= 10
     assert len({part.identity for part in parts[:-1]}) == 1  # each ends where a variable ends
@@ -150,6 +153,7 @@ def test_equal_variables_make_equal_parts() -> None:
 
 
 def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update in parts donates its arguments and computes what JAX does."""
     monkeypatch.setattr(compiler, "PART", 100)
     made = program(100)
     arrays = [jnp.full(3, n, jnp.float32) for n in range(200)]
@@ -159,8 +163,8 @@ def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(array.is_deleted() for array in arrays)
 
 
-def test_list_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of XLA has an end between two parts; what is one part has none."""
+def test_slow_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose parts take too long to compile is refused between two parts."""
     monkeypatch.setattr(compiler, "COMPILE_SECS", 0.0)
     arrays = [np.ones(n + 1, np.float32) for n in range(30)]
     specs = tuple(TensorSpec(array.shape, array.dtype) for array in arrays)
@@ -173,8 +177,8 @@ def test_list_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         Compiler().executable(made, (), jax.devices()[0])
 
 
-def test_results_that_later_parts_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam over a whole tree returns its moments, and reads them in later parts: their values were dropped there."""
+def test_results_for_later_parts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that a later part reads stays until then."""
     transform = optax.adam(0.1)
     values = [np.full(3, n, np.float32) for n in range(40)]
     flat, tree = jax.tree.flatten((values, transform.init([jnp.asarray(v) for v in values])))
@@ -196,8 +200,8 @@ def test_results_that_later_parts_read_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.cluster
-def test_an_update_in_parts_is_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step sees all variables as of one instant, however many programs update them."""
+def test_update_in_parts_is_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step sees all variables as of one instant although programs update them in parts."""
     monkeypatch.setattr(compiler, "PART", 20)
     with kit.servers(sockets=True, ps=1, worker=2) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):

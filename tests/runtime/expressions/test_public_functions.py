@@ -174,7 +174,8 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_public_functions_of_jax_are_made_of_the_table() -> None:
+def test_public_functions_are_in_table() -> None:
+    """The public functions of JAX are made of operations of the table."""
     without, missing = [], {}
     for module, name in functions():
         sample = SAMPLES.get(name)
@@ -196,7 +197,8 @@ def test_public_functions_of_jax_are_made_of_the_table() -> None:
     assert not without, "they have no sample"
 
 
-def test_a_branch_by_platform_is_that_of_the_task() -> None:
+def test_platform_branch_follows_the_task() -> None:
+    """A branch by platform is the branch of the task's platform."""
     jaxpr = traced(lambda a: lax.platform_dependent(a, cpu=jnp.sin, cuda=jnp.cos), (A,))
     assert write_expressions(jaxpr) == write_expressions(traced(jnp.sin, (A,)))
     assert write_expressions(jaxpr, "cuda") == write_expressions(traced(jnp.cos, (A,)))

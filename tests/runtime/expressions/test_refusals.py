@@ -395,21 +395,22 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
 
 
 @pytest.mark.parametrize("what", UNREAD)
-def test_what_breaks_a_rule_is_not_read(what: str) -> None:
+def test_rule_breakers_are_not_read(what: str) -> None:
+    """A program that breaks a rule is refused in one line."""
     make, said = UNREAD[what]
     with pytest.raises(rt.InvalidArgumentError, match=said) as caught:
         read_expressions(make().SerializeToString())
     assert "\n" not in str(caught.value)
 
 
-def test_a_part_of_special_functions_is_read() -> None:
-    """Lists that cost no more than one part are accepted."""
+def test_part_of_special_functions_passes() -> None:
+    """A program that costs no more than one part is accepted."""
     for made in (special(16), special(64, "log1p"), unrolled(2, 8)):
         assert read_expressions(made.SerializeToString()).arguments
 
 
-def test_draws_of_gamma_distributions_have_a_limit() -> None:
-    """170 of them in a list took XLA 34 seconds of a processor."""
+def test_gamma_draws_have_a_limit() -> None:
+    """A program may draw from 16 gamma distributions, and not from 17."""
 
     def draw(count: int) -> bytes:
         def drawn(a: Any) -> Any:
@@ -422,8 +423,8 @@ def test_draws_of_gamma_distributions_have_a_limit() -> None:
         read_expressions(draw(17))
 
 
-def test_initial_values_and_logarithms_have_no_limit() -> None:
-    """A program may draw the initial values of thousands of variables, and take as many roots."""
+def test_common_functions_have_no_limit() -> None:
+    """A program may have thousands of initial draws, logarithms and roots."""
     for name in ("erf_inv", "log", "sqrt"):
         expressions = read_expressions(special(5000, name).SerializeToString())
         assert sum(equation.cost for equation in expressions.main.equations) > 10 * PART
@@ -492,7 +493,8 @@ UNTRACED: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
 
 
 @pytest.mark.parametrize("what", UNTRACED)
-def test_what_does_not_fit_is_not_compiled(what: str) -> None:
+def test_misfits_are_not_compiled(what: str) -> None:
+    """A program whose shapes do not fit is refused before the compiler runs."""
     make, said = UNTRACED[what]
     message = make()
     arguments = tuple(TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in message.arguments)
@@ -516,13 +518,15 @@ def test_what_does_not_fit_is_not_compiled(what: str) -> None:
         ((TensorSpec((4, 4), F32),), (), r"gives \(float32\[4,4\]\), its stage declares \(\)"),
     ],
 )
-def test_a_stage_that_declares_something_else(arguments: Any, results: Any, said: str) -> None:
+def test_stage_must_declare_its_program(arguments: Any, results: Any, said: str) -> None:
+    """A stage that declares other arguments or results than its program has is refused."""
     program = Program(plain().SerializeToString(), arguments, results)
     with pytest.raises(rt.InvalidArgumentError, match=said):
         Compiler().executable(program, (), jax.local_devices()[0])
 
 
-def test_a_list_of_many_bytes_is_refused_unread() -> None:
+def test_large_list_is_refused_unread() -> None:
+    """A program of too many bytes is refused before the bytes are read."""
     with pytest.raises(
         rt.InvalidArgumentError,
         match="50,331,649 bytes, 50,331,648 are allowed: feed large constants",
@@ -530,7 +534,8 @@ def test_a_list_of_many_bytes_is_refused_unread() -> None:
         read_expressions(bytes(LIST_BYTES + 1))
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_non_message_is_refused() -> None:
+    """Bytes that are no program raise InvalidArgumentError in one line."""
     with pytest.raises(rt.InvalidArgumentError, match="not a program that this task can read"):
         read_expressions(b"\xff\xff\xff")
     chance = random.Random(0)
@@ -545,7 +550,8 @@ def test_what_is_no_message_is_refused() -> None:
             assert "\n" not in str(error)
 
 
-def test_the_limit_of_a_value_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_limit_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of exactly the limit is allowed, and one byte more is not."""
     data = plain().SerializeToString()
     monkeypatch.setattr(reader, "VALUE_BYTES", 64)
     read_expressions(data)
@@ -557,6 +563,7 @@ def test_the_limit_of_a_value_can_be_given(monkeypatch: pytest.MonkeyPatch) -> N
         read_expressions(data)
 
 
-def test_nothing_in_the_table_reaches_outside() -> None:
+def test_table_reaches_nothing_outside() -> None:
+    """No operation of the table reaches outside its program."""
     reaching = "infeed outfeed psum all_gather ppermute pure_callback io_callback debug_callback ffi_call pallas_call"
     assert not set(reaching.split()) & set(TABLE)

@@ -62,7 +62,8 @@ def check(fn: Fn, *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_same_bits_come_out(name: str) -> None:
+def test_round_trip_keeps_the_bits(name: str) -> None:
+    """A program that was written and read computes the same bits."""
     check(SAMPLES[name], A)
 
 
@@ -82,6 +83,7 @@ OF_NEWER_JAX = {"stack", "unstack", "log2", "one_minus_square", "polynomial"}
 
 
 def test_every_row_has_a_sample() -> None:
+    """Every row of the table has a sample, but those of newer versions of JAX."""
     found: set[str] = set()
     for fn in SAMPLES.values():
         found |= operations(pb.ExpressionsDef.FromString(written(fn, A)))
@@ -89,12 +91,15 @@ def test_every_row_has_a_sample() -> None:
     assert set(TABLE) - found <= OF_NEWER_JAX
 
 
-def test_equal_functions_give_equal_bytes_and_other_shapes_others() -> None:
+def test_equal_functions_give_equal_bytes() -> None:
+    """Equal functions of equal shapes are written as equal bytes."""
     assert written(lambda a: a @ a + 1, A) == written(lambda b: b @ b + 1, A)
     assert written(lambda a: a, A) != written(lambda a: a, A[0])
 
 
-def test_what_nobody_needs_is_left_out() -> None:
+def test_unneeded_operations_are_left_out() -> None:
+    """An operation whose result nothing needs is not written."""
+
     def fn(a: Any) -> Any:
         jnp.linalg.svd(a)
         return jax.jit(lambda x: (jnp.sin(x), jnp.linalg.cholesky(x)))(a)[0]
@@ -102,7 +107,8 @@ def test_what_nobody_needs_is_left_out() -> None:
     assert operations(pb.ExpressionsDef.FromString(written(fn, A))) == {"sin"}
 
 
-def test_an_array_of_equal_elements_is_one_number() -> None:
+def test_equal_elements_are_one_number() -> None:
+    """An array of equal elements is written as one number, and -0.0 is not 0.0."""
     assert len(written(lambda a: a[0, 0] + np.zeros((1000, 1000), np.float32), A)) < 500
     values = np.zeros(1000)
     values[0] = -0.0  # equal to the others as a number
@@ -113,15 +119,15 @@ def test_an_array_of_equal_elements_is_one_number() -> None:
     "name",
     ["bool", "int4", "uint4", "bfloat16", "float8_e4m3fn", "complex128", "uint64", "float16"],
 )
-def test_constants_of_every_kind_of_dtype(name: str) -> None:
-    """Among them some at which XLA ends the process when JAX makes constants of them."""
+def test_constants_have_any_dtype(name: str) -> None:
+    """A constant of any dtype keeps its bits, also where JAX's own way ends the process."""
     values = np.array([0, 1, 2, 3, 1], np.float32).astype(NUMERIC_DTYPES[name])
     (found,) = computed(written(lambda a: values, A), A)
     assert same_bits(found, values)
 
 
-def test_a_constant_divided_by_zero_does_not_end_the_process() -> None:
-    """As it does when JAX compiles the same function: MLIR's folder divides."""
+def test_constant_division_spares_the_process() -> None:
+    """A constant divided by zero has XLA's value and does not end the process."""
     ones, zeros = np.array([1, 2, 3], np.int32), np.zeros(3, np.int32)
     data = written(
         lambda a: (jax.lax.rem(ones, zeros), jax.lax.div(ones, zeros), jax.lax.div(ones, ones)), A
@@ -129,7 +135,9 @@ def test_a_constant_divided_by_zero_does_not_end_the_process() -> None:
     np.testing.assert_array_equal(computed(data, A), [ones, [-1, -1, -1], [1, 1, 1]])
 
 
-def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
+def test_random_numbers_follow_writer_settings() -> None:
+    """Random numbers are those of the settings under which the program was written."""
+
     def fn(a: Any) -> Any:
         return jax.random.normal(jax.random.key(1), (3, 5), jnp.float32) + a[0, 0]
 
@@ -158,7 +166,8 @@ def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
         (lambda a: jax.lax.scan(lambda s, x: (jax.lax.psum(s, ()), x), a[0], a), None),
     ],
 )
-def test_what_is_outside_the_table_is_named(fn: Fn, said: str | None) -> None:
+def test_outsiders_of_table_are_named(fn: Fn, said: str | None) -> None:
+    """An operation or parameter outside the table is refused by name."""
     if said is None:
         check(fn, A)
         return
@@ -177,6 +186,7 @@ def test_what_is_outside_the_table_is_named(fn: Fn, said: str | None) -> None:
     )
 )
 def test_any_fill_value_comes_back(value: Any) -> None:
+    """Any fill value keeps its bits."""
     data = written(
         lambda a: a.at[np.array([0, 9])].get(mode="fill", fill_value=value),
         np.zeros(3, value.dtype),
@@ -186,6 +196,8 @@ def test_any_fill_value_comes_back(value: Any) -> None:
 
 
 def test_effects_do_not_leave_the_process() -> None:
+    """A function with effects is refused."""
+
     def loud(a: Any) -> Any:
         jax.debug.print("{}", a)
         return a
@@ -207,8 +219,8 @@ STEPS = [
 @hypothesis.given(
     st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1)
 )
-def test_random_functions_over_the_table(names: list[str], seed: int) -> None:
-    """Each sample is applied to what those before it gave, brought back into the range of a 4 x 4 array."""
+def test_random_functions_keep_their_bits(names: list[str], seed: int) -> None:
+    """A random composition of samples computes the same bits after its round trip."""
 
     def fn(a: Any) -> Any:
         for name in names:

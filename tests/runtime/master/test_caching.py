@@ -42,9 +42,8 @@ def training() -> tuple[rt.Operation, rt.Tensor, rt.Tensor]:
     return step, loss, x
 
 
-def test_a_second_run_plans_and_compiles_nothing(
-    cluster: tuple[str, Compiler], graph: rt.Graph
-) -> None:
+def test_second_run_compiles_nothing(cluster: tuple[str, Compiler], graph: rt.Graph) -> None:
+    """A second run of a step plans, traces and compiles nothing until a shape changes."""
     target, compiler = cluster
     step, loss, x = training()
     traced: list[int] = []
@@ -67,9 +66,10 @@ def test_a_second_run_plans_and_compiles_nothing(
         assert compiler.compilations > compiled  # a new shape is new work
 
 
-def test_many_sessions_and_equal_graphs_compile_each_stage_once(
+def test_equal_graphs_compile_once(
     cluster: tuple[str, Compiler],
 ) -> None:
+    """Equal graphs of many sessions compile each stage once."""
     target, compiler = cluster
     compilations = []
     for _ in range(3):
@@ -97,8 +97,8 @@ print([c.stage.program and c.stage.program.sha256 for c in plan.stages])
 
 
 @pytest.mark.cluster
-def test_two_processes_make_the_same_programs() -> None:
-    """The order of nothing depends on addresses or hashes, and where the code stands does not matter."""
+def test_processes_make_the_same_programs() -> None:
+    """Two processes make the same programs, whatever their addresses and hashes."""
     programs = [
         subprocess.run(
             [sys.executable, "-c", code],
@@ -115,9 +115,10 @@ def test_two_processes_make_the_same_programs() -> None:
     assert programs[0].count("'") >= 6
 
 
-def test_plans_are_bounded_and_the_least_recently_used_goes(
+def test_least_used_plan_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The plans of a session are bounded, and the least recently used plan goes."""
     monkeypatch.setattr(runtime.session.session, "MAX_PLANS", 3)
     x = rt.placeholder(np.float32, [None], name="x")
     y = x + 1.0
@@ -132,9 +133,10 @@ def test_plans_are_bounded_and_the_least_recently_used_goes(
         assert caplog.records
 
 
-def test_a_placeholder_whose_shape_keeps_changing_is_named(
+def test_restless_placeholder_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A placeholder whose shape keeps changing is named in one warning."""
     x = rt.placeholder(np.float32, [None], name="restless")
     still = rt.placeholder(np.float32, [None], name="still")
     with rt.Session() as session, caplog.at_level(logging.WARNING):
@@ -144,7 +146,8 @@ def test_a_placeholder_whose_shape_keeps_changing_is_named(
     assert "'restless:0' was fed with 32 different shapes" in caplog.text
 
 
-def test_fetching_many_things_is_one_step(cluster: tuple[str, Compiler]) -> None:
+def test_many_fetches_are_one_step(cluster: tuple[str, Compiler]) -> None:
+    """Fetching many things is one step, and an update in it runs once."""
     target, _ = cluster
     with rt.device("/job:ps"):
         v = rt.Variable(0, name="v")

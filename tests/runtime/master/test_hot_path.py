@@ -69,7 +69,8 @@ def training(ps: int = 1, prefetch: int = 0) -> Iterator[Training]:
             yield made
 
 
-def test_nothing_is_compiled_after_the_first_step() -> None:
+def test_warm_step_compiles_nothing() -> None:
+    """No step after the first traces or compiles."""
     compiled: list[str] = []
 
     def note(event: str, *_: Any, **__: Any) -> None:
@@ -89,8 +90,8 @@ def test_nothing_is_compiled_after_the_first_step() -> None:
             jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_no_protobuf_message_is_used_in_a_warm_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every thread of both tasks is watched: each serves from here on under a profiler."""
+def test_warm_step_uses_no_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread of a warm step uses a protobuf message."""
     used: list[str] = []
     watching = threading.Event()
 
@@ -128,9 +129,10 @@ def _in_place(array: Any) -> bool:
     return jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
 
 
-def test_both_sides_read_received_tensors_where_they_arrived(
+def test_received_tensors_stay_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Both sides read received tensors in the memory where they arrived, step after step."""
     at_ps: list[list[Any]] = []
     at_worker: list[list[Any]] = []
     call, execute = Worker.call, Worker.execute
@@ -169,7 +171,8 @@ def test_both_sides_read_received_tensors_where_they_arrived(
             )
 
 
-def test_both_sides_send_from_the_memory_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_leave_from_xla_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides send tensors from the memory of XLA."""
     sent: list[Any] = []
     replied: list[Any] = []
     computed: list[Any] = []
@@ -207,7 +210,8 @@ def test_both_sides_send_from_the_memory_of_xla(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_warm_step_allocates_no_buffer_of_the_size_of_a_parameter(prefetch: int) -> None:
+def test_warm_step_allocates_no_parameter(prefetch: int) -> None:
+    """A warm step allocates no memory of the size of a parameter."""
     with training(ps=2, prefetch=prefetch) as t:
         tracemalloc.start()  # sees numpy's memory and Python's, not XLA's
         try:
@@ -224,7 +228,8 @@ def test_a_warm_step_allocates_no_buffer_of_the_size_of_a_parameter(prefetch: in
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_step_makes_two_round_trips_to_each_ps(prefetch: int) -> None:
+def test_step_makes_two_round_trips(prefetch: int) -> None:
+    """A step makes two round trips to each ps and receives each parameter once."""
     with training(ps=3, prefetch=prefetch) as t:
         before = [t.cluster[f"/job:ps/task:{i}"].tensors.counters for i in range(3)]
         t.steps(10)
@@ -237,9 +242,10 @@ def test_a_step_makes_two_round_trips_to_each_ps(prefetch: int) -> None:
     assert all(nbytes < 10.2 * WIDTH * 4 + prefetch * WIDTH * 4 for nbytes in sent), sent
 
 
-def test_one_thread_sends_to_every_ps_before_it_waits_for_one(
+def test_all_ps_are_sent_to_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The thread of a step sends to every ps before it waits for one."""
     events: list[tuple[str, str, int]] = []
     send, receive = Lane.send, Lane.receive
 
@@ -268,8 +274,8 @@ def test_one_thread_sends_to_every_ps_before_it_waits_for_one(
     assert {task for _, task, _ in events[:4]} == {f"/job:ps/task:{i}" for i in range(4)}
 
 
-def test_a_step_makes_few_calls_on_the_thread_that_runs_it() -> None:
-    """Each costs a tenth of a microsecond and more: what a change adds here it adds to every step."""
+def test_step_makes_few_calls() -> None:
+    """The thread of a step makes no more Python calls than its limit."""
     counted = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

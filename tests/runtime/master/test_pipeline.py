@@ -30,7 +30,8 @@ def _graph(
     return rt.group(push, count), loss, step, w, x
 
 
-def test_a_pipelined_run_equals_the_loop_with_gradients_one_step_older() -> None:
+def test_pipelined_gradients_are_one_older() -> None:
+    """A pipelined run equals a loop whose gradients are one step older."""
     rng = np.random.default_rng(0)
     data = rng.standard_normal((12, 300)).astype(np.float32)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
@@ -54,9 +55,8 @@ def test_a_pipelined_run_equals_the_loop_with_gradients_one_step_older() -> None
     assert steps == [1, *range(1, len(data))]  # each step gives the count of the push before it
 
 
-def test_batches_of_another_size_do_not_compute_with_what_was_pulled_for_the_last_one_of_that_size() -> (
-    None
-):
+def test_changed_batch_size_pulls_anew() -> None:
+    """A batch of another size computes with values that hold all earlier pushes."""
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         with rt.device(
             rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
@@ -77,7 +77,8 @@ def test_batches_of_another_size_do_not_compute_with_what_was_pulled_for_the_las
     assert final == len(sizes)
 
 
-def test_another_fetch_sees_what_earlier_pipelined_steps_pushed() -> None:
+def test_other_fetch_sees_earlier_pushes() -> None:
+    """Another fetch sees what the earlier pipelined steps pushed."""
     with servers(sockets=True, ps=2, worker=1) as cluster, rt.Graph().as_default():
         train, loss, step, _, x = _graph(cluster)
         with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
@@ -120,9 +121,10 @@ def _lose_frames(
     return lost
 
 
-def test_a_push_that_is_sent_again_is_what_it_was_when_the_caller_has_changed_its_arrays(
+def test_repeated_push_keeps_callers_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A push that is sent again has the caller's values of its own step."""
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         push, w, mask = _line(cluster)
         with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
@@ -137,10 +139,10 @@ def test_a_push_that_is_sent_again_is_what_it_was_when_the_caller_has_changed_it
     assert len(lost) == 3
 
 
-def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(
+def test_repeated_push_keeps_pulled_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is pulled lies in memory that the next pull uses again."""
+    """A push that is sent again has the values that were pulled for it."""
     with servers(sockets=True, ps=2, worker=1) as cluster, rt.Graph().as_default():
         with rt.device("/job:ps/task:0"):
             count = rt.Variable(np.zeros(300, np.float32), name="count")
@@ -169,7 +171,8 @@ def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(
     np.testing.assert_array_equal(found, np.full(300, 0 + 0 + 1 + 2 + 3, np.float32))
 
 
-def test_a_step_without_fetches_does_not_wait_for_its_push(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfetched_push_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipelined step without fetches does not wait for the answer to its push."""
     call, held_up, go_on = Worker.call, threading.Semaphore(0), threading.Event()
 
     def slow(self: Worker, handle: int, client: int, step: int, inputs: list[Any]) -> Any:
@@ -223,7 +226,8 @@ def _close_while_frozen(
 
 
 @pytest.mark.cluster
-def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:
+def test_close_leaves_frozen_ps_running_step() -> None:
+    """Closing a session with a running step does not wait for a frozen ps."""
     ended: list[Any] = []
 
     def run(session: rt.Session, push: rt.Operation) -> None:
@@ -245,11 +249,13 @@ def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:
 
 
 @pytest.mark.cluster
-def test_close_does_not_wait_for_a_frozen_ps_that_has_not_answered() -> None:
+def test_close_leaves_silent_frozen_ps() -> None:
+    """Closing a session does not wait for the push that a frozen ps has not answered."""
     _close_while_frozen(addresses(ps=1, worker=1), lambda session, push: None)
 
 
-def test_close_waits_for_the_last_push_of_a_living_ps() -> None:
+def test_close_awaits_the_last_push() -> None:
+    """Closing a session waits for the last push to a living ps."""
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         push, w, mask = _line(cluster)
         for k in range(1, 4):

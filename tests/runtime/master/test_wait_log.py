@@ -61,9 +61,10 @@ def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Ten
         until(lambda: not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew"])
 
 
-def test_a_step_that_waits(
+def test_waiting_step_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A step that waits logs the master for which it waits."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
     with _empty_queue() as (server, session, put, taken):
@@ -75,9 +76,10 @@ def test_a_step_that_waits(
             session.run(put)
 
 
-def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
+def test_wait_is_logged_despite_slow_renewals(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A step that waits logs so although each lease renewal takes its whole time."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 1.0)
     monkeypatch.setattr(timeouts, "RENEW_SECS", 0.5)
     renewals, over = threading.Semaphore(0), threading.Event()
@@ -104,9 +106,10 @@ def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
     assert "to run a step, for" in said
 
 
-def test_a_session_that_waits_for_tasks(
+def test_session_waiting_for_tasks_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A session that waits for a task logs the task and its address."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:

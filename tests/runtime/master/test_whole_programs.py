@@ -295,9 +295,10 @@ def check(found: Any, wanted: Any, what: Any) -> None:
 
 @costly(4)
 @hypothesis.given(program=programs())
-def test_a_program_does_what_its_operations_do_one_after_the_other(
+def test_program_equals_its_operations_in_order(
     cluster: dict[str, rt.Server], program: Program
 ) -> None:
+    """A program does what its operations do one after the other."""
     with program.graph.as_default():
         init = rt.global_variables_initializer()
     state = dict(program.start)

@@ -29,7 +29,8 @@ def plans() -> dict[str, Plan]:
         }
 
 
-def test_a_training_step_pulls_computes_and_pushes() -> None:
+def test_training_pulls_computes_and_pushes() -> None:
+    """A training step has the parts pull, compute and push, and an evaluation no push."""
     made = plans()
     assert made["train"].parts() == [PULL, COMPUTE, PUSH]
     assert made["evaluate"].parts() == [PULL, COMPUTE]
@@ -40,19 +41,22 @@ def test_a_training_step_pulls_computes_and_pushes() -> None:
     }
 
 
-def test_only_the_push_waits_for_the_computation() -> None:
+def test_only_push_awaits_computation() -> None:
+    """Only the push of a training step waits for the computation."""
     plan = plans()["train"]
     awaited = plan.awaited_slots("/job:worker/task:0")
     assert awaited[:2] == [-1, -1] and awaited[2] == plan.stages[1].outputs[0]
 
 
-def test_bytes_of_a_step_are_what_goes_both_ways() -> None:
+def test_step_bytes_count_both_ways() -> None:
+    """The bytes of a step are those sent and received, without values that nobody fetches."""
     assert plans()["train"].wire_bytes("/job:worker/task:0") >= 64
     # the new value is not sent back unasked
     assert plans()["train"].wire_bytes("/job:worker/task:0") <= 96
 
 
-def test_staleness_counts_the_updates_of_others_since_the_read() -> None:
+def test_staleness_counts_updates_since_read() -> None:
+    """Staleness counts the updates of others since a session's last read."""
     counters = TaskCounters()
     counters.read(1)
     counters.read(2)
@@ -69,6 +73,7 @@ def test_staleness_counts_the_updates_of_others_since_the_read() -> None:
 
 
 def test_many_threads_lose_no_count() -> None:
+    """Counts of many threads add up."""
     counters = TaskCounters()
 
     def work() -> None:
@@ -83,7 +88,8 @@ def test_many_threads_lose_no_count() -> None:
     assert (counters.calls, counters.applied, counters.active) == (2000, 2000, 0)
 
 
-def test_reports_of_a_ps_and_a_worker() -> None:
+def test_ps_and_worker_report_figures() -> None:
+    """The reports of a ps and a worker have the figures of the steps that were made."""
     with servers(sockets=True, ps=1, worker=1) as made:
         worker = made[TARGET]
         train(worker, 7)
@@ -102,12 +108,14 @@ def test_reports_of_a_ps_and_a_worker() -> None:
     assert ps.values["apply_seconds_total"] > 0 and ps.values["bytes_received_total"] > 7 * 1024
 
 
-def test_probe_of_nobody_says_so() -> None:
+def test_probe_of_nobody_is_unavailable() -> None:
+    """A probe of an address where nobody listens is UnavailableError."""
     with pytest.raises(rt.UnavailableError):
         rt.probe(addresses(ps=1)["ps"][0])
 
 
-def test_the_last_error_is_reported() -> None:
+def test_last_error_is_reported() -> None:
+    """A report has the last logged error in one line."""
     from absl import logging
 
     with servers(worker=1) as made:
@@ -116,6 +124,7 @@ def test_the_last_error_is_reported() -> None:
 
 
 def test_process_metrics_are_reported() -> None:
+    """A report has the figures that the process counts."""
     with servers(worker=1) as made:
         before = made[TARGET].report().values.get("events_lost_total", 0.0)
         rt.lowlevel.metrics.add("events_lost_total", 2)
@@ -123,13 +132,15 @@ def test_process_metrics_are_reported() -> None:
         assert made[TARGET].report().values["events_lost_total"] == before + 3
 
 
-def test_a_figure_that_nobody_explains_cannot_be_counted() -> None:
+def test_unexplained_figure_is_refused() -> None:
+    """A figure without an explanation cannot be counted."""
     with pytest.raises(KeyError, match="tests_total"):
         rt.lowlevel.metrics.add("tests_total")
 
 
 @pytest.mark.cluster
-def test_a_ps_process_counts_over_the_wire() -> None:
+def test_ps_process_counts_over_wire() -> None:
+    """A ps in another process counts the updates that come over the wire."""
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
         train(server, 3)

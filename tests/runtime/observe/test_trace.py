@@ -37,7 +37,8 @@ def by_name(metadata: rt.RunMetadata, device: str) -> dict:
 
 
 @pytest.mark.parametrize("master", ["here", "elsewhere"])
-def test_every_operation_is_on_its_device_with_times_and_bytes(master: str) -> None:
+def test_operations_show_device_time_bytes(master: str) -> None:
+    """A traced step has each operation on its device, with its times and bytes."""
     with servers(sockets=True, ps=1, worker=1) as made:
         server = made[TARGET]
         if master == "elsewhere":
@@ -78,7 +79,8 @@ def test_every_operation_is_on_its_device_with_times_and_bytes(master: str) -> N
     ] and y.allocation_description.requested_bytes == 48
 
 
-def test_a_step_that_is_not_traced_empties_the_metadata() -> None:
+def test_untraced_step_empties_the_metadata() -> None:
+    """A step that is not traced empties the given metadata."""
     metadata = rt.RunMetadata()
     with rt.Graph().as_default(), rt.Session() as session:
         one = rt.constant(1.0)
@@ -88,7 +90,8 @@ def test_a_step_that_is_not_traced_empties_the_metadata() -> None:
         assert not metadata.step_stats.dev_stats
 
 
-def test_tracing_changes_no_value_and_runs_updates_once() -> None:
+def test_tracing_changes_no_value() -> None:
+    """A traced step runs its updates once and returns the same values."""
     with rt.Graph().as_default(), rt.Session() as session:
         w = rt.Variable(0.0, name="w")
         add = w.assign_add(1.0)
@@ -101,7 +104,8 @@ def test_tracing_changes_no_value_and_runs_updates_once() -> None:
             )
 
 
-def test_a_traced_step_that_fails_leaves_the_next_trace_clean() -> None:
+def test_failed_trace_leaves_next_clean() -> None:
+    """A traced step that fails leaves nothing to the next trace."""
     with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
         with rt.device("/job:ps/task:0"):
             good = rt.Variable(1.0, name="good")
@@ -120,14 +124,16 @@ def test_a_traced_step_that_fails_leaves_the_next_trace_clean() -> None:
 
 
 @pytest.mark.cluster
-def test_a_ps_in_another_process_is_traced_too() -> None:
+def test_remote_ps_is_traced_too() -> None:
+    """A trace has the operations of a ps in another process."""
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
         metadata, _ = traced_step(server.target)
     assert "update" in by_name(metadata, PS.format(0))
 
 
-def test_timeout_of_the_options() -> None:
+def test_options_have_a_timeout() -> None:
+    """A bad option of a step is refused, and timeout_in_ms ends a step."""
     with pytest.raises(ValueError, match="timeout_in_ms"):
         rt.RunOptions(timeout_in_ms=-1)
     with pytest.raises(ValueError, match="trace_level"):
@@ -138,7 +144,8 @@ def test_timeout_of_the_options() -> None:
             session.run(queue.dequeue(), None, rt.RunOptions(timeout_in_ms=50))
 
 
-def test_the_message_is_read_by_tensorflows_field_numbers() -> None:
+def test_trace_has_tensorflow_fields() -> None:
+    """The message of a trace has TensorFlow's field numbers."""
     stats = step_stats([Span("/cpu:0", "stage:1", 1, 5_000, 9_500, 12, "x", ("a", "b"))])
     (device,) = stats.dev_stats
     assert [n.node_name for n in device.node_stats] == ["stage:1", "a", "b"]
@@ -150,12 +157,14 @@ def test_the_message_is_read_by_tensorflows_field_numbers() -> None:
     assert raw.startswith(b"\x0a\x01a\x10\x05")  # field 1: name, field 2: all_start_micros
 
 
-def test_clocks_of_other_hosts_are_turned_back() -> None:
+def test_clocks_of_others_are_corrected() -> None:
+    """The times of another host are shifted to the caller's clock."""
     stats = step_stats([Span("/cpu:0", "stage:0", 0, 1_000_000, 2_000_000)])
     assert shifted(stats, 400_000).dev_stats[0].node_stats[0].all_start_nanos == 600_000
 
 
-def test_merge_joins_what_is_of_one_device() -> None:
+def test_merge_joins_one_device() -> None:
+    """A merge of traces joins the entries of one device."""
     a = step_stats([Span("/cpu:0", "stage:0", 0, 1, 2)])
     b = step_stats([Span("/cpu:0", "stage:1", 1, 3, 4), Span("/cpu:1", "stage:0", 0, 1, 2)])
     merged = merge([a, b])
@@ -166,6 +175,7 @@ def test_merge_joins_what_is_of_one_device() -> None:
 
 
 def test_tracer_keeps_sessions_apart() -> None:
+    """A tracer keeps the spans of sessions apart, and gives them once."""
     tracer = Tracer()
     span = Span("/cpu:0", "stage:0", 0, 1, 2)
     tracer.add(1, span)
@@ -174,4 +184,5 @@ def test_tracer_keeps_sessions_apart() -> None:
 
 
 def test_bytes_of_strings_are_their_lengths() -> None:
+    """The bytes of strings are the sum of their lengths."""
     assert nbytes([np.zeros(3, np.float32), np.array([b"ab", b"c"], object)]) == 15

@@ -45,7 +45,8 @@ def of_many_kinds() -> list[Any]:
     ]
 
 
-def test_each_draw_gives_what_it_gives_alone() -> None:
+def test_draws_together_equal_draws_alone() -> None:
+    """A draw gives the same numbers whether it is made alone or among many."""
     together = drawn(2, of_many_kinds)
     assert len({value.tobytes() for value in together[: 2 * MANY + 2]}) == 2 * MANY + 2
     for place in range(2, len(together), MANY):  # one of each kind
@@ -53,7 +54,9 @@ def test_each_draw_gives_what_it_gives_alone() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-def test_keys_of_another_implementation(implementation: str) -> None:
+def test_other_key_types_draw_the_same(implementation: str) -> None:
+    """Draws of another key type give the same numbers alone and together."""
+
     def make() -> list[Any]:
         return [rt.random.uniform((3,)) for _ in range(MANY)]
 
@@ -61,7 +64,8 @@ def test_keys_of_another_implementation(implementation: str) -> None:
         np.testing.assert_array_equal(drawn(1, make)[2], drawn(1, make, 2))
 
 
-def test_a_key_is_what_jax_makes_of_its_seeds_and_the_step() -> None:
+def test_key_follows_seeds_and_step() -> None:
+    """A key is what JAX makes of the seeds and the number of the step."""
     expected = jax.random.fold_in(jax.random.key(7), 2**32 - 1)
     for word in (0, 0):  # the number of the step, in 2 words
         expected = jax.random.fold_in(expected, word)
@@ -73,8 +77,8 @@ def test_a_key_is_what_jax_makes_of_its_seeds_and_the_step() -> None:
             np.testing.assert_array_equal(key, jax.random.key_data(expected))
 
 
-def test_what_a_draw_is_given_by_others_stays_its_own() -> None:
-    """Draws that need more than keys and literals are left where they are in the order of the stage."""
+def test_dependent_draws_stay_in_place() -> None:
+    """A draw that depends on other values stays in the order of the stage."""
 
     def chain() -> list[Any]:
         tensors: list[Any] = [rt.random.uniform((2,))]
@@ -88,7 +92,8 @@ def test_what_a_draw_is_given_by_others_stays_its_own() -> None:
         assert len(set(after - before)) == 2
 
 
-def test_a_fed_key_is_used_for_its_own_draw_alone() -> None:
+def test_fed_key_changes_its_draw_only() -> None:
+    """A fed key changes the numbers of its own draw only."""
     with rt.Graph().as_default() as graph:
         rt.set_random_seed(7)
         keys = [rt.random_key() for _ in range(MANY)]
@@ -133,7 +138,9 @@ def _count(expressions: Expressions) -> int:
     return within(expressions.main)
 
 
-def test_a_hundred_draws_are_compiled_as_one() -> None:
+def test_hundred_draws_compile_as_one() -> None:
+    """A hundred small draws are compiled as one."""
+
     def make(count: int, shape: tuple[int, ...] = (10, 10)) -> list[Any]:
         return [rt.random.randint(shape, 0, 1201) for _ in range(count)]
 

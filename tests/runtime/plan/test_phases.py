@@ -79,7 +79,8 @@ def _over(plan: Plan, stuck: set[int]) -> set[int]:
 
 
 @hypothesis.given(steps(), st.randoms(use_true_random=False))
-def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], random: Any) -> None:
+def test_independent_writes_await_nothing(fetches: list[Any], random: Any) -> None:
+    """A write that depends on no wait is made without that wait."""
     plan = make_plan(fetches, {}, DEVICES)
     needed = prune_graph(fetches, {})
     ancestors: dict[str, set[str]] = {}
@@ -104,13 +105,15 @@ def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], r
 
 
 @hypothesis.given(steps())
-def test_a_plan_is_the_same_after_its_way_to_another_master(fetches: list[Any]) -> None:
+def test_plan_survives_its_wire_form(fetches: list[Any]) -> None:
+    """A plan is the same after its way to another master."""
     plan = make_plan(fetches, {}, DEVICES)
     there = plan_from_proto(plan_to_proto(plan))
     assert there.after == plan.after and group_waves(there) == group_waves(plan)
 
 
-def test_without_waits_a_phase_is_a_wave() -> None:
+def test_phase_without_waits_is_wave() -> None:
+    """Each phase of a plan without waits is one wave."""
     with rt.Graph().as_default():
         with rt.device(TASKS[0]):
             w = rt.Variable(np.float32(1), name="w")
@@ -120,8 +123,8 @@ def test_without_waits_a_phase_is_a_wave() -> None:
     assert group_waves(plan) == [(0,), (1,), (2,)]
 
 
-def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
-    """All that comes later depends on the dequeue: the waves of the step stay phases, and no round trip is added."""
+def test_queue_training_stays_three_phases() -> None:
+    """Training on what a queue gives stays pull, compute and push."""
     with rt.Graph().as_default():
         with rt.device(TASKS[0]):
             w = rt.Variable(np.float32(1), name="w")
@@ -142,6 +145,7 @@ def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
     ]
 
 
-def test_every_kernel_that_may_wait_is_there() -> None:
+def test_every_waiting_kernel_exists() -> None:
+    """Every name of a kernel that may wait has a kernel."""
     for name in WAITING:
         assert find_kernel(name) is KERNELS[name]

@@ -259,9 +259,8 @@ SPREAD = [f"{task}/cpu:{i}" for task in TASKS for i in (0, 1)]
 
 
 @hypothesis.given(programs(SPREAD), st.randoms(use_true_random=False))
-def test_the_cut_respects_every_dependency_and_changes_no_value(
-    program: Program, random: Any
-) -> None:
+def test_cut_keeps_dependencies_and_values(program: Program, random: Any) -> None:
+    """The cut of a step into stages keeps every dependency and value."""
     cuts, alias, given = cuts_of(program, DEVICES)
     values: dict[Tensor, Any] = dict(program.feeds)
     values |= {t: t.op.body.value for t in given if isinstance(t.op.body, Constant)}
@@ -353,7 +352,8 @@ ONE_CPU = Devices(tuple(d for d in ALL if d.index == 0), ("worker", 0), ("ps", 0
 
 @costly(4)
 @hypothesis.given(programs(TASKS))
-def test_a_plan_run_by_the_letter_gives_what_one_place_gives(program: Program) -> None:
+def test_plan_computes_like_one_place(program: Program) -> None:
+    """A plan that is run stage by stage computes what one place does."""
     plan = make_plan(program.fetches, specs_of(program.feeds), ONE_CPU)
     found, state = interpret(plan, list(program.feeds.values()))
     check_equal(found, state, program)
@@ -368,7 +368,8 @@ def cluster(request: Any) -> Iterator[dict[str, rt.Server]]:
 @pytest.mark.cluster  # many compilations
 @costly(4)
 @hypothesis.given(program=programs(TASKS))
-def test_servers_give_what_one_place_gives(cluster: dict[str, rt.Server], program: Program) -> None:
+def test_servers_compute_like_one_place(cluster: dict[str, rt.Server], program: Program) -> None:
+    """Servers compute what one place does and keep no tensor."""
     with program.graph.as_default():
         init = rt.global_variables_initializer()
         everything = {v.spec.name: v.read_value() for v in program.variables}
@@ -418,14 +419,16 @@ def sgd_step(tasks: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_between_graph_training_is_read_compute_apply(graph: rt.Graph, tasks: int) -> None:
+def test_between_graph_training_has_three_waves(graph: rt.Graph, tasks: int) -> None:
+    """Between-graph training is a read, a computation and an update."""
     train = sgd_step(tasks)
     group = rt.group(*train[:-2])
     ps = [f"/job:ps/task:{i}" for i in range(tasks)]
     assert waves_of([group, *train[-2:]]) == [ps, ["/job:worker/task:0"], ps]
 
 
-def test_in_graph_replication_is_scatter_compute_gather(graph: rt.Graph) -> None:
+def test_in_graph_replication_has_three_waves(graph: rt.Graph) -> None:
+    """In-graph replication is a scatter, a computation and a gather."""
     x = rt.placeholder(np.float32, [8], name="x")
     with rt.device("/job:worker/task:0"):
         parts = [rt.call(lambda x, i=i: x[4 * i : 4 * i + 4], x, name="split") for i in range(2)]
@@ -439,7 +442,8 @@ def test_in_graph_replication_is_scatter_compute_gather(graph: rt.Graph) -> None
     assert found == [["/job:worker/task:0"], ["/job:worker/task:1"], ["/job:worker/task:0"]]
 
 
-def test_tensors_between_two_remote_tasks_do_not_pass_the_master(graph: rt.Graph) -> None:
+def test_remote_tensors_bypass_the_master(graph: rt.Graph) -> None:
+    """A tensor between two remote tasks does not pass the master."""
     with rt.device("/job:ps/task:0"):
         v = rt.Variable(np.ones(1000, np.float32), name="v")
     with rt.device("/job:worker/task:1"):
@@ -451,9 +455,8 @@ def test_tensors_between_two_remote_tasks_do_not_pass_the_master(graph: rt.Graph
     assert sum(len(call.holds) for call in plan.stages) == 2
 
 
-def test_updates_that_nothing_orders_are_all_applied(
-    cluster: dict[str, rt.Server], graph: rt.Graph
-) -> None:
+def test_unordered_updates_all_count(cluster: dict[str, rt.Server], graph: rt.Graph) -> None:
+    """Updates that nothing orders are all applied."""
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(0, name="unordered")
     adds = []
@@ -466,8 +469,8 @@ def test_updates_that_nothing_orders_are_all_applied(
         assert session.run(v) == 1111
 
 
-def test_of_two_writes_that_nothing_orders_the_later_one_stays(graph: rt.Graph) -> None:
-    """The later write went before the earlier one where that computes for longer, and the step reads the variable."""
+def test_later_unordered_write_stays(graph: rt.Graph) -> None:
+    """Of two writes that nothing orders the later one of the graph stays."""
     v, y = rt.Variable(0.0, name="v"), rt.constant(1.0)
     for _ in range(3):
         y = y + 1.0
@@ -478,9 +481,8 @@ def test_of_two_writes_that_nothing_orders_the_later_one_stays(graph: rt.Graph) 
         assert session.run(v) == 100.0
 
 
-def test_one_session_used_by_many_threads_loses_no_update(
-    cluster: dict[str, rt.Server], graph: rt.Graph
-) -> None:
+def test_shared_session_loses_no_update(cluster: dict[str, rt.Server], graph: rt.Graph) -> None:
+    """One session of many threads loses no update."""
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(np.zeros(4, np.int64), dtype=np.int64, name="many")
     x = rt.placeholder(np.int64, [4])

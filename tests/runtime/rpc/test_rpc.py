@@ -39,8 +39,8 @@ def serving(
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_call_over_a_channel_that_was_closed_is_cancelled(registered: bool) -> None:
-    """Of a method that is registered, as those of our stubs are, grpc ended the process."""
+def test_closed_channel_cancels_the_call(registered: bool) -> None:
+    """A call over a closed channel is CancelledError, where gRPC by itself may end the process."""
     channel = rpc.open_channel("127.0.0.1:1")
     method: Any = channel.unary_unary("/any/method", _registered_method=registered)  # type: ignore[call-arg]
     channel.close()
@@ -48,7 +48,8 @@ def test_a_call_over_a_channel_that_was_closed_is_cancelled(registered: bool) ->
         rpc.call(method, b"", timeout=1, task="/job:ps/task:0")
 
 
-def test_a_call_whose_channel_is_closed_meanwhile_is_cancelled() -> None:
+def test_channel_closed_meanwhile_cancels_call() -> None:
+    """A call whose channel is closed meanwhile is CancelledError."""
     under_way, release = threading.Event(), threading.Event()
 
     def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -83,7 +84,8 @@ def cut_off(listener: socket.socket) -> None:
                 )
 
 
-def test_a_call_that_a_stopping_server_cuts_off_has_lost_contact() -> None:
+def test_cut_call_has_lost_contact() -> None:
+    """A call that a stopping server cuts off is UnavailableError with the task."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=cut_off, args=(listener,), daemon=True).start()
         with rpc.open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
@@ -93,8 +95,8 @@ def test_a_call_that_a_stopping_server_cuts_off_has_lost_contact() -> None:
                 rpc.call(channel.unary_unary("/any/method"), b"", timeout=60, task="/job:ps/task:0")
 
 
-def test_whoever_calls_a_server_that_stops_has_lost_contact() -> None:
-    """A third of these calls were ended by gRPC's CANCELLED, which nobody took for a task that may come back."""
+def test_stopping_server_loses_contact() -> None:
+    """Every call to a server that stops ends with UnavailableError."""
     errors: list[type[BaseException]] = []
 
     def keep_calling(address: str, begun: threading.Semaphore) -> None:
@@ -124,7 +126,8 @@ def test_whoever_calls_a_server_that_stops_has_lost_contact() -> None:
     assert errors == [UnavailableError] * 80
 
 
-def test_attempts_to_connect_again_come_fast_and_do_not_slow_down() -> None:
+def test_reconnects_do_not_slow_down() -> None:
+    """Attempts to connect again follow each other fast."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(30)
         with rpc.open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
@@ -177,8 +180,8 @@ def _serve(address: str, port: int) -> grpc.Server:
     return server
 
 
-def test_a_task_that_comes_back_at_another_address_is_found_within_seconds() -> None:
-    """gRPC by itself asks the name server again after half a minute at the soonest."""
+def test_moved_task_is_found_within_seconds() -> None:
+    """A task that comes back at another address is found within seconds."""
     names = NameServer()
     (port,) = free_ports(1)
     before = _serve("127.0.0.2", port)
@@ -199,7 +202,7 @@ def test_a_task_that_comes_back_at_another_address_is_found_within_seconds() -> 
 
 
 def test_grpc_knows_every_option() -> None:
-    """An option that is misspelt is ignored without a word."""
+    """gRPC knows every option that its channels and servers are given."""
     library = pathlib.Path(cygrpc.__file__).read_bytes()
     for name, _ in [*rpc.CHANNEL_OPTIONS, *rpc.server_options(Limits())]:
         assert name.encode() + b"\0" in library, name
@@ -245,8 +248,8 @@ class PingCounter(threading.Thread):
 
 
 @pytest.mark.cluster  # starts no process, but gRPC pings every second at most
-def test_a_call_that_says_nothing_for_minutes_is_not_ended_by_its_own_pings() -> None:
-    """A silent call pings its task every ten seconds; here every 1.1, so that it has done so often in a few."""
+def test_silent_call_outlives_its_pings() -> None:
+    """A call that is silent for minutes is not ended by its own pings."""
     release = threading.Event()
 
     def wait(request: bytes, context: grpc.ServicerContext) -> bytes:

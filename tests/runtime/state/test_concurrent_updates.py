@@ -22,9 +22,8 @@ def _long(value: Any, turns: Any) -> Any:
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_gradients_are_received_and_applied_while_another_update_computes(
-    monkeypatch: pytest.MonkeyPatch, threads: str
-) -> None:
+def test_gradients_apply_beside_long_update(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    """A ps receives and applies gradients while another update computes."""
     # with one, each update computes on the thread that received it
     monkeypatch.setenv("PJRT_NPROC", threads)
     cluster = addresses(ps=1, worker=2)

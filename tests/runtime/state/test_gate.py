@@ -46,7 +46,8 @@ def _reported(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
     }
 
 
-def test_a_paused_gate_holds_new_stages_until_it_opens() -> None:
+def test_paused_gate_holds_new_stages() -> None:
+    """A paused gate holds new stages until it opens."""
     gate = Gate()
     gate.pause(CUT, 60, 1)
     entered = threading.Event()
@@ -63,12 +64,14 @@ def test_a_paused_gate_holds_new_stages_until_it_opens() -> None:
 
 
 def test_a_pause_ends_by_itself() -> None:
+    """A pause ends after its time."""
     gate = Gate()
     gate.pause(CUT, 0.05, 1)
     _write(gate, 1, 1)
 
 
-def test_only_its_own_snapshot_ends_a_pause() -> None:
+def test_only_own_snapshot_ends_pause() -> None:
+    """A pause ends by its own snapshot or when the gate opens."""
     gate = Gate()
     gate.pause(CUT, 60, 1)
     assert not gate.resume(CUT + 1)
@@ -80,7 +83,8 @@ def test_only_its_own_snapshot_ends_a_pause() -> None:
     thread.join(60)
 
 
-def test_a_cut_learns_that_its_pause_has_ended() -> None:
+def test_cut_learns_its_pause_ended() -> None:
+    """A snapshot learns that its pause ended before its end."""
     gate = Gate("/job:ps/task:0")
     gate.pause(CUT, 0, 1)
     assert gate.resume(CUT)  # its time was over, but nobody came
@@ -96,7 +100,8 @@ def test_a_cut_learns_that_its_pause_has_ended() -> None:
     assert not gate.resume(CUT) and gate.resume(CUT + 1)
 
 
-def test_a_pause_waits_for_stages_under_way() -> None:
+def test_pause_awaits_running_stages() -> None:
+    """A pause waits for the stages under way and fails after its time."""
     gate = Gate("/job:ps/task:0")
     gate.enter((1, 1))
     with pytest.raises(
@@ -109,7 +114,8 @@ def test_a_pause_waits_for_stages_under_way() -> None:
     assert gate.resume(CUT)
 
 
-def test_only_a_half_done_step_is_let_through() -> None:
+def test_only_half_done_steps_pass() -> None:
+    """A paused gate lets only half-done steps through."""
     gate = Gate("b")
     gate.pause(CUT, 60, 1)
     order: list[int] = []
@@ -129,7 +135,8 @@ def test_only_a_half_done_step_is_let_through() -> None:
     assert order == [7, 8]
 
 
-def test_forgotten_steps_are_not_waited_for() -> None:
+def test_forgotten_steps_are_not_awaited() -> None:
+    """A gate that has forgotten its steps reports none."""
     gate = Gate("a")
     _write(gate, 1, 1)
     assert [key for key, _ in gate.recent()] == [(1, 1)]
@@ -143,7 +150,8 @@ _STEPS = st.lists(
 
 
 @hypothesis.given(_STEPS)
-def test_exactly_the_half_done_steps_are_found(drawn: list[tuple[int, str]]) -> None:
+def test_half_done_steps_are_found_exactly(drawn: list[tuple[int, str]]) -> None:
+    """The half-done steps are exactly those that one task has written and the other has not."""
     gates = {"a": Gate("a"), "b": Gate("b")}
     half_done = dict.fromkeys(range(3), 0)
     history = []
@@ -167,7 +175,8 @@ def test_exactly_the_half_done_steps_are_found(drawn: list[tuple[int, str]]) -> 
         assert {(s.session, s.step) for s in found.get(task, [])} == wanted
 
 
-def test_a_long_history_leaves_nothing_half_done() -> None:
+def test_long_history_leaves_nothing_half_done() -> None:
+    """A long history of whole steps leaves none half-done."""
     gates = {"a": Gate("a"), "b": Gate("b")}
     for step in range(500):
         for gate in gates.values():
@@ -178,7 +187,8 @@ def test_a_long_history_leaves_nothing_half_done() -> None:
     } == {"b": [500]}
 
 
-def test_a_cut_learns_at_once_that_another_has_begun() -> None:
+def test_cut_hears_of_another_at_once() -> None:
+    """A snapshot that waits ends as soon as another one begins."""
     gate, ended = Gate(), threading.Event()
     gate.pause(CUT, 60, 1)
 
@@ -195,7 +205,7 @@ def test_a_cut_learns_at_once_that_another_has_begun() -> None:
 
 
 def test_ended_sessions_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate forgets a session that has written nothing for a while, as soon as another one writes."""
+    """The gate forgets a session that has been silent for a while when another session writes."""
     gate = Gate()
     monkeypatch.setattr(write_gate, "REMEMBER_SECS", 0.0)
     for session in range(1000):
@@ -205,7 +215,7 @@ def test_ended_sessions_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_session_that_writes_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among too many sessions the one that has been silent for longest is forgotten, not the one that came first."""
+    """Among too many sessions the gate forgets the one that has been silent for longest."""
     gate = Gate()
     monkeypatch.setattr(write_gate, "SESSIONS", 2)
     for other in range(2, 10):

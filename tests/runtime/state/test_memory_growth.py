@@ -44,7 +44,8 @@ with rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
 """
 
 
-def test_10000_steps_take_no_memory_with_them() -> None:
+def test_many_steps_take_no_memory() -> None:
+    """Ten thousand steps leave the memory of ps and worker as it was."""
     cluster = addresses(ps=1, worker=1)
     resident: list[list[float]] = []
     with programs() as start:

@@ -77,7 +77,8 @@ def of(kind: str, **fields: Any) -> dict[str, Any]:
     return {kind: getattr(RunOrder, "".join(part.title() for part in kind.split("_")))(**fields)}
 
 
-def test_a_run_from_its_beginning_to_its_end() -> None:
+def test_run_goes_from_begin_to_end() -> None:
+    """The record follows a run from its claim to its end and into the next run."""
     kept = Kept()
     found = kept.order(**of("inspect"))
     assert found == RunReply(phase=RunReply.NEW)
@@ -106,7 +107,8 @@ def test_a_run_from_its_beginning_to_its_end() -> None:
     assert (found.phase, found.done, found.HasField("saved_step")) == (RunReply.READY, [], False)
 
 
-def test_a_run_that_is_taken_up_after_its_end_has_only_those_who_come_to_it() -> None:
+def test_resumed_run_has_its_comers() -> None:
+    """A run that is resumed after its end has only the workers that come to it."""
     kept = Kept(has_values=True)
     kept.order(**of("claim"))
     kept.order(**of("open"))
@@ -121,13 +123,15 @@ def test_a_run_that_is_taken_up_after_its_end_has_only_those_who_come_to_it() ->
     assert kept.order(**of("join", session=4)).joined == ["/job:worker/task:2", CHIEF]
 
 
-def test_values_that_are_replaced_begin_a_generation() -> None:
+def test_replaced_values_begin_a_generation() -> None:
+    """Each load of values begins a generation."""
     kept = Kept(has_values=True)
     kept.order(**of("claim"))
     assert [kept.order(**of("load")).generation for _ in range(2)] == [1, 2]
 
 
-def test_a_task_may_leave_when_all_are_done() -> None:
+def test_task_leaves_when_all_done() -> None:
+    """A task may leave when all expected tasks are done."""
     left = threading.Event()
     kept = Kept(expected=frozenset({CHIEF, OTHER}), when_all_done=left.set)
     kept.order(**of("done", leave=True))
@@ -137,7 +141,8 @@ def test_a_task_may_leave_when_all_are_done() -> None:
 
 
 @pytest.mark.parametrize("kind", LEADERS)
-def test_only_who_leads_may_order_this(kind: str) -> None:
+def test_only_the_leader_may_order(kind: str) -> None:
+    """A leader's order is refused from any other sender or epoch and changes nothing."""
     kept = Kept()
     with pytest.raises(AbortedError, match="restarted since a chief took the lead"):
         kept.order(**of(kind))
@@ -158,7 +163,8 @@ def test_only_who_leads_may_order_this(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
+def test_repeated_order_counts_once(kind: str) -> None:
+    """An order that is given twice has the effect and answer of one."""
     once, twice = Kept(), Kept()
     for kept in (once, twice):
         kept.order(**of("claim"))
@@ -171,7 +177,8 @@ def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
 @pytest.mark.parametrize(
     "leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7), Leadership(1, MAX_OWNER)]
 )
-def test_who_leads_has_an_epoch_and_a_number(leadership: Leadership) -> None:
+def test_leader_has_epoch_and_number(leadership: Leadership) -> None:
+    """A claim without an epoch and a number within their ranges is refused."""
     kept = Kept()
     with pytest.raises(InvalidArgumentError, match="an epoch and a number"):
         kept.record.obey(
@@ -180,7 +187,8 @@ def test_who_leads_has_an_epoch_and_a_number(leadership: Leadership) -> None:
     assert kept.record.leadership == NOBODY
 
 
-def test_of_two_claims_the_later_epoch_counts_and_of_equal_ones_the_first() -> None:
+def test_later_epoch_wins_equal_keeps_first() -> None:
+    """Of two claims the later epoch counts, and of equal epochs the first claim."""
     kept = Kept()
     for sender, epoch, obeyed in (
         (CHIEF, 5, (5, 7)),
@@ -195,6 +203,7 @@ def test_of_two_claims_the_later_epoch_counts_and_of_equal_ones_the_first() -> N
 
 @pytest.mark.parametrize("epoch", [EPOCHS_AT_ONCE + 1, MAX_EPOCH - 1, MAX_EPOCH, 2**64 - 1])
 def test_epochs_cannot_be_used_up(epoch: int) -> None:
+    """A claim that jumps too many epochs is refused, so that epochs last."""
     kept = Kept()
     kept.order(**of("claim"))
     with pytest.raises(InvalidArgumentError, match=f"epoch {epoch}, where the task obeys epoch 1"):
@@ -206,7 +215,8 @@ def test_epochs_cannot_be_used_up(epoch: int) -> None:
         kept.order(OTHER, MAX_EPOCH, **of("claim"))
 
 
-def test_another_process_of_the_task_obeys_whom_this_one_did() -> None:
+def test_next_process_obeys_same_leader() -> None:
+    """Another process of a task obeys the leader of the process before it."""
     before, after = Kept(), Kept()
     before.order(CHIEF, 5, **of("claim"))
     after.record.take_up(json.loads(json.dumps(before.record.state())))
@@ -216,7 +226,8 @@ def test_another_process_of_the_task_obeys_whom_this_one_did() -> None:
     after.order(CHIEF, 5, **of("load"))
 
 
-def test_an_order_that_orders_nothing_is_refused() -> None:
+def test_empty_order_is_refused() -> None:
+    """An order that orders nothing is refused."""
     with pytest.raises(InvalidArgumentError, match="orders nothing"):
         Kept().order()
 
@@ -226,7 +237,8 @@ UNKNOWN = b"\xf8\x7f\x01"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_order_with_more_in_it_than_is_known_is_refused(kind: str) -> None:
+def test_order_with_unknown_fields_is_refused(kind: str) -> None:
+    """An order with unknown fields is refused and changes nothing."""
     kept = Kept()
     kept.order(**of("claim"))
     before = kept.order(**of("inspect"))
@@ -245,7 +257,8 @@ def test_an_order_with_more_in_it_than_is_known_is_refused(kind: str) -> None:
     assert kept.order(**of("inspect")) == before
 
 
-def test_an_order_of_a_later_version_is_refused() -> None:
+def test_order_of_later_version_is_refused() -> None:
+    """An order of an unknown kind is refused."""
     later = RunOrder(sender=CHIEF)
     # field 2047: an empty message, as each kind of order is one
     later.MergeFromString(b"\xfa\x7f\x00")
@@ -255,7 +268,8 @@ def test_an_order_of_a_later_version_is_refused() -> None:
 
 @pytest.mark.parametrize("secs", [-1.0, -math.inf, math.nan])
 @pytest.mark.parametrize("order", ["finish", "wait_loaded", "wait_done", "wait_stop"])
-def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
+def test_impossible_time_is_refused(order: str, secs: float) -> None:
+    """An order with a negative time or none at all is refused."""
     kept = Kept()
     kept.order(**of("claim"))
     field = "silence_secs" if order == "finish" else "secs"
@@ -266,6 +280,7 @@ def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
 
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_no_order_waits_for_ever(kind: str) -> None:
+    """An order waits at most for the limit run_order_secs."""
     assert wait_secs(RunOrder(**of(kind, secs=math.inf))) == Limits().run_order_secs
     assert wait_secs(RunOrder(**of(kind, secs=3.0))) == 3.0
     assert wait_secs(RunOrder(**of("finish", silence_secs=9.0))) == 0.0
@@ -280,14 +295,16 @@ def waits(kept: Kept, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
-def test_a_wait_ends_when_time_is_up(kind: str) -> None:
+def test_wait_ends_at_its_time(kind: str) -> None:
+    """A wait ends at its time with the present state."""
     kept = Kept()
     waits(kept, kind)
     assert kept.order(**of(kind, secs=0.01)).phase == RunReply.LOADING
 
 
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
-def test_a_wait_ends_with_what_it_waits_for(kind: str) -> None:
+def test_wait_ends_with_its_event(kind: str) -> None:
+    """A wait ends when what it waits for comes."""
     kept = Kept()
     thread, results = kept.in_thread(**waits(kept, kind))
     kept.order(**of("open"))
@@ -298,7 +315,8 @@ def test_a_wait_ends_with_what_it_waits_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
-def test_a_wait_ends_with_its_caller(kind: str) -> None:
+def test_wait_ends_with_hung_up_caller(kind: str) -> None:
+    """A wait ends with CancelledError when its caller hangs up."""
     kept, cancelled = Kept(), Cancellation()
     thread, results = kept.in_thread(cancelled, **waits(kept, kind))
     cancelled.set("the caller hung up")
@@ -310,7 +328,8 @@ def test_a_wait_ends_with_its_caller(kind: str) -> None:
     "error", [TaskLeftError("it has left"), UnavailableError("its server has stopped")]
 )
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
-def test_a_wait_ends_with_the_task(kind: str, error: OpError) -> None:
+def test_wait_ends_with_the_task(kind: str, error: OpError) -> None:
+    """A wait ends with the first reason of its task's end, and so does every later order."""
     kept = Kept()
     thread, results = kept.in_thread(**waits(kept, kind))
     kept.record.close(error)
@@ -322,7 +341,8 @@ def test_a_wait_ends_with_the_task(kind: str, error: OpError) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_order_whose_caller_is_gone_is_not_carried_out(kind: str) -> None:
+def test_order_of_gone_caller_is_ignored(kind: str) -> None:
+    """An order whose caller is gone changes nothing."""
     kept, gone = Kept(has_values=True), Cancellation()
     gone.set("the caller hung up")
     kept.order(**of("claim"))
@@ -332,7 +352,8 @@ def test_an_order_whose_caller_is_gone_is_not_carried_out(kind: str) -> None:
     assert kept.order(**of("inspect")) == before
 
 
-def test_an_order_to_stop_is_kept_until_a_finished_run_is_opened_again() -> None:
+def test_stop_holds_until_next_run() -> None:
+    """An order to stop holds until a finished run is opened again."""
     kept = Kept()
     kept.order(**of("claim"))
     kept.order(**of("load"))
@@ -350,21 +371,24 @@ def test_an_order_to_stop_is_kept_until_a_finished_run_is_opened_again() -> None
     assert kept.order(**of("inspect")).stop == ""
 
 
-def test_an_order_to_stop_goes_on_with_a_backup() -> None:
+def test_stop_continues_from_backup() -> None:
+    """An order to stop survives in a backup."""
     kept, other = Kept(), Kept()
     kept.order(OTHER, 0, **of("stop", reason="enough"))
     other.record.take_up(kept.record.state())
     assert other.order(**of("inspect")).stop == "enough"
 
 
-def test_an_order_to_stop_comes_too_late_for_a_finished_run() -> None:
+def test_stop_comes_late_after_finish() -> None:
+    """An order to stop a finished run is ignored."""
     kept = Kept()
     kept.order(**of("claim"))
     kept.order(**of("finish"))
     assert kept.order(OTHER, 0, **of("stop", reason="enough")).stop == ""
 
 
-def test_a_task_that_is_done_leaves_its_states_until_it_comes_again() -> None:
+def test_done_task_leaves_its_states() -> None:
+    """A task that is done leaves its states until the task joins again."""
     kept = Kept()
     kept.order(OTHER, join=RunOrder.Join(session=3))
     kept.order(OTHER, done=RunOrder.Done(session=3, states={"data": b"\xff7"}))
@@ -379,7 +403,8 @@ def test_a_task_that_is_done_leaves_its_states_until_it_comes_again() -> None:
     assert kept.record.states_of_done() == {}
 
 
-def test_states_that_are_too_large_are_refused() -> None:
+def test_large_states_are_refused() -> None:
+    """States above the limit of bytes are refused with the task."""
     kept = Kept()
     with pytest.raises(
         InvalidArgumentError,
@@ -390,8 +415,10 @@ def test_states_that_are_too_large_are_refused() -> None:
 
 
 @pytest.mark.parametrize("orders", [("open",), ("load", "open")])
-def test_another_run_keeps_no_end_of_the_last(orders: tuple[str, ...]) -> None:
-    """A chief that restores a finished run begins another, as a chief does that continues with the values."""
+def test_another_run_forgets_the_last(orders: tuple[str, ...]) -> None:
+    """A run that follows a finished one keeps nothing of its end, whether values are restored or
+    kept.
+    """
     kept = Kept(has_values=True)
     kept.order(**of("claim"))
     kept.order(**of("open"))

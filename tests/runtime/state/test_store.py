@@ -60,7 +60,8 @@ def _update(store: Store, slots: list[Slot]) -> Callable[[], None]:
     return body
 
 
-def test_what_is_read_at_one_instant_holds_whole_updates_only() -> None:
+def test_reads_hold_whole_updates_only() -> None:
+    """What is read at one instant holds whole updates only."""
     store, slots = _store("a", "b", "c")
 
     def read() -> None:
@@ -75,14 +76,16 @@ def test_what_is_read_at_one_instant_holds_whole_updates_only() -> None:
     store.validate()
 
 
-def test_claims_that_overlap_in_any_order_end() -> None:
+def test_overlapping_claims_end() -> None:
+    """Claims of variables that overlap in any order end."""
     store, (a, b, c) = _store("a", "b", "c")
     _together(*(_update(store, slots) for slots in ([a, b], [b, a], [b, c], [c, a], [c, b, a])))
     assert [float(slot.value) for slot in (a, b, c)] == [4 * TURNS, 4 * TURNS, 3 * TURNS]
     store.validate()
 
 
-def test_a_claim_holds_up_only_those_who_need_its_variables() -> None:
+def test_claim_holds_up_its_readers_only() -> None:
+    """A claim holds up only the readers of its own variables."""
     store, (a, b) = _store("a", "b")
     with Claim([a]):
         assert store.snapshot([b.key]) == {b.key: 0}
@@ -95,7 +98,8 @@ def test_a_claim_holds_up_only_those_who_need_its_variables() -> None:
     assert not reader.is_alive()
 
 
-def test_an_empty_variable_is_named_and_leaves_nothing_claimed() -> None:
+def test_empty_variable_leaves_nothing_claimed() -> None:
+    """A snapshot names an empty variable and leaves no variable claimed."""
     store, (a, b) = _store("a", "b")
     b.value = None
     with pytest.raises(rt.errors.FailedPreconditionError, match="uninitialized value b"):
@@ -104,7 +108,8 @@ def test_an_empty_variable_is_named_and_leaves_nothing_claimed() -> None:
     assert a.lock.acquire(blocking=False) and b.lock.acquire(blocking=False)
 
 
-def test_a_variable_may_come_twice_in_a_claim() -> None:
+def test_claim_may_repeat_a_variable() -> None:
+    """A variable may come twice in a claim."""
     _, (a,) = _store("a")
     with Claim([a, a]):
         assert a.lock.locked()

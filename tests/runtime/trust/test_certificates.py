@@ -43,11 +43,13 @@ def authority() -> CA:
     ],
 )
 def test_security_is_one_thing(arguments: dict[str, object]) -> None:
+    """Security takes exactly one way, and a host only with certificates."""
     with pytest.raises(InvalidArgumentError, match="Security"):
         Security(**arguments)  # type: ignore[arg-type]
 
 
-def test_security_in_text_is_a_directory_a_file_or_insecure(tmp_path: pathlib.Path) -> None:
+def test_security_is_read_from_text(tmp_path: pathlib.Path) -> None:
+    """Security in text is a directory, a file or the word insecure."""
     assert Security.from_text(str(tmp_path)) == Security(certificates=str(tmp_path))
     assert Security.from_text(str(tmp_path / "token")) == Security(str(tmp_path / "token"))
     assert Security.from_text("insecure") == Security.insecure()
@@ -55,7 +57,8 @@ def test_security_in_text_is_a_directory_a_file_or_insecure(tmp_path: pathlib.Pa
     assert Security.from_environ({VARIABLE: "insecure"}) == Security.insecure()
 
 
-def test_what_counts_is_given_then_the_environment_then_a_server_of_the_process() -> None:
+def test_given_security_precedes_environment() -> None:
+    """A given security precedes the environment's, which precedes that of the process's server."""
     given, named, served = Security("given"), {VARIABLE: "named"}, Security("served")
     assert in_force(None, {}) is None
     unshare = share(served)
@@ -68,7 +71,8 @@ def test_what_counts_is_given_then_the_environment_then_a_server_of_the_process(
     assert in_force(None, {}) is None
 
 
-def test_a_host_chooses_unless_one_was_chosen() -> None:
+def test_host_chooses_unless_chosen() -> None:
+    """A server's host chooses the certificate unless a host was chosen."""
     assert Security(certificates="a").of_host("ps0") == Security(certificates="a", host="ps0")
     assert Security(certificates="a", host="w0").of_host("ps0").host == "w0"
     assert Security(certificates="a").of_host("localhost").host == "127.0.0.1"
@@ -100,11 +104,13 @@ def several(tmp_path: pathlib.Path, authority: CA) -> pathlib.Path:
         ("fd00:0::2", "fd00::2"),
     ],
 )
-def test_a_task_finds_the_pair_of_its_host(several: pathlib.Path, host: str, expected: str) -> None:
+def test_task_finds_its_hosts_pair(several: pathlib.Path, host: str, expected: str) -> None:
+    """A task finds the certificate of its host by name or address."""
     assert choose(several, host) == (several / f"{expected}.pem", several / f"{expected}.key")
 
 
-def test_a_host_without_a_pair_is_told_how_to_make_one(several: pathlib.Path) -> None:
+def test_missing_pair_says_its_command(several: pathlib.Path) -> None:
+    """A host without a certificate is told the command that makes one."""
     with pytest.raises(UnauthenticatedError) as caught:
         choose(several, "w9")
     said = str(caught.value)
@@ -115,15 +121,17 @@ def test_a_host_without_a_pair_is_told_how_to_make_one(several: pathlib.Path) ->
     assert "\n" not in said
 
 
-def test_a_client_takes_that_of_its_machine_or_any(
+def test_client_takes_its_machines_pair(
     several: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A client takes the certificate of its machine, or any."""
     assert choose(several, None).certificate.parent == several
     monkeypatch.setattr(socket, "gethostname", lambda: "w0.cluster.local")
     assert choose(several, None).certificate.stem == "w0"
 
 
-def test_a_pair_that_is_alone_is_everybodys(tmp_path: pathlib.Path, authority: CA) -> None:
+def test_lone_pair_serves_every_host(tmp_path: pathlib.Path, authority: CA) -> None:
+    """A directory with one certificate serves every host."""
     make(tmp_path, authority, ["something"])
     assert choose(tmp_path, "ps0").certificate.stem == "here"
 
@@ -144,17 +152,16 @@ def lay(directory: pathlib.Path, layout: str, authority: CA, ends: float = DAY) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_that_others_mount_are_known_by_their_names(
-    tmp_path: pathlib.Path, layout: str, authority: CA
-) -> None:
+def test_mounted_files_are_recognised(tmp_path: pathlib.Path, layout: str, authority: CA) -> None:
+    """Certificates with the names of common tools are recognised."""
     lay(tmp_path, layout, authority)
     found = Certificates(tmp_path, "ps0")
     assert found.pair == (tmp_path / LAYOUTS[layout][0], tmp_path / LAYOUTS[layout][1])
     assert 0.9 * DAY < found.left_secs() <= DAY
 
 
-def test_a_mounted_volume_is_replaced_as_a_whole(tmp_path: pathlib.Path, authority: CA) -> None:
-    """Kubernetes: the files are links through ..data, a link to a directory that an update replaces."""
+def test_volume_is_replaced_as_whole(tmp_path: pathlib.Path, authority: CA) -> None:
+    """A certificate behind Kubernetes' links is replaced as a whole."""
     for number, ends in enumerate((DAY, 2 * DAY)):
         (tmp_path / f"..{number}").mkdir()
         lay(tmp_path / f"..{number}", "cert-manager", authority, ends)
@@ -228,9 +235,10 @@ def locked_key(directory: pathlib.Path, authority: CA) -> None:
         (locked_key, "the key is encrypted"),
     ],
 )
-def test_files_that_are_no_good_are_said_in_a_line(
+def test_bad_files_are_one_line(
     tmp_path: pathlib.Path, authority: CA, spoil: object, message: str
 ) -> None:
+    """Files that make no credential are refused in one line with the reason."""
     directory = make(tmp_path / "certs", authority)
     spoil(directory, authority)  # type: ignore[operator]
     with pytest.raises(UnauthenticatedError, match=message) as caught:
@@ -247,9 +255,8 @@ def put(directory: pathlib.Path, name: str, content: bytes) -> None:
     os.replace(directory / ".new", directory / name)
 
 
-def test_files_are_read_again_when_they_have_changed_only(
-    tmp_path: pathlib.Path, authority: CA
-) -> None:
+def test_changed_files_are_read_again(tmp_path: pathlib.Path, authority: CA) -> None:
+    """Certificates are read again only when their files have changed."""
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
     first = found.current
@@ -261,9 +268,10 @@ def test_files_are_read_again_when_they_have_changed_only(
     )
 
 
-def test_a_pair_of_which_half_is_replaced_is_not_used(
+def test_half_replaced_pair_is_not_used(
     tmp_path: pathlib.Path, authority: CA, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A half-replaced certificate is not used, and the one before stays with one log line."""
     caplog.set_level(logging.INFO)
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
@@ -283,10 +291,10 @@ def test_a_pair_of_which_half_is_replaced_is_not_used(
     assert found.current.end > first.end
 
 
-def test_two_connections_one_before_and_one_after_a_change(
-    tmp_path: pathlib.Path, authority: CA
-) -> None:
-    """The first goes on, by a certificate that is no more; the second shows the new one."""
+def test_change_spares_open_connections(tmp_path: pathlib.Path, authority: CA) -> None:
+    """A connection outlives the change of the certificate, and the next one shows the new
+    certificate.
+    """
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
     shown = []
@@ -341,18 +349,18 @@ def shake(client: ssl.SSLSocket, server: ssl.SSLSocket) -> None:
         (DAY, -5, True),
     ],
 )
-def test_the_end_is_near_at_a_tenth_of_a_life_or_seven_days(
-    life: float, left: float, near: bool
-) -> None:
+def test_end_is_near_at_limits(life: float, left: float, near: bool) -> None:
+    """The end of a certificate is near at a tenth of its life or seven days."""
     assert is_near_end(1000.0, 1000.0 + life, 1000.0 + life - left) == near
 
 
-def test_an_end_is_told_once_an_hour(
+def test_near_end_is_logged_hourly(
     tmp_path: pathlib.Path,
     authority: CA,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The near end of a certificate is logged once an hour, and so is its end."""
     found = Certificates(
         make(tmp_path / "certs", authority, begins=-9 * DAY, ends=DAY / 2), "localhost"
     )
@@ -368,9 +376,8 @@ def test_an_end_is_told_once_an_hour(
     assert "has ended" in caplog.records[-1].getMessage() and len(caplog.records) == 2
 
 
-def test_who_is_before_the_beginning_is_told_of_clocks(
-    tmp_path: pathlib.Path, authority: CA
-) -> None:
+def test_early_certificate_mentions_clocks(tmp_path: pathlib.Path, authority: CA) -> None:
+    """A certificate that is not yet valid mentions the clock of the machine."""
     with pytest.raises(
         UnauthenticatedError, match=r"begins 20.*is the clock of this machine right"
     ):
@@ -382,14 +389,15 @@ def test_who_is_before_the_beginning_is_told_of_clocks(
     [(10 * DAY, "10 days"), (DAY, "24 hours"), (7200, "2 hours"), (90, "90 seconds"), (0.4, "0 s")],
 )
 def test_times_in_words(seconds: float, said: str) -> None:
+    """A time is told in its largest fitting unit."""
     assert words(seconds).startswith(said)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_a_directory_that_others_write_is_refused(
+def test_directory_others_write_is_refused(
     tmp_path: pathlib.Path, mode: int, authority: CA
 ) -> None:
-    """With a group of several users, or for all: who can write there can replace the CA."""
+    """A directory or CA that other users can write is refused."""
     directory = make(tmp_path / "certs", authority)
     directory.chmod(mode)
     if mode == 0o775:
@@ -411,10 +419,10 @@ def test_a_directory_that_others_write_is_refused(
         Certificates(directory)
 
 
-def test_a_ca_that_others_may_have_put_there_is_not_taken(
+def test_replaced_ca_is_not_taken(
     tmp_path: pathlib.Path, authority: CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another user replaced the CA of a running ps, and cleared all variables with a certificate of that CA."""
+    """A CA that other users may have put into a running task's directory is not taken."""
     directory = make(tmp_path / "certs", authority)
     spec = kit.addresses(ps=1)
     attacker = make(tmp_path / "attacker")

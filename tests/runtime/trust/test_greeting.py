@@ -36,7 +36,8 @@ def heard(greeting: Greeting, said: bytes, cuts: list[int]) -> bytes:
 
 
 @hypothesis.given(st.lists(st.integers(1, 40)))
-def test_it_does_not_matter_in_which_pieces_it_comes(cuts: list[int]) -> None:
+def test_greeting_may_come_in_pieces(cuts: list[int]) -> None:
+    """A greeting is read in whatever pieces it comes."""
     greeting = Greeting(TASK, SECRET, 77)
     challenge = heard(greeting, frame(frames.HELLO, frames.encode_hello(HELLO)), cuts)
     fields = frames.unpack_header(challenge)
@@ -52,7 +53,8 @@ def test_it_does_not_matter_in_which_pieces_it_comes(cuts: list[int]) -> None:
     assert greeting.wanted == 0 and greeting.hello == HELLO
 
 
-def test_without_a_key_a_hello_is_all() -> None:
+def test_without_key_hello_is_enough() -> None:
+    """A hello is the whole greeting where there is no key."""
     greeting = Greeting(TASK, None, 77)
     assert heard(greeting, frame(frames.HELLO, frames.encode_hello(HELLO)), []) == b""
     assert greeting.wanted == 0 and greeting.hello == HELLO
@@ -80,12 +82,14 @@ def test_without_a_key_a_hello_is_all() -> None:
         ),
     ],
 )
-def test_what_is_no_greeting_ends_it(said: bytes, error: type[OpError]) -> None:
+def test_bad_greeting_ends(said: bytes, error: type[OpError]) -> None:
+    """Bytes that are no greeting end the greeting with an error."""
     with pytest.raises(error):
         heard(Greeting(TASK, SECRET, 77), said, [])
 
 
-def test_a_process_of_another_user_is_told_so() -> None:
+def test_other_user_is_told_so() -> None:
+    """A process of another user is told so."""
     with pytest.raises(UnauthenticatedError, match="another user"):
         heard(
             Greeting(TASK, SECRET, 77, of_other_user=True),
@@ -94,8 +98,8 @@ def test_a_process_of_another_user_is_told_so() -> None:
         )
 
 
-def test_strangers_that_say_hello_have_no_thread() -> None:
-    """One each, once: 1,000 a second took a third of a core."""
+def test_greeting_strangers_have_no_thread() -> None:
+    """A stranger that says hello has no thread and no lane before its proof."""
     with serving(hello_secs=60.0) as (server, _), connected(server) as (_, known):
         assert hello(known, 1)[0] == frames.WELCOME
         threads = threading.active_count()

@@ -32,6 +32,9 @@ def mode(path: str | pathlib.Path) -> int:
 
 
 def test_nobody_else_reads_a_token(place: pathlib.Path) -> None:
+    """A token file and its directory can be read by their user alone, and the file goes with its
+    owner.
+    """
     before = os.umask(0)  # as careless as can be
     try:
         file = TokenFile("one@")
@@ -46,16 +49,18 @@ def test_nobody_else_reads_a_token(place: pathlib.Path) -> None:
     file.close()
 
 
-def test_every_token_is_another() -> None:
+def test_every_token_is_different() -> None:
+    """Every token file has another token."""
     files = [TokenFile(f"test-{os.getpid()}-{i}@") for i in range(3)]
     assert len({file.key for file in files}) == 3
     for file in files:
         file.close()
 
 
-def test_a_new_file_takes_the_place_of_an_old_one_which_then_leaves_it_alone(
+def test_new_token_replaces_the_old(
     place: pathlib.Path,
 ) -> None:
+    """A new token file replaces an old one, whose close leaves the new file alone."""
     old = TokenFile("one@")
     new = TokenFile("one@")
     old.close()
@@ -73,9 +78,8 @@ def _hold(name: str, pipe: Any) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("signum", [signal.SIGKILL, None])
-def test_what_a_process_leaves_behind_counts_for_nothing_and_is_swept(
-    place: pathlib.Path, signum: int | None
-) -> None:
+def test_leftovers_count_for_nothing(place: pathlib.Path, signum: int | None) -> None:
+    """The token of a dead process counts for nothing and is swept by the next process."""
     with Task(_hold, "theirs@") as other:
         key = other.hear("KEY")[1]
         found = read_left("theirs@")
@@ -95,7 +99,8 @@ def test_what_a_process_leaves_behind_counts_for_nothing_and_is_swept(
     mine.close()
 
 
-def test_a_directory_that_others_can_enter_is_not_used(place: pathlib.Path) -> None:
+def test_enterable_directory_is_not_used(place: pathlib.Path) -> None:
+    """A directory that other users can enter is not used for tokens."""
     TokenFile("one@").close()
     (place / "one@").write_text(TOKEN)
     fd = os.open(place / "one@", os.O_RDONLY)
@@ -110,9 +115,10 @@ def test_a_directory_that_others_can_enter_is_not_used(place: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "open parent"])
-def test_what_is_no_private_directory_is_refused(
+def test_unprivate_directory_is_refused(
     place: pathlib.Path, tmp_path: pathlib.Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A place that is no private directory is refused in one line."""
     if kind == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         place.symlink_to(tmp_path / "elsewhere")
@@ -142,9 +148,10 @@ def test_what_is_no_private_directory_is_refused(
         (None, 0o600, "there is no .*: give a directory"),
     ],
 )
-def test_a_file_that_the_user_names(
+def test_named_token_file_is_checked(
     tmp_path: pathlib.Path, content: str | None, rights: int, message: str
 ) -> None:
+    """A token file that the user names must be private and hold a token."""
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content)
@@ -161,7 +168,8 @@ def test_a_file_that_the_user_names(
     )
 
 
-def test_a_directory_or_a_pipe_holds_no_token(tmp_path: pathlib.Path) -> None:
+def test_directory_or_pipe_is_no_token(tmp_path: pathlib.Path) -> None:
+    """A directory or a pipe is refused as a token file."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(UnauthenticatedError, match="is no file with a token"):
@@ -208,10 +216,10 @@ def test_ctrl_c_leaks_no_descriptor(place: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")
-def test_a_squatted_directory_has_a_way_out(
+def test_squatted_directory_has_way_out(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user who makes the directory first keeps nobody from starting who does what the message says."""
+    """A directory that another user made first is refused with a way out that works."""
     squatted = tmp_path / f"bellwether-{os.geteuid()}"
     squatted.mkdir(mode=0o700)
     os.chown(squatted, 65534, 65534)
@@ -241,9 +249,8 @@ print(*resource.getrlimit(resource.RLIMIT_CORE))
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("allowed", "limits"), [("", "0 1024\n"), ("1", "1024 1024\n")])
-def test_a_process_with_a_secret_leaves_no_core(
-    tmp_path: pathlib.Path, allowed: str, limits: str
-) -> None:
+def test_secret_process_leaves_no_core(tmp_path: pathlib.Path, allowed: str, limits: str) -> None:
+    """A process with a secret leaves no core unless the user allows cores."""
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
