@@ -40,9 +40,10 @@ def actions(log: pathlib.Path, task: str = PS) -> list[str]:
     return [line["action"] for line in read(log) if line["task"] == task]
 
 
-def test_programs_checkpoints_and_resets_are_written_down(
+def test_programs_checkpoints_and_resets_are_audited(
     log: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    """The audit log has each program, checkpoint order and reset, begun and done, with the peer."""
     with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
         with rt.device(PS):
             v = rt.Variable(np.zeros(3, np.float32), name="v")
@@ -78,7 +79,8 @@ def test_programs_checkpoints_and_resets_are_written_down(
     )
 
 
-def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None:
+def test_refusals_are_audited_once_a_minute(log: pathlib.Path) -> None:
+    """Refused callers are counted each time and audited once a minute."""
     with rt.Server(addresses(ps=1), "ps", 0) as server:
         before = server.report().values.get("refused_total", 0)
         for proof in ("wrong", "wrong again"):
@@ -97,7 +99,8 @@ def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None
     assert "token" in line["what"]
 
 
-def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) -> None:
+def test_failed_order_is_audited_with_code(log: pathlib.Path) -> None:
+    """A failed order is audited with its error, and an order that only looks is not audited."""
     with rt.Server(addresses(ps=1), "ps", 0) as server, rpc.open_channel(server.address) as channel:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         order = run_record_pb2.RunOrder(
@@ -115,9 +118,8 @@ def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) ->
     assert (begun["action"], begun["what"], begun["outcome"]) == ("run.open", "/runs", "begun")
 
 
-def test_a_full_log_gives_way_to_the_next(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_log_gives_way(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full audit log becomes `.1`, and no line is lost at the change."""
     monkeypatch.setattr(audit, "_MOST_BYTES", 1000)
     path = tmp_path / "log"
     # tasks of a host may share a file
@@ -132,7 +134,8 @@ def test_a_full_log_gives_way_to_the_next(
     assert len(peers) > 5 and peers == [str(n) for n in range(40 - len(peers), 40)]
 
 
-def test_text_of_others_moves_no_cursor_and_begins_no_line(tmp_path: pathlib.Path) -> None:
+def test_foreign_text_begins_no_line(tmp_path: pathlib.Path) -> None:
+    """Foreign text in the audit log moves no cursor, begins no line and is cut to its limit."""
     log = AuditLog("/job:ps/task:0", tmp_path / "log")
     log.write("clear\x1b[2J", peer="\r\n{}", who="\x9b31m\u202e", what="a\nb" * 1000, outcome="ok")
     log.close()
@@ -142,8 +145,8 @@ def test_text_of_others_moves_no_cursor_and_begins_no_line(tmp_path: pathlib.Pat
     assert len(json.loads(text)["what"]) == 500
 
 
-def test_failed_calls_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Each bad call of a stage wrote a traceback: 1,227 of them filled 2.1 MB in five seconds."""
+def test_failed_calls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Failed calls of a client are logged once a minute, with the first one's number."""
     refusals = Refusals(PS)
     for number in range(5):
         refusals.report_failure(
@@ -156,7 +159,8 @@ def test_failed_calls_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -
     )
 
 
-def test_a_handler_of_the_program_gets_the_lines_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_program_handlers_get_audit_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that the program has added gets the audit lines too."""
     LOGGER.addHandler(caplog.handler)
     try:
         AuditLog("/job:ps/task:0").write("clear", peer="ipv4:127.0.0.1:1", outcome="ok")
@@ -166,12 +170,14 @@ def test_a_handler_of_the_program_gets_the_lines_too(caplog: pytest.LogCaptureFi
     assert json.loads(record.getMessage())["action"] == "clear"
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
+def test_unwritable_audit_file_is_named(tmp_path: pathlib.Path) -> None:
+    """A server with an audit log that cannot be written is refused with the file."""
     with pytest.raises(rt.InvalidArgumentError, match=f"audit log {tmp_path}/no/log: No such file"):
         rt.Server(addresses(ps=1), "ps", 0, audit_log=tmp_path / "no" / "log")
 
 
-def test_every_order_that_is_audited_is_there() -> None:
+def test_audited_orders_exist() -> None:
+    """Every audited order and its field exist in the protocol."""
     for audited, message in (
         (calls.AUDITED_CHECKPOINT_ORDERS, pb.CheckpointOrder),
         (calls.AUDITED_RUN_ORDERS, run_record_pb2.RunOrder),

@@ -102,7 +102,8 @@ def _numeric(arguments: Sequence[Any], options: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("host", [*OUTER, "127.0.0.3"])
-def test_a_server_listens_at_its_own_address_only(host: str, opened: Opened) -> None:
+def test_server_listens_at_own_address(host: str, opened: Opened) -> None:
+    """A server listens at its own address only."""
     with rt.Server({"local": [f"{host}:0"]}, "local", 0) as server:
         check(server, [host], opened)
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
@@ -110,14 +111,16 @@ def test_a_server_listens_at_its_own_address_only(host: str, opened: Opened) -> 
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_a_server_on_localhost_is_reached_from_this_machine_only(host: str, opened: Opened) -> None:
+def test_localhost_server_stays_on_machine(host: str, opened: Opened) -> None:
+    """A server on localhost is reached from its own machine only."""
     with rt.Server({"local": [f"{host}:0"]}, "local", 0) as server:
         check(server, ["127.0.0.1", "localhost"], opened)
 
 
-def test_names_of_the_loopback_are_no_names_of_all_interfaces(
+def test_loopback_names_stay_loopback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A name of the loopback makes no server listen on all interfaces."""
     name(
         monkeypatch,
         **{"ip6-localhost": ["::1"], "a.localhost": ["127.0.0.1", "::1"], "me": ["127.0.1.1"]},
@@ -133,9 +136,12 @@ def test_names_of_the_loopback_are_no_names_of_all_interfaces(
     assert listen_on(one_host, TaskId("ps", 0)) == ("127.0.1.1",)
 
 
-def test_a_host_that_calls_itself_by_a_loopback_address_is_reached_by_the_others(
+def test_loopback_host_listens_everywhere(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, opened: Opened
 ) -> None:
+    """A host whose name is a loopback address listens on all interfaces and warns, if other hosts
+    belong to the cluster.
+    """
     name(monkeypatch, me=["127.0.1.1"])
     caplog.set_level(logging.WARNING)
     with rt.Server({"ps": ["me:0"], "worker": ["elsewhere:1"]}, "ps", 0) as server:
@@ -144,16 +150,18 @@ def test_a_host_that_calls_itself_by_a_loopback_address_is_reached_by_the_others
     assert "me is 127.0.1.1" in line and "bind" in line and BIND_VARIABLE in line
 
 
-def test_a_name_with_several_addresses_listens_at_those_that_are_here(
+def test_name_listens_at_its_local_addresses(
     monkeypatch: pytest.MonkeyPatch, opened: Opened
 ) -> None:
+    """A server whose name has several addresses listens at those of its machine."""
     name(monkeypatch, me=["127.0.0.5", NOBODY, "127.0.0.6"])
     (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
     with rt.Server({"ps": [f"me:{port}"]}, "ps", 0) as server:
         check(server, ["127.0.0.5", "127.0.0.6"], opened)
 
 
-def test_an_address_of_another_machine_is_an_error_that_names_the_way_out() -> None:
+def test_foreign_address_names_way_out() -> None:
+    """An address of another machine is refused with the argument that helps."""
     cluster = {"ps": [f"{NOBODY}:2222"]}
     with pytest.raises(
         rt.InvalidArgumentError,
@@ -166,9 +174,10 @@ def test_an_address_of_another_machine_is_an_error_that_names_the_way_out() -> N
         rt.Server({"ps": ["no.such.host.invalid:2222"]}, "ps", 0)
 
 
-def test_a_name_of_another_machine_is_an_error_that_tells_its_address(
+def test_foreign_name_tells_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A name of another machine is refused with its address."""
     name(monkeypatch, them=[NOBODY])
     with pytest.raises(
         rt.InvalidArgumentError, match=f"them is {NOBODY}, which is not this machine"
@@ -177,9 +186,10 @@ def test_a_name_of_another_machine_is_an_error_that_tells_its_address(
 
 
 @pytest.mark.parametrize("said", ["argument", "environment"])
-def test_a_server_behind_another_address_listens_where_it_is_told(
+def test_bind_chooses_the_address(
     said: str, monkeypatch: pytest.MonkeyPatch, opened: Opened
 ) -> None:
+    """A server listens where its argument or environment says, and keeps the cluster's address."""
     (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
     if said == "environment":
         monkeypatch.setenv(BIND_VARIABLE, "127.0.0.3")
@@ -192,13 +202,15 @@ def test_a_server_behind_another_address_listens_where_it_is_told(
         rt.Server(kit.addresses(ps=1), "ps", 0, bind=NOBODY)
 
 
-def test_all_interfaces_are_had_by_asking_for_them(opened: Opened) -> None:
+def test_all_interfaces_need_a_request(opened: Opened) -> None:
+    """A server listens on all interfaces if it is asked to."""
     with rt.Server({"local": ["127.0.0.1:0"]}, "local", 0, bind="0.0.0.0") as server:
         check(server, ["127.0.0.1", "127.0.0.9", *OUTER], opened, everywhere=True)
 
 
 @pytest.mark.skipif(not OUTER, reason="this machine has the loopback only")
-def test_tasks_at_the_addresses_of_two_interfaces_train_together() -> None:
+def test_tasks_of_two_interfaces_train() -> None:
+    """Tasks at the addresses of two interfaces train together."""
     ports = [split_address(a)[1] for a in kit.addresses(any=2)["any"]]
     cluster = {"ps": [f"{OUTER[0]}:{ports[0]}"], "worker": [f"127.0.0.3:{ports[1]}"]}
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
@@ -223,6 +235,7 @@ def _context() -> ServerContext:
 
 
 def test_several_addresses_share_one_free_port(opened: Opened) -> None:
+    """The addresses of a server share one free port."""
     hosts = ["127.0.0.5", "127.0.0.6", "127.0.0.7"]
     server = TensorServer(_context(), hosts=hosts, unix=False)
     server.start()
@@ -234,7 +247,8 @@ def test_several_addresses_share_one_free_port(opened: Opened) -> None:
         server.stop()
 
 
-def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open(opened: Opened) -> None:
+def test_taken_port_leaves_none_open(opened: Opened) -> None:
+    """A port that is taken at one address leaves no other address open."""
     with socket.create_server(("127.0.0.6", 0)) as taken:
         port = taken.getsockname()[1]
         server = TensorServer(_context(), hosts=["127.0.0.5", "127.0.0.6"], port=port)
@@ -244,7 +258,8 @@ def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open(opened: O
 
 
 @pytest.mark.cluster
-def test_a_program_that_knows_nothing_of_it_binds_by_the_environment() -> None:
+def test_environment_binds_any_program() -> None:
+    """The environment chooses the address of a program that says nothing of it."""
     program = (
         f"import runtime as rt\nwith rt.Server({{'local': ['{NOBODY}:0']}}, 'local', 0) as s: "
         "print(s.listens_on)\n"

@@ -94,9 +94,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_client_of_ours_is_refused_and_told_why(
+def test_client_is_refused_with_reason(
     training: Training, kind: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
+    """A client with a bad certificate is refused at once and in one line with the reason."""
     given = strangers(kind, tmp_path, authority)
     with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]) as caught:
         rt.probe(training.ps.address, 30, security=given)
@@ -108,13 +109,14 @@ def test_a_client_of_ours_is_refused_and_told_why(
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_lane_of_ours_is_refused_and_told_why(
+def test_lane_is_refused_with_reason(
     training: Training,
     kind: str,
     tmp_path: pathlib.Path,
     authority: CA,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A lane with a bad certificate is refused with the reason, and the server logs the refusal."""
     given = strangers(kind, tmp_path, authority)
     assert given is not None
     held = given.tls()
@@ -139,9 +141,10 @@ def test_a_lane_of_ours_is_refused_and_told_why(
 
 
 @pytest.mark.parametrize("way", PORTS)
-def test_a_certificate_that_has_not_begun_is_refused(
+def test_early_certificate_is_refused(
     training: Training, way: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
+    """A certificate that is not yet valid is refused at every port."""
     early, good = certificates.pair_of(authority, begins=3600), certificates.pair_of(authority)
     assert answer(training, way, context_of(authority, early, tmp_path)) == b""
     assert answer(training, way, context_of(authority, good, tmp_path)) != b""
@@ -152,16 +155,18 @@ def test_a_certificate_that_has_not_begun_is_refused(
     "version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 )
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated:DeprecationWarning")
-def test_tls_is_1_2_at_least(
+def test_tls_has_a_least_version(
     training: Training, way: str, version: ssl.TLSVersion, tmp_path: pathlib.Path, authority: CA
 ) -> None:
+    """A port speaks TLS 1.2 and later, and nothing before."""
     context = context_of(authority, certificates.pair_of(authority), tmp_path)
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = version
     assert bool(answer(training, way, context)) == (version >= ssl.TLSVersion.TLSv1_2)
 
 
-def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training) -> None:
+def test_unix_socket_stays_plain(training: Training) -> None:
+    """The Unix socket serves the same user without TLS."""
     peer = Peer(PS, lambda timeout: training.endpoint("unix"), 7, lambda timeout: None)
     lane = peer.acquire()
     assert lane._link.sock is not None and lane._link.sock.family == socket.AF_UNIX
@@ -169,9 +174,10 @@ def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training
     peer.close()
 
 
-def test_figures_are_for_who_shows_a_certificate(
+def test_figures_need_a_certificate(
     training: Training, tmp_path: pathlib.Path, authority: CA
 ) -> None:
+    """The figures are shown to clients with a certificate only."""
     held = training.security.of_host("127.0.0.1").tls()
     assert held is not None
     shown = figures(training, held.client_context())
@@ -203,9 +209,10 @@ IMPOSTORS: dict[str, tuple[Callable[[CA], tuple[bytes, bytes]], str]] = {
 
 @pytest.mark.parametrize("way", ["grpc", "tensors"])
 @pytest.mark.parametrize("kind", [*IMPOSTORS, "without TLS"])
-def test_a_client_takes_no_server_but_the_one_it_means(
+def test_client_takes_its_server_only(
     kind: str, way: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
+    """A client refuses a server that is not the one it means, and sends nothing to such a server."""
     make, message = IMPOSTORS.get(kind, (None, "it does not speak TLS"))
     context = None
     if make is not None:
@@ -259,10 +266,10 @@ def test_a_client_takes_no_server_but_the_one_it_means(
     assert [said for said in heard if said] == []  # nobody told it anything
 
 
-def test_a_client_that_has_no_security_is_told_by_a_server_without_tls_nothing_new(
+def test_absent_task_stays_unavailable(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A task that is gone stays unavailable: no look at it makes that a refusal."""
+    """A task that is gone is UnavailableError, whatever security the client has."""
     (address,) = kit.addresses(ps=1)["ps"]
     security = Security(certificates=certificates.make(tmp_path / "certs"))
     for given in (security, None):
@@ -279,7 +286,8 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_said")
-def test_off_the_loopback_a_server_does_not_start_without_a_word_on_whom_it_lets_in() -> None:
+def test_public_server_needs_security() -> None:
+    """A server off the loopback does not start unless its security is said."""
     with pytest.raises(rt.InvalidArgumentError) as caught:
         rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0")
     said = str(caught.value)
@@ -289,12 +297,13 @@ def test_off_the_loopback_a_server_does_not_start_without_a_word_on_whom_it_lets
 
 @pytest.mark.usefixtures("nothing_said")
 @pytest.mark.parametrize("said", ["in code", "environment"])
-def test_an_insecure_server_starts_and_says_so_each_time(
+def test_insecure_server_says_so(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An insecure server starts and warns each time, and its status says so."""
     security = Security.insecure() if said == "in code" else None
     if said == "environment":
         monkeypatch.setenv(VARIABLE, "insecure")
@@ -312,9 +321,12 @@ def test_an_insecure_server_starts_and_says_so_each_time(
 
 @pytest.mark.usefixtures("nothing_said")
 @pytest.mark.parametrize("said", ["directory", "token"])
-def test_figures_of_status_come_by_its_flag(
+def test_status_flag_gives_security(
     said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The flag --security of the status command gives the certificates or token that the server
+    wants.
+    """
     if said == "directory":
         given = certificates.make(tmp_path / "given")
     else:
@@ -336,7 +348,8 @@ def test_figures_of_status_come_by_its_flag(
 
 
 @pytest.mark.usefixtures("nothing_said")
-def test_what_a_server_was_given_is_what_its_process_goes_by(tmp_path: pathlib.Path) -> None:
+def test_process_uses_its_servers_security(tmp_path: pathlib.Path) -> None:
+    """A process without security of its own uses that of its server."""
     with rt.Server(
         kit.addresses(local=1),
         "local",
@@ -352,9 +365,10 @@ def test_what_a_server_was_given_is_what_its_process_goes_by(tmp_path: pathlib.P
 
 
 @pytest.mark.usefixtures("nothing_said")
-def test_a_token_for_figures_is_not_the_token(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_token_is_derived(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The bearer token of figures is derived from the token, as the documentation says, and is the
+    only one allowed.
+    """
     path = tmp_path / "token"
     path.touch(mode=0o600)
     path.write_text("cd" * 32)
@@ -400,7 +414,8 @@ def test_a_token_for_figures_is_not_the_token(
 # -- the end of a certificate ----------------------------------------------------------------------------------
 
 
-def test_a_server_whose_certificate_has_ended_does_not_start(tmp_path: pathlib.Path) -> None:
+def test_ended_certificate_starts_no_server(tmp_path: pathlib.Path) -> None:
+    """A server whose certificate has ended does not start and says what to do."""
     directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
     with pytest.raises(
         rt.UnauthenticatedError, match=r"here\.pem has ended, 20.* UTC: replace it.*--renew"
@@ -409,9 +424,10 @@ def test_a_server_whose_certificate_has_ended_does_not_start(tmp_path: pathlib.P
     assert "\n" not in str(caught.value)
 
 
-def test_an_end_that_is_near_is_said_in_the_log_and_in_the_status(
+def test_near_end_is_logged_and_shown(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The near end of a certificate is in the log and in the status."""
     directory = certificates.make(tmp_path / "certs", begins=-3600 * 24 * 200, ends=3600 * 24 * 3)
     security = Security(certificates=directory)
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
@@ -425,9 +441,8 @@ def test_an_end_that_is_near_is_said_in_the_log_and_in_the_status(
         assert re.search(r"certificate ends in 7[12]h\d\dm", capsys.readouterr().out)
 
 
-def test_a_client_whose_certificate_has_ended_is_told_so_by_itself(
-    training: Training, tmp_path: pathlib.Path
-) -> None:
+def test_client_learns_of_ended_certificate(training: Training, tmp_path: pathlib.Path) -> None:
+    """A client whose own certificate has ended is told so."""
     directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
     with pytest.raises(rt.UnauthenticatedError, match="has ended"):
         rt.probe(training.ps.address, security=Security(certificates=directory))
@@ -462,10 +477,10 @@ def serial(directory: pathlib.Path) -> int:
 ROUNDS = 10
 
 
-def test_certificates_that_are_replaced_under_training_cost_no_step(
+def test_replaced_certificates_cost_no_step(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, authority: CA
 ) -> None:
-    """The pair in each round, and halfway the CA, too: both are trusted, then the pair is of the new one."""
+    """Certificates and their CA that are replaced during training cost no step."""
     monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")
     monkeypatch.delenv(VARIABLE, raising=False)
     directory = certificates.make(tmp_path / "certs", authority)
@@ -525,7 +540,7 @@ class Clock:
         self.ticks += 1
 
 
-def test_certificate_is_watched_while_the_server_runs(
+def test_certificate_is_watched_while_serving(
     tmp_path: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without clients looks at its certificate again and again, and no more once it has stopped."""

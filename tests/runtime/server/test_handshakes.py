@@ -26,10 +26,8 @@ ROOM = 4
 
 
 @pytest.mark.parametrize("replaced", [0, 5], ids=["as it is", "replaced meanwhile"])
-def test_handshakes_at_once_do_not_disturb_each_other(
-    tmp_path: pathlib.Path, replaced: int
-) -> None:
-    """A server that was given its certificate for each handshake failed some, and ended by SIGABRT now and then."""
+def test_concurrent_handshakes_are_independent(tmp_path: pathlib.Path, replaced: int) -> None:
+    """Many handshakes at once succeed, also while the certificate is replaced."""
     authority = CA.make()
     directory = certificates.make(tmp_path / "certs", authority)
     ours = Security(certificates=certificates.make(tmp_path / "ours", authority)).tls()
@@ -51,10 +49,10 @@ def test_handshakes_at_once_do_not_disturb_each_other(
         assert all(look.result().answered for look in looks)
 
 
-def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_taken(
+def test_full_server_refuses_as_unavailable(
     tmp_path: pathlib.Path,
 ) -> None:
-    """It was an UnauthenticatedError, after which nobody tries again, for one connection too many."""
+    """A client that finds no room is UnavailableError and not a question of its certificate."""
     security = Security(certificates=certificates.make(tmp_path / "certs"))
     spec = kit.addresses(ps=1)
     (address,) = spec["ps"]

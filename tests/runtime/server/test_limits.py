@@ -55,9 +55,8 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 @pytest.mark.parametrize(
     "secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0]
 )
-def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(
-    server: rt.Server, they: Stranger, secs: float
-) -> None:
+def test_pause_has_a_limit(server: rt.Server, they: Stranger, secs: float) -> None:
+    """A pause of updates longer than a checkpoint's is refused and pauses nothing."""
     words = ("the limit pause_secs is 10.0",) if secs > 0 else ("a pause of",)
     with refused(EXHAUSTED if secs > 0 else INVALID, *words):
         they.order(pause=ORDER.Pause(job=1, seconds=secs))
@@ -66,7 +65,8 @@ def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(
     assert server.worker.gate.resume(2)
 
 
-def test_the_coordinators_pause_is_the_longest() -> None:
+def test_coordinator_pause_is_longest() -> None:
+    """The coordinator's pause is the longest that is allowed."""
     from runtime.checkpoint import coordinator
 
     assert coordinator.PAUSE_SECS == PAUSE_SECS
@@ -74,6 +74,7 @@ def test_the_coordinators_pause_is_the_longest() -> None:
 
 @pytest.mark.parametrize("epoch", [2**64 - 1, 2**63, 2**63 - 1, EPOCHS_AT_ONCE + 1])
 def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int) -> None:
+    """A claim that jumps too many epochs is refused, and the next chief gets the next epoch."""
     with refused(INVALID, str(epoch), "epoch 1"):
         they.claim(epoch)
     assert server.worker.store.run.leadership == Leadership(1, OWNER)
@@ -81,11 +82,13 @@ def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int)
     assert chief.claim().leadership.epoch == 2
 
 
-def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger) -> None:
+def test_restarted_task_takes_large_epoch(they: Stranger) -> None:
+    """A task takes an epoch that is as far ahead as other tasks may be."""
     they.claim(1 + 100_000)
 
 
-def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
+def test_chief_outranks_a_raised_task() -> None:
+    """A chief leads all tasks although a claim has raised one of them far above the others."""
     with (
         kit.servers(sockets=True, ps=2, worker=1) as made,
         stranger(made["/job:ps/task:0"]) as they,
@@ -99,7 +102,8 @@ def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> N
 
 
 @pytest.mark.parametrize("slots", [MAX_SLOTS + 1, 2**27, 2**31 - 1, -1])
-def test_a_plan_has_so_many_slots_at_most(they: Stranger, slots: int) -> None:
+def test_plan_has_limited_slots(they: Stranger, slots: int) -> None:
+    """A plan with too many or negative slots is refused."""
     session = they.master.CreateSession(pb.CreateSessionRequest(), timeout=60).session
     plan = pb.RegisterPlanRequest(session=session)
     plan.plan.slots = slots
@@ -115,6 +119,7 @@ def step_of(nbytes: int) -> pb.RunStepRequest:
 
 
 def test_compressed_messages_are_refused(server: rt.Server) -> None:
+    """A compressed message is refused, and later calls work."""
     made = Stranger(server)
     with made.channel:
         # the larger one is 64 KiB when it is compressed
@@ -127,7 +132,8 @@ def test_compressed_messages_are_refused(server: rt.Server) -> None:
 
 
 @pytest.mark.cluster  # seconds for the copies of its bytes
-def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
+def test_message_has_limited_bytes(server: rt.Server) -> None:
+    """A message of the limit's size is read, and a larger one is refused with the limit's name."""
     assert MAX_REQUEST_BYTES == 64 << 20
     made = Stranger(server)
     with made.channel:
@@ -151,10 +157,8 @@ def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
     ("method", "most"),
     [("Status", 1 << 20), ("Metrics", 64 << 10), ("Trace", 64 << 10), ("Run", 2 << 20)],
 )
-def test_a_short_request_is_not_parsed_when_it_is_long(
-    server: rt.Server, method: str, most: int
-) -> None:
-    """A cluster of 1.5 million names kept the task busy for seconds, whoever asked."""
+def test_long_short_request_is_unparsed(server: rt.Server, method: str, most: int) -> None:
+    """A long request to a method of short requests is refused before it is parsed."""
     with rpc.open_channel(server.address) as channel:
         call = channel.unary_unary(
             f"/bellwether.WorkerService/{method}",
@@ -169,7 +173,8 @@ def test_a_short_request_is_not_parsed_when_it_is_long(
 
 
 @pytest.mark.parametrize("most", [1 << 20, 4 << 20])
-def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int) -> None:
+def test_feed_limit_is_an_option(most: int) -> None:
+    """The bytes that a remote client feeds in one step are limited by request_bytes."""
     fed = np.arange((2 << 20) // 4, dtype=np.float32)
     with rt.Server(
         kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=most)
@@ -193,7 +198,8 @@ def say_hello(server: rt.Server, client: int) -> tuple[int, bytes]:
         return transport_kit.say_hello(file, client, key_of(server), server.worker.task)
 
 
-def test_nobody_is_the_client_0(server: rt.Server) -> None:
+def test_client_zero_is_refused(server: rt.Server) -> None:
+    """A hello of client 0 is refused."""
     kind, payload = say_hello(server, 0)
     assert kind == frames.ERROR
     assert (
@@ -203,9 +209,10 @@ def test_nobody_is_the_client_0(server: rt.Server) -> None:
     assert say_hello(server, 7)[0] == frames.WELCOME
 
 
-def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_comes(
+def test_oversized_frame_is_refused_early(
     server: rt.Server,
 ) -> None:
+    """A frame that announces more bytes than its handle takes is refused before its payload."""
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(3, np.float32), name="w")
         sess.run(rt.global_variables_initializer())
@@ -242,7 +249,8 @@ def _takes(server: rt.Server, handle: int) -> int:
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
-def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_tensors_have_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are held for others count towards the task's and the client's limit."""
     monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
     with kit.servers(sockets=True, ps=2, worker=1) as made:
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
@@ -276,10 +284,8 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
-def test_elements_of_queues_are_counted_in_bytes(
-    limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue kept 1.3 GB beside a limit of 200 MB, and its client had left."""
+def test_queue_elements_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The elements of a queue count towards the limits of bytes, also when their client has left."""
     monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
@@ -303,8 +309,8 @@ def test_elements_of_queues_are_counted_in_bytes(
         until(lambda: ledger._total < 40_000)
 
 
-def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registrations with names of 59 MB were kept for who had left."""
+def test_registrations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registrations of a session count towards its limit of bytes and go with the session."""
     monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=5000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger = made["/job:ps/task:0"].worker.ledger
@@ -320,7 +326,8 @@ def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.M
             assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
 
 
-def test_a_full_queue_refuses_no_stage_that_empties_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_can_be_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that empties a full queue is not refused."""
     monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=46300")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
@@ -353,8 +360,8 @@ def test_variables_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         assert ledger.of(NOBODY) < 100_000
 
 
-def test_gradients_that_wait_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accumulator kept a gradient for each number of a worker that a client made up."""
+def test_waiting_gradients_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that wait in an accumulator count towards their client's limit."""
     monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made:
         ledger = made["/job:ps/task:0"].worker.ledger
@@ -368,8 +375,8 @@ def test_gradients_that_wait_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatc
         assert ledger.of(9) == 0
 
 
-def test_stages_and_values_share_a_limit() -> None:
-    """A session kept twice its limit: stages and values were counted apart."""
+def test_stages_and_values_share_limit() -> None:
+    """The stages and values of a session share one limit."""
     limits = rt.Limits(client_bytes=8_000, task_bytes=80_000)
     with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server:
         ledger = server.worker.registry.ledger
@@ -379,7 +386,8 @@ def test_stages_and_values_share_a_limit() -> None:
         ledger.reserve(9, 2_000, stages=True)
 
 
-def test_sessions_of_the_tasks_own_process_meet_no_limit_of_bytes() -> None:
+def test_own_sessions_have_no_byte_limit() -> None:
+    """Sessions of the task's own process have no limit of bytes."""
     limits = rt.Limits(client_bytes=1000, task_bytes=2000)
     with (
         rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
@@ -396,8 +404,8 @@ def test_sessions_of_the_tasks_own_process_meet_no_limit_of_bytes() -> None:
             assert server.worker.ledger._total < 1_000  # of stages
 
 
-def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
-    """Feeds, constants and fetched values of more than 2 GiB ended as errors of protobuf and gRPC."""
+def test_oversized_message_is_refused_early() -> None:
+    """Tensors that no message can hold are refused before they are copied."""
     large = np.broadcast_to(np.float32(0), (600_000_000,))
     with pytest.raises(
         rt.ResourceExhaustedError, match="2,400,000,000 bytes of tensors in one message"
@@ -411,8 +419,8 @@ def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
                 sess.run(x[0], {x: large})
 
 
-def test_an_answer_over_the_limit_is_refused_before_its_step() -> None:
-    """A client elsewhere fetched what it could not have sent: the answer was built, of up to 2 GiB."""
+def test_oversized_answer_is_refused_early() -> None:
+    """An answer above the limit is refused before its step runs, where its size is known."""
     with rt.Server(
         kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=100_000)
     ) as server:
@@ -439,8 +447,8 @@ def test_an_answer_over_the_limit_is_refused_before_its_step() -> None:
                 sess.run([queue.dequeue(), queue.dequeue()])
 
 
-def test_names_that_stay_are_counted_in_bytes() -> None:
-    """The names of variables that a client had only named stayed, and no limit knew of them."""
+def test_lasting_names_are_counted() -> None:
+    """Names of variables that stay on a task are counted in bytes."""
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger, registry = (
             made["/job:ps/task:0"].worker.ledger,
@@ -455,7 +463,8 @@ def test_names_that_stay_are_counted_in_bytes() -> None:
         assert ledger.of(NOBODY) > 40_000
 
 
-def test_names_are_short() -> None:
+def test_names_have_limited_length() -> None:
+    """A name of a variable above 1,024 characters is refused."""
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         value = rt.Variable(1.0, name="n" * 2000)
         with pytest.raises(
@@ -464,9 +473,10 @@ def test_names_are_short() -> None:
             sess.run(value.initializer)
 
 
-def test_made_up_sessions_push_out_no_session_that_is_connected(
+def test_made_up_sessions_spare_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Sessions without a connection push out no session that is connected."""
     monkeypatch.setattr(rt.Limits, "stage_sessions", 3)
     monkeypatch.setattr(rt.Limits, "spare_stages", 1)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
@@ -488,9 +498,10 @@ def test_made_up_sessions_push_out_no_session_that_is_connected(
                 registry.find(registration, 200)
 
 
-def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(
+def test_session_has_limited_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A session above its limit of stages is refused, and other sessions are served."""
     monkeypatch.setattr(rt.Limits, "session_stages", 4)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
@@ -508,7 +519,8 @@ def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(
             greedy.run(steps[1])  # what it has goes on
 
 
-def test_the_run_record_has_so_many_tasks() -> None:
+def test_run_record_has_limited_tasks() -> None:
+    """The run record refuses a task above the limit participants."""
     limits = rt.Limits(participants=3)
     with (
         rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
@@ -533,7 +545,8 @@ def test_the_run_record_has_so_many_tasks() -> None:
             they.worker.Run(done, timeout=60)
 
 
-def test_so_many_saves_are_under_way_and_a_dropped_one_makes_room() -> None:
+def test_saves_under_way_are_limited() -> None:
+    """A task refuses a save above the limit checkpoint_jobs until another one is dropped."""
     limits = rt.Limits(checkpoint_jobs=2)
     with (
         rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server,
@@ -546,7 +559,8 @@ def test_so_many_saves_are_under_way_and_a_dropped_one_makes_room() -> None:
         they.take([])
 
 
-def test_an_order_to_the_run_record_answers_in_time(they: Stranger) -> None:
+def test_run_order_has_limited_time(they: Stranger) -> None:
+    """An order that asks for a longer wait than run_order_secs is refused."""
     message = pb.ForwardRunOrderRequest(
         order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=3600
     )

@@ -152,7 +152,8 @@ def newcomer(address: str, wait: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize("says", [b"", b"\x02\xb7"], ids=["nothing", "half a hello"])
-def test_silent_connections_to_the_tensor_port_lock_nobody_out(says: bytes) -> None:
+def test_silent_connections_lock_nobody_out(says: bytes) -> None:
+    """Silent connections to the tensor port keep no client out and cost few files and threads."""
     with training(hello_secs=600) as ps:
         before = ps.figures()
         with many(ps.data_port, SILENT, says):
@@ -164,7 +165,8 @@ def test_silent_connections_to_the_tensor_port_lock_nobody_out(says: bytes) -> N
         until(lambda: ps.figures()[0] <= before[0] + 2 and ps.figures()[1] <= before[1] + 4)
 
 
-def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_bounded() -> None:
+def test_silent_grpc_connections_are_bounded() -> None:
+    """Silent connections to the gRPC port are bounded and give way."""
     with training() as ps:
         before = ps.figures()
         with many(int(ps.address.rpartition(":")[2]), SILENT):
@@ -174,7 +176,8 @@ def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_boun
         until(lambda: ps.figures()[0] <= before[0] + 3)
 
 
-def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -> None:
+def test_idle_grpc_connections_give_way() -> None:
+    """Connections to the gRPC port that never call give way."""
     with training(rpc_idle_secs=1.0, connections=200) as ps:
         before = ps.figures()
         with many(int(ps.address.rpartition(":")[2]), 500, SETTINGS):
@@ -184,7 +187,8 @@ def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -
         until(lambda: ps.figures()[0] <= before[0] + 3)
 
 
-def test_a_process_that_may_open_few_files_has_some_left_whoever_connects() -> None:
+def test_few_files_leave_some_free() -> None:
+    """A process with few files keeps some free, whoever connects."""
     with training(files=512, hello_secs=600, handshakes=10_000) as ps:
         with many(ps.data_port, 2000), many(int(ps.address.rpartition(":")[2]), 2000):
             assert ps.goes_on()
@@ -192,7 +196,8 @@ def test_a_process_that_may_open_few_files_has_some_left_whoever_connects() -> N
             newcomer(ps.address)
 
 
-def test_sessions_that_are_never_closed_and_plans_without_end_harm_nobody() -> None:
+def test_unclosed_sessions_harm_nobody() -> None:
+    """Sessions that are never closed and endless plans are limited and harm nobody."""
     with training() as ps:
         rss = ps.process.memory_info().rss
         with contextlib.ExitStack() as stack:
@@ -216,7 +221,8 @@ def test_sessions_that_are_never_closed_and_plans_without_end_harm_nobody() -> N
         assert ps.process.memory_info().rss < rss + (200 << 20)
 
 
-def test_a_client_that_takes_all_connections_has_its_own_and_no_more() -> None:
+def test_greedy_client_keeps_its_share() -> None:
+    """A client that takes all connections gets its own share only."""
     with training(connections=256) as ps, contextlib.ExitStack() as stack:
         before = ps.figures()
         token = find_token(ps.address, None, 60)

@@ -40,7 +40,8 @@ def _step(number: int) -> tuple[rt.Operation, rt.Variable]:
 
 
 @pytest.mark.chaos
-def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries() -> None:
+def test_many_sessions_leave_few_entries() -> None:
+    """Two hundred sessions with their own graphs leave a bounded number of entries."""
     with _cluster() as cluster:
         for number in range(SESSIONS):
             with rt.Graph().as_default(), rt.Session(cluster[TARGET].target) as session:
@@ -70,7 +71,8 @@ def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries
 
 
 @pytest.mark.chaos
-def test_what_a_live_session_has_registered_stays_however_many_come_and_go() -> None:
+def test_live_session_keeps_its_stages() -> None:
+    """The stages of a live session stay however many sessions come and go."""
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as old:
             step, w = _step(-1)
@@ -88,7 +90,8 @@ def test_what_a_live_session_has_registered_stays_however_many_come_and_go() -> 
         assert calls <= len(cluster[PS].worker.registry) <= KEPT
 
 
-def test_the_next_session_of_an_equal_graph_compiles_nothing() -> None:
+def test_equal_graph_compiles_nothing() -> None:
+    """The next session of an equal graph compiles nothing."""
     with _cluster() as cluster:
         compilations = []
         for _ in range(3):
@@ -100,7 +103,8 @@ def test_the_next_session_of_an_equal_graph_compiles_nothing() -> None:
         assert compilations == compilations[:1] * 3
 
 
-def test_a_session_that_comes_back_too_late_is_told_to_open_a_new_one() -> None:
+def test_late_session_must_open_anew() -> None:
+    """A session that comes back after its stages were dropped is told to open a new one."""
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as session:
             step, w = _step(0)
@@ -118,12 +122,14 @@ def test_a_session_that_comes_back_too_late_is_told_to_open_a_new_one() -> None:
             session.run(step)
 
 
-def test_a_handle_that_was_never_given_is_not_found() -> None:
+def test_unknown_handle_is_not_found() -> None:
+    """A handle that was never given is NotFoundError."""
     with pytest.raises(rt.NotFoundError, match="no stage is registered under handle 7"):
         Worker("ps", 0, lambda *_: None).registry.get(7)
 
 
-def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that never say goodbye are bounded by the limit stage_sessions."""
     monkeypatch.setattr(rt.Limits, "stage_sessions", 5)
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as session:
@@ -137,8 +143,8 @@ def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.Mon
             assert kept.sessions == 5
 
 
-def test_a_session_that_has_planned_and_not_called_leaves_nothing() -> None:
-    """It planned for two ps and was refused by one, say: the other has never seen a call of it."""
+def test_planned_session_leaves_nothing() -> None:
+    """A session that has planned a step and not run it leaves nothing on the task."""
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as cluster:
         with rt.device(PS):
             w = rt.Variable(np.zeros(3, np.float32), name="w")

@@ -68,7 +68,7 @@ def test_variables_are_those_documented() -> None:
 
 
 @pytest.mark.parametrize("name", FROM_ENVIRONMENT)
-def test_an_argument_outranks_its_variable(name: str) -> None:
+def test_argument_outranks_its_variable(name: str) -> None:
     """A variable gives an option that is not given, and changes none that is."""
     (row,) = (row for row in ROWS if row.name == name)
     text, value = FROM_ENVIRONMENT[name]
@@ -88,7 +88,7 @@ def test_bad_values_name_their_places(name: str) -> None:
     assert f"Server({name}=)" in str(caught.value) and row.variable in str(caught.value)
 
 
-def test_a_task_is_found_or_asked_for() -> None:
+def test_task_is_found_or_requested() -> None:
     """The only task of a cluster needs no name; of several tasks the user names one."""
     assert str(ServerOptions(rt.ClusterSpec({"ps": ["localhost:0"]})).task) == "/job:ps/task:0"
     assert str(options().task) == "/job:ps/task:1"
@@ -102,9 +102,7 @@ def test_a_task_is_found_or_asked_for() -> None:
             options(**wrong)
 
 
-def test_a_server_passes_its_options(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_server_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Every argument of Server comes to the option of its name."""
     given = {
         **{
@@ -164,8 +162,8 @@ def test_equal_options_make_equal_parts() -> None:
     )
 
 
-def test_a_server_that_waits_warns_of_strangers(caplog: pytest.LogCaptureFixture) -> None:
-    """A server without a credential says so when it starts, not when it is made."""
+def test_insecure_start_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """A server without a credential warns when it starts, not when it is made."""
     caplog.set_level(logging.WARNING)
     with rt.Server(
         {"local": ["localhost:0"]}, security=rt.Security.insecure(), start=False

@@ -67,7 +67,10 @@ def proven(channel: Any, server: Server) -> Any:
     return channel
 
 
-def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
+def test_waiting_orders_are_limited() -> None:
+    """Orders that wait are limited for one connection and for all, and an order that ends frees its
+    place.
+    """
     with (
         serving(waiting_calls=12, client_waiting_calls=8) as server,
         contextlib.ExitStack() as stack,
@@ -90,7 +93,8 @@ def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
         until(lambda: running(server, WAITING) == 4)
 
 
-def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
+def test_refused_order_is_audited(tmp_path: pathlib.Path) -> None:
+    """An order above its limit is in the audit log with the limit's name."""
     log = tmp_path / "audit"
     limits = rt.Limits(waiting_calls=4)
     with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
@@ -109,7 +113,8 @@ def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
         assert "client_waiting_calls" in line["what"]
 
 
-def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None:
+def test_connection_has_limited_sessions(tmp_path: pathlib.Path) -> None:
+    """Sessions are limited for one connection and for all, and a closed session frees its place."""
     log = tmp_path / "audit"
     with (
         kit.limited(client_sessions=2, sessions=3) as limits,
@@ -135,9 +140,8 @@ def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("count", [64, pytest.param(1000, marks=pytest.mark.cluster)])
-def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_training(
-    count: int, tmp_path: pathlib.Path
-) -> None:
+def test_stuck_orders_stop_nothing_else(count: int, tmp_path: pathlib.Path) -> None:
+    """Orders that wait stop neither status, registration, saves nor training."""
     with kit.servers(sockets=True, ps=1, worker=1) as made, contextlib.ExitStack() as stack:
         ps = made["/job:ps/task:0"]
         channels = [
@@ -163,7 +167,8 @@ def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_trainin
     # the servers have stopped: they waited for none of them
 
 
-def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> None:
+def test_queued_call_gets_its_turn() -> None:
+    """A call that waits for its turn gets it, and one connection has at most half of the pool."""
     with serving(registrations=2) as server, contextlib.ExitStack() as stack:
         release, begun = threading.Event(), threading.Semaphore(0)
         register = server.worker.register
@@ -210,9 +215,10 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return began
 
 
-def test_an_order_that_waits_for_a_job_ends_with_its_caller(
+def test_waiting_checkpoint_order_ends_with_caller(
     tmp_path: pathlib.Path, endless: threading.Event
 ) -> None:
+    """An order that waits for a job ends with its caller."""
     with serving() as server:
         they = Stranger(server)
         with they.channel:
@@ -231,9 +237,8 @@ def test_an_order_that_waits_for_a_job_ends_with_its_caller(
         until(lambda: running(server, CHECKPOINT_ORDERS) == 0)
 
 
-def test_an_order_about_a_checkpoint_has_a_deadline(
-    tmp_path: pathlib.Path, endless: threading.Event
-) -> None:
+def test_checkpoint_order_has_a_deadline(tmp_path: pathlib.Path, endless: threading.Event) -> None:
+    """An order about a checkpoint ends at its deadline."""
     with serving(order_secs=0.5) as server:
         they = Stranger(server)
         with they.channel:
@@ -253,7 +258,8 @@ def leadership_of(they: Stranger) -> Any:
     return Leadership(they.epoch, OWNER).to_proto()
 
 
-def test_every_method_is_in_a_pool() -> None:
+def test_every_method_has_a_pool() -> None:
+    """Every method of the control plane is in the pool of its kind."""
     plain = {
         f"/{service.full_name}/{method.name}": getattr(pb, method.input_type.name)()
         for service in pb.DESCRIPTOR.services_by_name.values()
@@ -285,7 +291,8 @@ def test_every_method_is_in_a_pool() -> None:
     assert {REGISTRATIONS, WAITING} <= {row.name for row in rt.Limits.rows()}
 
 
-def test_steps_of_a_client_elsewhere_are_so_many_and_named() -> None:
+def test_remote_steps_are_limited() -> None:
+    """The waiting steps of a remote client are limited by name, and end with the session."""
     with serving(client_waiting_calls=4) as server:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:

@@ -42,7 +42,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "PORT_SECS", 0.3)
 
 
-def test_two_tasks_with_one_index_and_address_are_one_line_and_a_wrong_configuration() -> None:
+def test_duplicate_task_is_one_line() -> None:
+    """Two processes that are the same task get one line and the exit code of a wrong configuration."""
     (ps,), (worker,) = addresses(ps=1, worker=1).values()
     flags = [f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--job_name=worker", "--task_index=0"]
     with Program("python", "-c", MEMBER, *flags) as first:
@@ -63,7 +64,8 @@ def test_two_tasks_with_one_index_and_address_are_one_line_and_a_wrong_configura
         assert first.wait() == 0
 
 
-def test_a_process_that_dies_is_waited_for() -> None:
+def test_dying_process_is_waited_for() -> None:
+    """A server waits for the port of a process that dies."""
     cluster = addresses(ps=1)
     with serve(cluster) as first:
         first.expect("serving")
@@ -77,8 +79,8 @@ def test_a_process_that_dies_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_frozen_process_is_named() -> None:
-    """It may be the task itself, or not: nobody can tell, so that it is tried again is right."""
+def test_frozen_process_is_named() -> None:
+    """A port that a frozen process holds is refused with that process."""
     cluster = addresses(ps=1)
     with serve(cluster) as first:
         first.expect("serving")
@@ -93,7 +95,8 @@ def test_a_frozen_process_is_named() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stranger_is_named_with_its_process_and_leaves_the_port_to_who_comes_again() -> None:
+def test_stranger_at_port_is_named() -> None:
+    """A port that a foreign process holds is refused with that process, and may be tried again."""
     cluster = addresses(ps=1)
     port = cluster["ps"][0].rpartition(":")[2]
     with Program("python", "-c", HOLD, port, cold=True) as stranger:
@@ -111,7 +114,8 @@ def test_a_stranger_is_named_with_its_process_and_leaves_the_port_to_who_comes_a
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_task_of_another_cluster_is_named_and_is_no_namesake() -> None:
+def test_task_of_other_cluster_is_named() -> None:
+    """A port that a task of another cluster holds is refused with that task."""
     cluster = addresses(ps=1, worker=1)
     with serve({**cluster, "ps": [*cluster["ps"], *addresses(ps=1)["ps"]]}) as first:
         first.expect("serving")
@@ -121,8 +125,8 @@ def test_a_task_of_another_cluster_is_named_and_is_no_namesake() -> None:
             rt.Server(cluster, "ps", 0)
 
 
-def test_a_port_that_this_process_has_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a cell of a notebook is run again."""
+def test_own_port_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that the same process holds is refused at once."""
     monkeypatch.setattr(timeouts, "PORT_SECS", 3600.0)
     cluster = addresses(ps=1)
     port = cluster["ps"][0].rpartition(":")[2]

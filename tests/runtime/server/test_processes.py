@@ -57,7 +57,8 @@ with rt.Server(cluster, "worker", index) as server, rt.device("/job:ps/task:0"):
 
 
 @pytest.mark.chaos
-def test_two_workers_lose_no_addition() -> None:
+def test_workers_lose_no_addition() -> None:
+    """Two workers in processes of their own lose no addition."""
     cluster = addresses(ps=1, worker=3)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
         with rt.device("/job:ps/task:0"):
@@ -73,8 +74,10 @@ def test_two_workers_lose_no_addition() -> None:
             assert session.run(v) == 20_000
 
 
-def test_a_killed_ps_is_named_at_once_and_its_return_is_not_hidden(graph: rt.Graph) -> None:
-    """UnavailableError while it is away, AbortedError for the old session when it is back, a new session works."""
+def test_killed_ps_is_named_at_once(graph: rt.Graph) -> None:
+    """A killed ps is UnavailableError, its return AbortedError for the old session, and a new
+    session works.
+    """
     with ps_and_worker(ps=2) as (server, (ps0, ps1)), contextlib.ExitStack() as stack:
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(0.0, name="w")
@@ -113,7 +116,8 @@ def test_a_killed_ps_is_named_at_once_and_its_return_is_not_hidden(graph: rt.Gra
             assert fresh.run(w) == 0.0
 
 
-def test_a_ps_that_dies_in_the_middle_of_a_step(graph: rt.Graph) -> None:
+def test_ps_may_die_during_step(graph: rt.Graph) -> None:
+    """A step whose ps dies in the middle is UnavailableError with the task."""
     with ps_and_worker() as (server, (ps,)):
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(np.zeros(4, np.float32), name="v")
@@ -138,14 +142,16 @@ def busy(x: Any) -> Any:
     return jax.lax.fori_loop(0, 2**40, lambda _, a: a * 1.0001 + 0.5, x)
 
 
-def test_closing_a_session_does_not_wait_for_the_dead() -> None:
+def test_close_leaves_the_dead() -> None:
+    """Closing a session does not wait for a dead task."""
     with ps_and_worker() as (server, (ps,)):
         session = rt.Session(server.target, config=NO_LIMIT)
         ps.kill()
         session.close()
 
 
-def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
+def test_frozen_ps_ends_limited_step() -> None:
+    """A step with a time limit ends although its ps is frozen."""
     with ps_and_worker() as (server, (ps,)):
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(0, name="v")
@@ -161,7 +167,8 @@ def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
                 ps.thaw()
 
 
-def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
+def test_client_uses_remote_master() -> None:
+    """A client that is no task runs steps through the master of any server."""
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0), ("worker", 0)):
         with rt.device("/job:ps/task:0"):
@@ -181,7 +188,8 @@ def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
             assert other.run(y).tolist() == [10.0, 20.0]
 
 
-def test_a_reset_clears_containers_and_ends_sessions() -> None:
+def test_reset_clears_containers_and_sessions() -> None:
+    """A reset clears the named containers, or all, and ends sessions."""
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0), ("worker", 0)):
         with rt.device("/job:ps/task:0"):
@@ -202,7 +210,8 @@ def test_a_reset_clears_containers_and_ends_sessions() -> None:
             assert fresh.run(rt.report_uninitialized_variables()).tolist() == [b"kept", b"dropped"]
 
 
-def test_a_reset_clears_nothing_where_a_task_is_away() -> None:
+def test_reset_needs_all_tasks() -> None:
+    """A reset clears nothing while a task is away."""
     cluster = addresses(ps=1, worker=2)
     with processes(cluster, ("ps", 0), ("worker", 0)), rt.device("/job:ps/task:0"):
         kept = rt.Variable(1, name="kept")
@@ -218,7 +227,8 @@ def test_a_reset_clears_nothing_where_a_task_is_away() -> None:
             assert session.run(kept) == 1
 
 
-def test_a_reset_clears_no_task_of_another_cluster() -> None:
+def test_reset_spares_other_clusters() -> None:
+    """A reset clears no task of another cluster."""
     theirs = addresses(ps=1, worker=1)
     ours = {**addresses(worker=1), "ps": theirs["ps"]}
     with processes(theirs, ("ps", 0), ("worker", 0)), processes(ours, ("worker", 0)):
@@ -231,8 +241,8 @@ def test_a_reset_clears_no_task_of_another_cluster() -> None:
             assert session.run(kept) == 1
 
 
-def test_a_large_tensor_between_two_other_tasks_does_not_pass_the_master() -> None:
-    """The worker fetches from the ps what the ps holds: much goes out there, and nothing comes in as an argument."""
+def test_large_tensor_bypasses_the_master() -> None:
+    """A large tensor between two other tasks does not pass the master."""
     with servers(sockets=True, ps=1, worker=2) as made:
         ps, worker = made["/job:ps/task:0"], made["/job:worker/task:1"]
         with rt.device("/job:ps/task:0"):
@@ -250,7 +260,8 @@ def test_a_large_tensor_between_two_other_tasks_does_not_pass_the_master() -> No
 # -- joining ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
+def test_session_names_missing_tasks() -> None:
+    """A session that waits for tasks names all of them when its time ends."""
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "worker", 0) as server:
         started = time.monotonic()
@@ -264,9 +275,10 @@ def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
             assert f"{name} at {address}" in str(caught.value)
 
 
-def test_a_waiting_session_speaks(
+def test_waiting_session_logs_the_task(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A session that waits logs the task for which it waits."""
     monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
@@ -275,9 +287,10 @@ def test_a_waiting_session_speaks(
     assert f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}" in caplog.text
 
 
-def test_a_waiting_session_says_which_name_the_resolver_does_not_know(
+def test_unknown_host_is_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A session that waits names the host that cannot be resolved."""
     monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
     cluster = {**addresses(worker=1), "ps": ["no-such-host.invalid:2222"]}
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
@@ -293,7 +306,8 @@ def test_a_waiting_session_says_which_name_the_resolver_does_not_know(
     assert said and all("at no-such-host.invalid:2222 (no such host" in line for line in said)
 
 
-def test_device_filters_need_not_wait_for_others() -> None:
+def test_device_filters_skip_other_tasks() -> None:
+    """A session with device filters waits for no other task and cannot use one."""
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "ps", 0), rt.Server(cluster, "worker", 0) as server:
         config = rt.SessionConfig(
@@ -310,7 +324,8 @@ def test_device_filters_need_not_wait_for_others() -> None:
                 session.run(x, {x.op.inputs[0]: 1.0})
 
 
-def test_a_target_on_which_nobody_listens() -> None:
+def test_silent_target_is_named() -> None:
+    """A session at a target where nobody listens ends with the target's name."""
     (address,) = addresses(nobody=1)["nobody"]
     with pytest.raises(
         rt.DeadlineExceededError, match=f"nobody listens at the session's target grpc://{address}"
@@ -318,7 +333,8 @@ def test_a_target_on_which_nobody_listens() -> None:
         rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
 
 
-def test_clusters_that_differ_are_named() -> None:
+def test_differing_clusters_are_named() -> None:
+    """A session between different cluster definitions is refused with both addresses."""
     ps, first, second = (hosts[0] for hosts in addresses(a=1, b=1, c=1).values())
     with rt.Server({"ps": [ps], "worker": [first]}, "ps", 0):
         with rt.Server({"ps": [ps], "worker": [second]}, "worker", 0) as server:
@@ -330,6 +346,7 @@ def test_clusters_that_differ_are_named() -> None:
 
 
 def test_two_tasks_at_one_address() -> None:
+    """A session is refused if another task serves at a task's address."""
     (address,) = addresses(a=1)["a"]
     other = addresses(a=1)["a"][0]
     with rt.Server({"ps": [address]}, "ps", 0):
@@ -347,12 +364,14 @@ def test_two_tasks_at_one_address() -> None:
         (("worker", None), "explicit `task_index`"),
     ],
 )
-def test_servers_that_are_not_in_the_cluster(args: Any, said: str) -> None:
+def test_server_must_be_in_cluster(args: Any, said: str) -> None:
+    """A server that is not in its cluster, or not named, is refused."""
     with pytest.raises(ValueError, match=said):
         rt.Server(addresses(ps=1, worker=2), *args)
 
 
-def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
+def test_stopped_server_ends_its_process() -> None:
+    """SIGTERM ends join and the process of a server."""
     cluster = addresses(ps=1)
     with processes(cluster, ("ps", 0)) as (ps,):
         with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT):
@@ -362,7 +381,8 @@ def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
         assert ps.wait(60) == 0
 
 
-def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
+def test_variables_outlive_their_client() -> None:
+    """Variables are shared by name and outlive their client."""
     with ps_and_worker() as (server, _):
         code = (
             "import sys, runtime as rt\n"

@@ -51,9 +51,10 @@ def waiting(server: rt.Server) -> int:
 # -- waiting steps and the control plane -----------------------------------------------------------------------------
 
 
-def test_a_hundred_waiting_steps_leave_the_control_plane_free(
+def test_waiting_steps_leave_control_plane_free(
     remote: tuple[rt.Server, rt.Server],
 ) -> None:
+    """A hundred waiting steps leave the control plane free for other clients."""
     server, ps = remote
     q = queue()
     put, take = q.enqueue(1), q.dequeue()
@@ -71,9 +72,10 @@ def test_a_hundred_waiting_steps_leave_the_control_plane_free(
             assert results == [None]
 
 
-def test_threads_of_calls_are_used_again_end_after_a_while_and_are_awaited_when_there_is_no_more(
+def test_call_threads_are_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Threads of calls are used again, end when idle, and are awaited when the system has none."""
     monkeypatch.setattr(times, "IDLE_SECS", 0.2)
     pool = threads.CallThreads("calls-of-a-test")
     release = threading.Event()
@@ -115,7 +117,8 @@ def remote_calls(address: str) -> int:
         return -1
 
 
-def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
+def test_waiting_session_allows_sigterm() -> None:
+    """A server ends at SIGTERM although a session waits for a task."""
     cluster = addresses(ps=1, worker=1)  # no ps will ever come
     (address,) = cluster["worker"]
     with processes(cluster, ("worker", 0)) as (worker,), programs() as start:
@@ -128,7 +131,8 @@ def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
         assert worker.wait(SOON_SECS) == 0
 
 
-def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> None:
+def test_stopped_server_ends_opening_sessions() -> None:
+    """A stopped server ends the sessions that its process is opening."""
     with rt.Server(addresses(ps=1, worker=1), "worker", 0) as server:
         thread, results = in_thread(lambda: rt.Session(server.target))
         until(lambda: bool(server.master._pending))
@@ -140,9 +144,10 @@ def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> N
             server.master.create_session(rt.SessionConfig())
 
 
-def test_a_client_that_waits_for_a_task_says_for_whom_and_for_how_long(
+def test_waiting_client_logs_the_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A remote client that waits for a task logs the task and the time."""
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.5)
     cluster = addresses(ps=1, worker=1)
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
@@ -169,7 +174,8 @@ with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as 
 """
 
 
-def test_a_script_ends_without_stop_though_a_client_waits_in_a_step() -> None:
+def test_script_ends_during_clients_step() -> None:
+    """A script without stop ends although a client waits in a step."""
     cluster = addresses(worker=1)
     (address,) = cluster["worker"]
     with programs() as start:
@@ -190,10 +196,10 @@ def long(x: Any) -> Any:
 
 
 @pytest.mark.chaos
-def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
+def test_timed_out_step_ends_alone(
     remote: tuple[rt.Server, rt.Server],
 ) -> None:
-    """A program cannot be interrupted: the client's call ends before it."""
+    """A step whose time is over ends no other step and no session."""
     server, ps = remote
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
@@ -211,10 +217,10 @@ def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
         assert results == [7]
 
 
-def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
+def test_abandoned_step_ends_everywhere(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The master is on the worker, the queue on the ps; another step of another client waits on."""
+    """A step of a killed client ends on every task, and other steps wait on."""
     # it is not the session's end that ends the step
     monkeypatch.setattr(timeouts, "LEASE_SECS", 600.0)
     server, ps = remote
@@ -243,9 +249,10 @@ sys.stdin.readline()
 """
 
 
-def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_stays(
+def test_dead_clients_session_ends(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The session of a dead client ends after its lease, and an idle session stays."""
     monkeypatch.setattr(timeouts, "RENEW_SECS", 0.2)  # of the client in this process
     server, ps = remote
     size = queue().size()
@@ -267,9 +274,10 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
         assert session.run(size) == 0
 
 
-def test_a_client_that_was_not_heard_of_is_told_so(
+def test_expired_client_is_told_so(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A client whose lease has ended is told so."""
     monkeypatch.setattr(timeouts, "LEASE_SECS", 0.5)  # shorter than the client thinks
     server, _ = remote
     size = queue().size()
@@ -300,18 +308,20 @@ def expire(*sessions: Any) -> None:
     table._close_expired()
 
 
-def test_an_expired_session_that_cannot_be_closed_is_logged(
+def test_failed_expiry_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An expired session that cannot be closed is logged, and the others are closed."""
     sessions = Expired(1, ValueError("of this session")), Expired(2)
     expire(*sessions)
     until(lambda: all(session.closed for session in sessions))
     until(lambda: "of this session" in caplog.text)
 
 
-def test_expired_sessions_are_closed_though_the_system_has_no_thread(
+def test_expiry_works_without_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Expired sessions are closed although the system has no thread."""
     later(lambda: None)  # the thread of dropped objects runs already, as after any session
 
     def refuse(work: Any, name: str) -> None:
@@ -323,9 +333,10 @@ def test_expired_sessions_are_closed_though_the_system_has_no_thread(
     until(lambda: all(session.closed for session in sessions))
 
 
-def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(
+def test_stopped_server_keeps_no_session(
     remote: tuple[rt.Server, rt.Server],
 ) -> None:
+    """A stopped server keeps no session of a remote client."""
     server, _ = remote
     with rt.Session(server.target, config=WAIT):
         assert len(server.remote_sessions) == 1
@@ -336,9 +347,8 @@ def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(
 
 
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
-def test_sessions_that_are_dropped_without_close_are_closed(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_sessions_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that are dropped without close are closed."""
     if kind == "remote master":
         monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
@@ -361,10 +371,8 @@ def test_sessions_that_are_dropped_without_close_are_closed(
 
 
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
-def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every shape is a plan with a stage of its own on the ps, and one that all plans have."""
+def test_dropped_plans_lose_their_stages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task forgets the stages of plans that a session has dropped."""
     plans, shapes = 4, 24
     monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
     monkeypatch.setattr(rt.Limits, "session_plans", plans)
@@ -390,7 +398,8 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
         until(lambda: not len(ps.worker.registry))
 
 
-def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -> None:
+def test_session_ending_during_compilation() -> None:
+    """A session that ends while its stage is compiled leaves nothing."""
     entered, ended = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, worker = made[TARGET], made["/job:ps/task:0"].worker
@@ -418,7 +427,9 @@ def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -
         until(lambda: len(worker.registry) > calls and not worker.registry.sessions, secs=SOON_SECS)
 
 
-def test_a_plan_that_one_task_refuses_is_not_kept_by_the_others() -> None:
+def test_refused_plan_leaves_nothing() -> None:
+    """A plan that one task refuses is not kept by the others."""
+
     def refuse(*arguments: Any) -> Any:
         raise rt.ResourceExhaustedError("no memory to compile this")
 

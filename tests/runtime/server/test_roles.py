@@ -246,7 +246,8 @@ def _answer(stubs: tuple[Any, Any], method: str, request: Any) -> tuple[str, str
 
 
 @pytest.mark.parametrize("role", ["", *ClientRole])
-def test_a_role_gives_the_orders_of_the_table_and_no_others(cluster: Cluster, role: str) -> None:
+def test_role_gives_its_orders_only(cluster: Cluster, role: str) -> None:
+    """A role gives the orders of the table and no others."""
     wrong = []
     with cluster.stubs(cluster.security(role)) as stubs:
         for order, method, request in _requests():
@@ -261,7 +262,8 @@ def test_a_role_gives_the_orders_of_the_table_and_no_others(cluster: Cluster, ro
 
 
 @pytest.mark.parametrize("role", ["", *ClientRole])
-def test_a_role_uses_the_tensor_channel_by_the_table(cluster: Cluster, role: str) -> None:
+def test_role_uses_channel_by_table(cluster: Cluster, role: str) -> None:
+    """A role uses the tensor channel as the table says."""
     security = cluster.security(role)
     if role and role not in TASKS.split():
         with pytest.raises(
@@ -294,12 +296,14 @@ def test_a_role_uses_the_tensor_channel_by_the_table(cluster: Cluster, role: str
         )
 
 
-def test_the_table_of_the_code_is_that_of_the_documentation() -> None:
+def test_documented_table_is_the_code() -> None:
+    """The table of roles in the code is that of the documentation."""
     may = {order: set(given) for order, given in roles.MAY.items() if order != "unknown"}
     assert may == {order: set(given.split()) for order, given in TABLE.items()}
 
 
-def test_every_method_is_an_order_and_every_order_of_an_order_has_a_row() -> None:
+def test_every_order_has_a_row() -> None:
+    """Every method is an order, and every order has a row in the table."""
     methods = {
         f"/{service.full_name}/{method.name}"
         for service in pb.DESCRIPTOR.services_by_name.values()
@@ -310,7 +314,8 @@ def test_every_method_is_an_order_and_every_order_of_an_order_has_a_row() -> Non
         assert {f"{plane}.{name}" for name in _orders(message)} <= roles.MAY.keys()
 
 
-def test_an_order_that_nobody_knows_is_refused_as_such(cluster: Cluster) -> None:
+def test_unknown_order_is_invalid(cluster: Cluster) -> None:
+    """An unknown order is INVALID_ARGUMENT and not a question of roles."""
     with cluster.stubs(cluster.security("observer")) as stubs:
         assert _answer(stubs, "Checkpoint", pb.CheckpointOrder())[0] == "INVALID_ARGUMENT"
 
@@ -318,7 +323,8 @@ def test_an_order_that_nobody_knows_is_refused_as_such(cluster: Cluster) -> None
 # -- refusals are told -------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> None:
+def test_refusal_is_audited_with_reason(cluster: Cluster) -> None:
+    """A refusal is audited once, with the identity and the reason."""
     security = cluster.security("observer", run="audited")
     cluster.servers[PS].worker  # noqa: B018  # it serves
     with cluster.stubs(cluster.security("ps")) as stubs:
@@ -350,9 +356,8 @@ def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> No
         "bellwether://run/PS",
     ],
 )
-def test_a_role_that_is_none_may_nothing(
-    cluster: Cluster, tmp_path: pathlib.Path, said: str
-) -> None:
+def test_invalid_role_allows_nothing(cluster: Cluster, tmp_path: pathlib.Path, said: str) -> None:
+    """A certificate whose role does not exist allows nothing."""
     security = Security(
         certificates=certificates.make(tmp_path / "c", cluster.authority, role=f"{said}")
     )
@@ -363,9 +368,8 @@ def test_a_role_that_is_none_may_nothing(
         pass
 
 
-def test_both_planes_and_the_files_give_one_identity(
-    cluster: Cluster, tmp_path: pathlib.Path
-) -> None:
+def test_both_planes_give_one_identity(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Both planes and the files give one identity to a client."""
     names = ("127.0.0.1", "localhost", "::1", "w-0.mnist", "*.mnist")
     directory = certificates.make(
         tmp_path / "c", cluster.authority, names, role=uri("worker", "worker/3")
@@ -386,7 +390,8 @@ def test_both_planes_and_the_files_give_one_identity(
 
 
 @pytest.mark.parametrize("name", ["join", "rest", "done", "claim", "load", "open", "finish"])
-def test_an_order_to_the_run_record_speaks_for_its_own_task(cluster: Cluster, name: str) -> None:
+def test_run_order_speaks_for_own_task(cluster: Cluster, name: str) -> None:
+    """An order to the run record speaks for the task of its certificate only."""
     order = run_record_pb2.RunOrder(incarnation=ELSE, sender="/job:worker/task:1", **{name: {}})
     with cluster.stubs(cluster.security("chief", "worker/0")) as stubs:
         code, text = _answer(stubs, "Run", order)
@@ -418,8 +423,8 @@ def test_no_master_speaks_for_another(cluster: Cluster, name: str) -> None:
         assert _answer(stubs, "ForwardRunOrder", request)[0] != "PERMISSION_DENIED"
 
 
-def test_a_worker_registers_no_stages_on_another(cluster: Cluster) -> None:
-    """A worker ended the chief by a program that the chief's process compiled."""
+def test_worker_registers_nothing_on_another(cluster: Cluster) -> None:
+    """A worker registers stages on itself and on ps, and not on another worker."""
     requests = (
         ("Register", pb.RegisterRequest(incarnation=ELSE)),
         ("RegisterPlan", pb.RegisterPlanRequest(session=5)),
@@ -468,8 +473,8 @@ def take_of(task: str) -> list[Any]:
 
 
 @pytest.mark.usefixtures("holder")
-def test_a_forged_backup_is_refused_and_one_is_not_given_away(cluster: Cluster) -> None:
-    """A stranger gave an image of ps 0, from which its next process went on; and took the image of a living one."""
+def test_forged_backup_is_refused(cluster: Cluster) -> None:
+    """A ps gives and takes its own backup only."""
     with cluster.lane(cluster.security("ps", "ps/0"), HOLDER) as lane:
         assert read_message(lane.call(BACKUP, 0, push_of(PS), None, dynamic=True))[0] == {}
     for security in (cluster.security("ps", "ps/1"), cluster.security("ps", "ps/7")):
@@ -486,9 +491,8 @@ def test_a_forged_backup_is_refused_and_one_is_not_given_away(cluster: Cluster) 
 
 
 @pytest.mark.usefixtures("holder")
-def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
-    cluster: Cluster, tmp_path: pathlib.Path
-) -> None:
+def test_backup_without_role_follows_host(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Without a role a backup belongs to the host in the certificate."""
     for names, good in ((("127.0.0.1", "localhost"), True), (("w7", "10.0.0.7"), False)):
         directory = certificates.make(tmp_path / names[0], cluster.authority, names)
         with cluster.lane(Security(certificates=directory), HOLDER) as lane:
@@ -502,15 +506,16 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
                     lane.call(BACKUP, 0, message, None, dynamic=True)
 
 
-def test_what_a_client_says_of_other_tasks_lets_none_of_them_give_a_backup() -> None:
-    """A ps that knows only itself took the address that a client told of another ps for that of its cluster."""
+def test_learned_addresses_allow_no_backup() -> None:
+    """Addresses that a client told allow no task to give a backup."""
     with rt.Server(kit.addresses(ps=1), "ps", 0) as server:
         server._parts.peers.learn_addresses(rt.ClusterSpec({"ps": [server.address, "w7:2222"]}))
         with pytest.raises(rt.PermissionDeniedError, match="the cluster has no /job:ps/task:1"):
             server._parts.peers.check_is_task("/job:ps/task:1")
 
 
-def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
+def test_server_needs_its_own_certificate(cluster: Cluster) -> None:
+    """A server serves with a certificate of its own task only."""
     spec = kit.addresses(ps=2)
     for role, task, why in (
         ("ps", "ps/1", "bellwether://run/ps/ps/1"),
@@ -563,10 +568,10 @@ def stand_in(cluster: Cluster) -> Iterator[Callable[..., rt.Server]]:
 
 
 @pytest.mark.parametrize(("role", "task", "run", "why"), STAND_INS)
-def test_no_lane_is_opened_to_a_server_that_is_another_task(
+def test_lane_needs_the_meant_task(
     cluster: Cluster, stand_in: Callable[..., rt.Server], role: str, task: str, run: str, why: str
 ) -> None:
-    """A task whose host was that of another could stand in for it: clients looked at the host's name alone."""
+    """No lane is opened to a server that is another task."""
     server = stand_in(role, task, run)
     held = cluster.security("worker", "worker/0").tls()
     there = server.tensors.endpoint("127.0.0.1")
@@ -603,9 +608,10 @@ def ask(channel: grpc.Channel, *, wait: bool = False, timeout: float = 60.0) -> 
 
 
 @pytest.mark.parametrize(("role", "task", "run", "why"), STAND_INS)
-def test_no_order_is_given_to_a_server_that_is_another_task(
+def test_order_needs_the_meant_task(
     cluster: Cluster, stand_in: Callable[..., rt.Server], role: str, task: str, run: str, why: str
 ) -> None:
+    """No order is given to a server that is another task."""
     server = stand_in(role, task, run)
     with rpc.open_channel(server.address, cluster.security("worker", "worker/0"), PS) as channel:
         if not why:
@@ -632,10 +638,8 @@ def a_ps(cluster: Cluster, spec: Any, directory: pathlib.Path, role: str) -> Ite
         yield server
 
 
-def test_a_channel_goes_on_with_the_same_task_and_with_no_other(
-    cluster: Cluster, tmp_path: pathlib.Path
-) -> None:
-    """The ps dies and another process takes its port: the ps with a new certificate, then one that is not the ps."""
+def test_channel_stays_with_its_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """A channel goes on with the same task after a restart, and with no other."""
     spec, good, bad = kit.addresses(ps=1), uri("ps", "ps/0"), uri("worker", "worker/1")
     with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
         with pytest.raises(rt.UnavailableError):
@@ -660,9 +664,8 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(
             until(answers)
 
 
-def test_a_session_tells_who_answers_in_place_of_a_task(
-    cluster: Cluster, tmp_path: pathlib.Path
-) -> None:
+def test_session_names_the_stand_in(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """A session names the task whose certificate answers in place of another."""
     spec, orders = kit.addresses(ps=1, worker=1), cluster.security("chief", "worker/0")
     with a_ps(cluster, spec, tmp_path / "bad", uri("worker", "worker/1")) as stand_in:
         with (
@@ -681,9 +684,8 @@ def test_a_session_tells_who_answers_in_place_of_a_task(
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
-def test_who_waits_for_a_task_waits_for_that_one(
-    cluster: Cluster, tmp_path: pathlib.Path, role: str
-) -> None:
+def test_waiting_client_waits_for_task(cluster: Cluster, tmp_path: pathlib.Path, role: str) -> None:
+    """A client that waits for a task takes that task and no other."""
     spec = kit.addresses(ps=1)
     with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
         thread, heard = kit.in_thread(lambda: ask(channel, wait=True))
@@ -692,7 +694,8 @@ def test_who_waits_for_a_task_waits_for_that_one(
     assert heard == [PS] if role == "ps" else isinstance(heard[0], rt.PermissionDeniedError), heard
 
 
-def test_who_waits_for_nobody_is_told_in_time_and_can_be_stopped(cluster: Cluster) -> None:
+def test_waiting_for_nobody_ends(cluster: Cluster) -> None:
+    """A wait for a task that never comes ends in time or when the channel is closed."""
     spec, security = kit.addresses(ps=1), cluster.security("worker", "worker/0")
     with (
         rpc.open_channel(spec["ps"][0], security, PS) as channel,
@@ -712,8 +715,8 @@ def test_who_waits_for_nobody_is_told_in_time_and_can_be_stopped(cluster: Cluste
     assert isinstance(heard[0], rt.CancelledError), heard
 
 
-def test_the_names_of_two_tasks_are_never_the_same() -> None:
-    """DNS compares without case, and a dot separates: runs and jobs that differ by these have other names."""
+def test_tasks_have_different_names() -> None:
+    """The names of two tasks in certificates are never the same."""
     said = [
         "run/ps/ps/0",
         "Run/ps/ps/0",
@@ -734,8 +737,8 @@ def test_the_names_of_two_tasks_are_never_the_same() -> None:
     )
 
 
-def test_a_certificate_of_before_says_what_to_do(cluster: Cluster, tmp_path: pathlib.Path) -> None:
-    """Certificates with a role of 0.1 have no name of the task: the server says so when it starts."""
+def test_old_certificate_says_what_to_do(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """A certificate of 0.1 without the task's name is refused with what to do."""
     directory = certificates.make(tmp_path / "old", cluster.authority, role="")
     made = x509.load_pem_x509_certificate((directory / "here.pem").read_bytes())
     builder = x509.CertificateBuilder(
@@ -777,9 +780,10 @@ OF_HOST = identity_of(("w1", "10.0.0.1"))
         (identity_of(("w1", uri("worker"))), identity_of(("w1", "w2", uri("worker"))), True),
     ],
 )
-def test_a_client_is_the_same_after_its_certificate_is_renewed(
+def test_renewed_client_stays_the_same(
     one: roles.Identity, other: roles.Identity, same: bool
 ) -> None:
+    """A client is the same after its certificate is renewed, and another client is not."""
     assert one.is_as(other) is other.is_as(one) is same
 
 
@@ -801,8 +805,8 @@ def training(cluster: Cluster) -> Iterator[tuple[Any, rt.Variable, Callable[[], 
             yield sess, w, lambda: sess.run(step)
 
 
-def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None:
-    """Handles are small numbers: with that of another's update, a stranger changed its variables."""
+def test_stages_run_for_their_session(cluster: Cluster) -> None:
+    """The stages of a session are not run by others."""
     with training(cluster) as (sess, w, step):
         step()
         handles = list(cluster.servers[PS].worker.registry._rows)
@@ -819,10 +823,8 @@ def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None
         assert sess.run(w).tolist() == [2.0] * 3
 
 
-def test_what_a_task_holds_for_others_is_given_to_them_only(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who knew the number of a session and of its step took the tensors that went from one task to another."""
+def test_held_tensors_go_to_receivers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A held tensor is given to the tasks for which it is held and to no others."""
     held = cluster.servers[PS].worker.rendezvous
     key, value = (4711, 1, 0), np.arange(3, dtype=np.float32)
     monkeypatch.setitem(cluster.servers[PS]._parts.peers._known, "/job:worker/task:2", "w2:2222")
@@ -852,8 +854,8 @@ def test_what_a_task_holds_for_others_is_given_to_them_only(
             held.drop_session(key[0])
 
 
-def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> None:
-    """Who knew the number of a session took its lanes, for ever, by a hello with the largest attempt."""
+def test_lanes_belong_to_their_session(cluster: Cluster) -> None:
+    """The lanes of a session are not taken by others."""
     with training(cluster) as (sess, w, step):
         step()
         context = cluster.servers[PS].tensors._context
@@ -878,8 +880,8 @@ def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> Non
         assert sess.run(w).tolist() == [2.0] * 3
 
 
-def test_a_session_of_a_master_is_not_used_or_ended_by_others(cluster: Cluster) -> None:
-    """A client that knows the number of another's session."""
+def test_session_belongs_to_its_client(cluster: Cluster) -> None:
+    """The session of a master is not used or ended by other clients."""
     with training(cluster) as (sess, w, step):
         step()
         (number,) = cluster.servers[WORKER].remote_sessions._sessions
@@ -897,8 +899,8 @@ def test_a_session_of_a_master_is_not_used_or_ended_by_others(cluster: Cluster) 
         assert sess.run(w).tolist() == [2.0] * 3
 
 
-def test_a_worker_does_not_lead_whatever_it_has_seen(cluster: Cluster) -> None:
-    """Orders carry a leadership that every task tells: that alone let anybody order saves and restores in its name."""
+def test_worker_cannot_lead(cluster: Cluster) -> None:
+    """A worker that has seen the leadership cannot give orders under it."""
     with training(cluster) as (sess, _, step):
         step()
         with cluster.stubs(cluster.security("chief", "worker/0")) as stubs:
@@ -929,9 +931,8 @@ def test_a_worker_does_not_lead_whatever_it_has_seen(cluster: Cluster) -> None:
         step()
 
 
-def test_an_admin_clears_the_variables_of_a_cluster_and_nobody_else_does(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_admin_clears_variables(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admin clears the variables of a cluster, and no other role does."""
     target = cluster.servers[WORKER].target
     with training(cluster) as (_, w, step):
         step()
@@ -950,9 +951,10 @@ def test_an_admin_clears_the_variables_of_a_cluster_and_nobody_else_does(
 # -- tokens ------------------------------------------------------------------------------------------------------
 
 
-def test_the_observers_token_looks_and_does_nothing(
+def test_observer_token_only_looks(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The observer's token looks and does nothing else."""
     monkeypatch.delenv(VARIABLE, raising=False)
     key = bytes(range(32))
     # what the documentation has openssl make

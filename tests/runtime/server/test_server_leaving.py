@@ -19,10 +19,8 @@ PS = "/job:ps/task:0"
         (False, rt.UnavailableError, "its server has stopped"),
     ],
 )
-def test_a_step_that_comes_while_a_server_stops(
-    leaving: bool, error: type[Exception], words: str
-) -> None:
-    """Here it still waits for a stage that it is asked to compile."""
+def test_step_meets_a_stopping_server(leaving: bool, error: type[Exception], words: str) -> None:
+    """A step that comes while a server stops ends with the reason of the stop."""
     compiling, go_on = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, prepare = made[PS], made[PS].worker.executor.prepare

@@ -18,7 +18,8 @@ from tests.runtime.kit import addresses
 WAIT = rt.SessionConfig(start_timeout_secs=20)
 
 
-def test_a_data_port_in_use_is_named_and_leaves_nothing_behind() -> None:
+def test_taken_data_port_leaves_nothing() -> None:
+    """A data port in use is named, and nothing stays behind."""
     cluster = addresses(ps=1)
     (address,) = cluster["ps"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -37,23 +38,26 @@ def test_a_data_port_in_use_is_named_and_leaves_nothing_behind() -> None:
     assert caught.value.task == "/job:ps/task:0"  # the error lived on until here
 
 
-def test_a_server_that_was_not_started_gives_its_port_back() -> None:
+def test_unstarted_server_returns_its_port() -> None:
+    """A server that was never started gives its port back."""
     cluster = addresses(ps=1)
     waiting = rt.Server(cluster, "ps", 0, start=False)
     waiting.stop()
     rt.Server(cluster, "ps", 0).stop()
 
 
-def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(
+def test_server_without_socket_room_uses_tcp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A server without room for its Unix socket serves by TCP."""
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with rt.Server(addresses(ps=1), "ps", 0) as server:
         assert server.tensors.unix_path is None
         assert server.tensors.port
 
 
-def test_a_server_may_go_without_a_unix_socket() -> None:
+def test_unix_socket_is_optional() -> None:
+    """A server may go without a Unix socket."""
     spec = addresses(ps=1, worker=1)
     with (
         rt.Graph().as_default(),
@@ -89,9 +93,10 @@ HOSTS = sorted(set(_hosts()), key=lambda host: host != "::1")[:2]
 @pytest.mark.skipif(not HOSTS, reason="this machine has no IPv6 address")
 @pytest.mark.parametrize("sockets", [False, True], ids=["in process", "over sockets"])
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_cluster_of_ipv6_addresses(
+def test_cluster_of_ipv6_addresses_works(
     host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
+    """A cluster of IPv6 addresses works in one process and over sockets."""
     monkeypatch.setenv(
         "BELLWETHER_SECURITY", str(certificates.make(tmp_path / "certs", names=[host]))
     )
@@ -119,9 +124,8 @@ def test_a_cluster_of_ipv6_addresses(
 
 
 @pytest.mark.skipif("::1" not in HOSTS, reason="this machine has no IPv6 loopback")
-def test_a_server_on_the_ipv6_loopback_takes_a_free_port_and_is_reached_from_this_machine_only() -> (
-    None
-):
+def test_ipv6_loopback_stays_on_machine() -> None:
+    """A server on the IPv6 loopback takes a free port and is reached by IPv6 from its machine only."""
     with rt.Server({"local": ["[::1]:0"]}, "local", 0) as server:
         host, port = split_address(server.address)
         assert (host, port > 0) == ("::1", True)

@@ -629,7 +629,7 @@ def refusals(least: float = 0.0) -> float:
 @pytest.mark.parametrize(
     ("kind", "port", "credential"), CELLS, ids=["-".join(cell).replace(" ", "_") for cell in CELLS]
 )
-def test_a_stranger_is_refused_and_told_of_once_and_training_goes_on(
+def test_stranger_is_refused_training_continues(
     trainings: dict[str, Training],
     kind: str,
     port: str,
@@ -638,6 +638,7 @@ def test_a_stranger_is_refused_and_told_of_once_and_training_goes_on(
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A stranger is refused and logged once, and training continues."""
     training, cell = trainings[credential], MATRIX[kind][port]
     assert not isinstance(cell, DoesNotApply)
     expected = cell[credential]
@@ -659,7 +660,8 @@ def test_a_stranger_is_refused_and_told_of_once_and_training_goes_on(
     training.goes_on()
 
 
-def test_every_kind_of_stranger_has_a_cell_at_every_port() -> None:
+def test_every_stranger_has_its_cells() -> None:
+    """Every kind of stranger has a cell at every port."""
     assert MATRIX.keys() == ATTEMPTS.keys() and len(MATRIX) == 10
     for row in MATRIX.values():
         assert tuple(row) == PORTS
@@ -668,10 +670,10 @@ def test_every_kind_of_stranger_has_a_cell_at_every_port() -> None:
     assert FORBIDDEN.keys() == set(ClientRole)
 
 
-def test_who_has_the_credential_is_let_in(
+def test_credential_lets_its_owner_in(
     trainings: dict[str, Training], authority: CA, tmp_path: pathlib.Path
 ) -> None:
-    """What is refused above is refused for its one fault."""
+    """A client with the whole credential is let in at every port."""
     for credential, training in trainings.items():
         for port in PORTS:
             who = Stranger(training, credential, port, "", authority, tmp_path)

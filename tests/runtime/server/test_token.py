@@ -111,7 +111,8 @@ def every_call(channel: grpc.Channel) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("shown", [None, "", ".", "nonsense", "x" * 5000])
-def test_every_call_without_the_proof_is_refused(server: rt.Server, shown: str | None) -> None:
+def test_call_without_proof_is_refused(server: rt.Server, shown: str | None) -> None:
+    """Every call without the proof of the token is refused and opens no session."""
     with grpc.insecure_channel(server.address) as channel:
         calls = list(every_call(channel))
         assert {"Status", "Register", "Checkpoint", "Metrics", "RunStep", "Reset"} <= {
@@ -124,10 +125,10 @@ def test_every_call_without_the_proof_is_refused(server: rt.Server, shown: str |
     assert server.master._sessions == {}
 
 
-def test_requests_that_are_no_messages_are_refused_in_a_line_and_leave_nothing(
+def test_non_messages_are_refused_shortly(
     server: rt.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """gRPC wrote a traceback for each, and after some hundreds its connection took no more calls."""
+    """Requests that are no messages are refused without a traceback, and the connection goes on."""
     with rpc.open_channel(server.address) as channel:
         call = channel.unary_unary(
             "/bellwether.WorkerService/Status",
@@ -142,7 +143,8 @@ def test_requests_that_are_no_messages_are_refused_in_a_line_and_leave_nothing(
     assert "Traceback" not in caplog.text and not [r for r in caplog.records if r.exc_info]
 
 
-def test_health_is_open_and_says_no_more(server: rt.Server) -> None:
+def test_health_says_no_more(server: rt.Server) -> None:
+    """A health check is answered without a token and says only that the task serves."""
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         found = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
@@ -208,7 +210,7 @@ def nonce_of(server: rt.Server) -> str:
         return challenge(channel)
 
 
-def test_a_proof_is_good_for_one_process(server: rt.Server) -> None:
+def test_proof_is_for_one_process(server: rt.Server) -> None:
     """The proof holds for one process of one task at one address, with one token."""
     host, _, port = server.address.rpartition(":")
     nonce, key = nonce_of(server), key_of(server)
@@ -270,8 +272,8 @@ class Relay(grpc.GenericRpcHandler):
             self.stolen.append(error.code())  # type: ignore[attr-defined]
 
 
-def test_a_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
-    """A stranger at the port of a dead ps had its clients prove to another ps of that port that it was they."""
+def test_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
+    """A proof that a stranger relays to another task is refused there."""
     security = other_token(tmp_path)
     port = kit.addresses(ps=1)["ps"][0].rpartition(":")[2]
     cluster = {"ps": [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]}
@@ -298,8 +300,8 @@ def test_a_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
         assert rt.probe(living.address, 60, security=security).task == "/job:ps/task:1"
 
 
-def test_a_server_without_the_token_gets_no_request(tmp_path: pathlib.Path) -> None:
-    """A process at the port of a dead task read the requests of clients, and gave false answers."""
+def test_server_without_token_gets_nothing(tmp_path: pathlib.Path) -> None:
+    """A server that cannot show the token gets no request."""
     security, address = other_token(tmp_path), kit.addresses(local=1)
     with rt.Server(address, "local", 0, security=Security.insecure()) as stranger:
         tasks.withdraw(stranger.address, stranger)
@@ -314,7 +316,8 @@ def test_a_server_without_the_token_gets_no_request(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_tensor_channel_takes_the_token_and_nothing_else(server: rt.Server, way: str) -> None:
+def test_tensor_channel_takes_token_only(server: rt.Server, way: str) -> None:
+    """The tensor channel takes the token and nothing else."""
     key = key_of(server)
     with connected(server, way) as file:
         assert say_hello(file, 7, key, TASK)[0] == frames.WELCOME
@@ -333,7 +336,8 @@ def test_the_tensor_channel_takes_the_token_and_nothing_else(server: rt.Server, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_hello_that_was_seen_on_the_wire_is_of_no_use(server: rt.Server, way: str) -> None:
+def test_replayed_hello_is_refused(server: rt.Server, way: str) -> None:
+    """A hello and proof that were seen on the wire cannot be used again."""
     key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
     proofs = []
     with connected(server, way) as file:
@@ -355,7 +359,8 @@ def test_a_hello_that_was_seen_on_the_wire_is_of_no_use(server: rt.Server, way: 
 
 
 @pytest.mark.parametrize("field", ["incarnation", "client", "lane", "attempt"])
-def test_a_proof_is_about_this_connection(server: rt.Server, field: str) -> None:
+def test_proof_is_for_one_connection(server: rt.Server, field: str) -> None:
+    """A proof holds for its own incarnation, client, lane and attempt."""
     key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
     with connected(server, "tcp") as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
@@ -374,9 +379,10 @@ def test_a_proof_is_about_this_connection(server: rt.Server, field: str) -> None
 # -- our own clients -------------------------------------------------------------------------------------------
 
 
-def test_a_client_of_ours_without_the_token_says_what_to_do(
+def test_client_without_token_knows_why(
     server: rt.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A client without the right token says which variable to set."""
     target = elsewhere(server)
     for left in server._tokens:
         left.close()
@@ -406,9 +412,8 @@ def test_a_client_of_ours_without_the_token_says_what_to_do(
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_a_supervisor_does_not_try_again_without_the_token(
-    server: rt.Server, is_chief: bool
-) -> None:
+def test_supervisor_gives_up_without_token(server: rt.Server, is_chief: bool) -> None:
+    """A supervisor does not try again without the token."""
     target = elsewhere(server)
     for left in server._tokens:
         left.close()
@@ -422,9 +427,8 @@ def test_a_supervisor_does_not_try_again_without_the_token(
             raise AssertionError("a session without the token")
 
 
-def test_status_tells_in_a_line_that_it_has_no_token(
-    server: rt.Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_needs_a_token(server: rt.Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The status command says in one line that it has no token."""
     elsewhere(server)
     assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
     for left in server._tokens:
@@ -438,9 +442,8 @@ def test_status_tells_in_a_line_that_it_has_no_token(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("token", ["none", "wrong"])
-def test_a_connection_of_ours_without_the_token_says_what_to_do(
-    server: rt.Server, token: str, way: str
-) -> None:
+def test_connection_without_token_knows_why(server: rt.Server, token: str, way: str) -> None:
+    """A connection without the right token says what to do."""
     endpoint = server.tensors.endpoint("127.0.0.1")
     if way == "tcp":
         endpoint = Endpoint(
@@ -455,7 +458,8 @@ def test_a_connection_of_ours_without_the_token_says_what_to_do(
     assert server.tensors.counters.lanes == 0
 
 
-def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
+def test_client_tests_its_server() -> None:
+    """A client with a token sends nothing to a server that lacks the token."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def welcome_anybody() -> None:
@@ -482,7 +486,8 @@ def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
     assert heard == [b""]
 
 
-def test_a_token_that_is_given_is_that_of_the_whole_cluster(tmp_path: pathlib.Path) -> None:
+def test_given_token_serves_the_cluster(tmp_path: pathlib.Path) -> None:
+    """A token that is given is that of the whole cluster."""
     security = other_token(tmp_path)
     cluster = kit.addresses(ps=1, worker=1)
     with (
@@ -502,16 +507,18 @@ def test_a_token_that_is_given_is_that_of_the_whole_cluster(tmp_path: pathlib.Pa
                 assert sess.run(w0).tolist() == [1.0] * 3
 
 
-def test_a_server_with_a_file_that_others_can_read_does_not_start(tmp_path: pathlib.Path) -> None:
+def test_readable_token_starts_no_server(tmp_path: pathlib.Path) -> None:
+    """A server with a token file that others can read does not start."""
     security = other_token(tmp_path)
     pathlib.Path(security.token_file).chmod(0o644)
     with pytest.raises(rt.UnauthenticatedError, match="others can read the token"):
         rt.Server(kit.addresses(local=1), "local", 0, security=security)
 
 
-def test_off_the_loopback_a_server_asks_for_the_token_that_it_is_given(
+def test_public_server_asks_for_token(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A server off the loopback asks for its token and says that nothing is encrypted."""
     caplog.set_level(logging.INFO)
     with rt.Server(
         kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=other_token(tmp_path)
@@ -528,7 +535,8 @@ def test_off_the_loopback_a_server_asks_for_the_token_that_it_is_given(
 # -- what is left, and what is told ----------------------------------------------------------------------------
 
 
-def test_the_token_goes_with_the_server(server: rt.Server, place: pathlib.Path) -> None:
+def test_token_goes_with_its_server(server: rt.Server, place: pathlib.Path) -> None:
+    """The file of a token goes with its server."""
     (file,) = place.iterdir()
     assert file.name.startswith(server.address.replace("localhost", "127.0.0.1") + "@")
     assert file.stat().st_mode & 0o777 == 0o600 and place.stat().st_mode & 0o777 == 0o700
@@ -536,9 +544,10 @@ def test_the_token_goes_with_the_server(server: rt.Server, place: pathlib.Path) 
     assert list(place.iterdir()) == []
 
 
-def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(
+def test_restarted_ps_is_joined_secretly(
     place: pathlib.Path,
 ) -> None:
+    """A killed ps that starts again has a new token, is joined and shows no token."""
     cluster = kit.addresses(ps=1, worker=1)
     keys = []
     with rt.Server(cluster, "worker", 0) as worker, rt.Graph().as_default() as graph:
@@ -576,9 +585,10 @@ server.join()
 """
 
 
-def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(
+def test_launched_tasks_ask_for_tokens(
     place: pathlib.Path,
 ) -> None:
+    """The launcher's tasks ask for tokens, which count for nothing after kill -9."""
     command = ["harness.launch", "--ps=1", "--workers=1", "--", "python", "-c", TASK_OF_A_LAUNCHER]
     with Program("python", "-m", *command) as launcher:
         addresses = [launcher.expect(r"SERVES (\S+)")[1] for _ in range(2)]
@@ -649,9 +659,8 @@ def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_of_the_host_is_refused_at_every_port(
-    server: rt.Server, place: pathlib.Path
-) -> None:
+def test_other_user_is_refused(server: rt.Server, place: pathlib.Path) -> None:
+    """Another user of the host is refused at every port and file."""
     endpoint = server.tensors.endpoint("127.0.0.1")
     about = {
         "target": server.target.replace("localhost", "127.0.0.1"),

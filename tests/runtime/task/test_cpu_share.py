@@ -55,9 +55,8 @@ print(sum(own) / sum(all_threads))
 
 
 @pytest.mark.parametrize(("ps", "of", "expected"), [(1, 2, 2), (2, 2, 1), (3, 2, 1), (4, 16, 4)])
-def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(
-    ps: int, of: int, expected: int
-) -> None:
+def test_ps_share_cores_for_writing(ps: int, of: int, expected: int) -> None:
+    """The ps of one host share the cores by which their writing is paced."""
     spec = ClusterSpec(
         {"ps": [*HERE[:ps], "elsewhere:1"], "worker": [f"localhost:{10 + i}" for i in range(5)]}
     )
@@ -75,22 +74,22 @@ def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(
         ("worker", 3, 16, 5),
     ],
 )
-def test_workers_divide_the_cores_and_a_ps_takes_what_all_would_get(
-    job: str, workers: int, of: int, expected: int
-) -> None:
+def test_workers_divide_the_cores(job: str, workers: int, of: int, expected: int) -> None:
+    """The workers of a host divide its cores, and a ps takes what all would get."""
     cluster = ClusterSpec({"ps": ["localhost:9"], "worker": HERE[:workers]})
     assert cpu_share.share(cluster, TaskId(job, 0), of) == expected
 
 
-def test_tasks_on_other_hosts_take_no_cores() -> None:
+def test_other_hosts_take_no_cores() -> None:
+    """A task on another host takes no cores."""
     cluster = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:1", "c:1"]})
     assert cpu_share.share(cluster, TaskId("worker", 1), 8) == 8
     assert cpu_share.share(cluster, TaskId("ps", 0), 8) == 4
 
 
 @pytest.mark.cluster
-def test_xla_with_one_thread_computes_on_the_thread_that_asks() -> None:
-    """Of the processor time that stages take, most is that thread's; handed to another, next to nothing would be."""
+def test_xla_computes_on_asking_thread() -> None:
+    """XLA with one thread computes on the thread that asks."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "PJRT_NPROC": "1"}
     done = subprocess.run(
         [sys.executable, "-c", _COMPUTES],

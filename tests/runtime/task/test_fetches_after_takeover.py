@@ -23,8 +23,8 @@ DEATHS, STEPS = 2, 12
 AGAIN_SECS = 60.0
 
 
-def test_every_step_after_a_rebirth_adds_what_it_is_given() -> None:
-    """The second life and the third make their connections in one order, so that the lanes have the same numbers."""
+def test_steps_after_rebirth_add_theirs() -> None:
+    """Every step after a rebirth of the ps adds the value of its own step."""
     cluster = addresses(ps=2, worker=2)
 
     with programs() as start:

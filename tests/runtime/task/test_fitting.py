@@ -79,7 +79,8 @@ def worker() -> Worker:
     return Worker("ps", 0, nothing)
 
 
-def test_what_fits_is_let_in(worker: Worker) -> None:
+def test_fitting_stage_is_registered(worker: Worker) -> None:
+    """A stage that fits its program is registered."""
     assert worker.register(call()) is not None
     assert worker.register(host()) is not None
 
@@ -149,7 +150,8 @@ def test_what_fits_is_let_in(worker: Worker) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(worker: Worker, wrong: Any, what: str) -> None:
+def test_misfit_is_refused(worker: Worker, wrong: Any, what: str) -> None:
+    """A stage that does not fit its program is refused with the reason, and makes no variable."""
     with pytest.raises(rt.InvalidArgumentError, match=what):
         worker.register(wrong())
     assert worker.store.variables() == []

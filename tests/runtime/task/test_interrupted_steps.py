@@ -50,7 +50,8 @@ def handlers() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["private", "local master"])
-def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> None:
+def test_interrupted_step_is_whole(kind: str) -> None:
+    """Ctrl-C at any place of a step leaves nothing half done."""
     with rt.device("/job:ps" if kind != "private" else ""):
         count, total = (
             rt.Variable(np.int64(0), name="count"),
@@ -81,7 +82,8 @@ def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["private", "local master"])
 @pytest.mark.parametrize("adds", [True, False])
-def test_ctrl_c_at_any_place_leaves_a_queue_to_others(kind: str, adds: bool) -> None:
+def test_interrupted_queue_serves_others(kind: str, adds: bool) -> None:
+    """Ctrl-C at any place of a queue's step leaves the queue to others."""
     with rt.device("/job:ps" if kind != "private" else ""):
         queue = rt.FIFOQueue(10, [np.float32, np.int64], shapes=[[2], []])
         x = rt.placeholder(np.float32, [2])
@@ -105,7 +107,8 @@ def test_ctrl_c_at_any_place_leaves_a_queue_to_others(kind: str, adds: bool) -> 
             assert run(size) == left, ctrl_c.came
 
 
-def test_ctrl_c_at_any_place_of_a_snapshot_leaves_the_variables_to_others() -> None:
+def test_interrupted_snapshot_frees_variables() -> None:
+    """Ctrl-C at any place of a snapshot, replacement or loss leaves no variable locked."""
     store, keys = Store(), [("", "v"), ("", "w")]
     values = {key: (jnp.ones(2), TensorSpec((2,), np.dtype(np.float32))) for key in keys}
     store.replace(values)
@@ -122,7 +125,8 @@ def test_ctrl_c_at_any_place_of_a_snapshot_leaves_the_variables_to_others() -> N
             assert not store.lock.locked(), ctrl_c.came
 
 
-def test_each_signal_that_was_held_back_has_its_effect() -> None:
+def test_held_signals_take_effect() -> None:
+    """Each signal that was held back has its effect at the end."""
     came: list[int] = []
 
     def raises(number: int, frame: FrameType | None) -> None:
@@ -150,7 +154,7 @@ def test_each_signal_that_was_held_back_has_its_effect() -> None:
             signal.signal(number, handler)
 
 
-def test_two_signals_at_once_leave_no_handler_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_signals_leave_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals that come while handlers are given back keep no later signal from its effect."""
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
@@ -180,8 +184,8 @@ def test_two_signals_at_once_leave_no_handler_dead(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.cluster
-def test_child_that_another_thread_forks_has_the_programs_handlers() -> None:
-    """The child of a loader's thread ignored SIGTERM for ever when the fork came within a step of the main thread."""
+def test_forked_child_has_programs_handlers() -> None:
+    """A child that another thread forks during a step has the handlers of the program."""
     program = """
 import os, signal, threading
 from runtime.state.interrupts import uninterrupted

@@ -29,7 +29,8 @@ def filled(ledger: Ledger, count: int) -> QueueResource:
     return queue
 
 
-def test_a_batch_half_taken_when_its_queue_is_cleared_is_released() -> None:
+def test_cleared_queue_releases_half_batch() -> None:
+    """A batch that is half taken when its queue is cleared is released."""
     ledger = Ledger()
     queue = filled(ledger, 2)
 
@@ -46,7 +47,8 @@ def test_a_batch_half_taken_when_its_queue_is_cleared_is_released() -> None:
     assert queue.size() == 0 and ledger.of(SESSION) == ledger._total == 0
 
 
-def test_elements_of_a_batch_own_their_bytes() -> None:
+def test_batch_elements_own_their_bytes() -> None:
+    """The elements of a batch own their bytes."""
     described = {
         "name": "q",
         "container": "",
@@ -63,7 +65,8 @@ def test_elements_of_a_batch_own_their_bytes() -> None:
     assert element.base is None and element.flags.owndata
 
 
-def test_a_refused_reservation_counts_nothing_and_threads_stay_below_the_limit() -> None:
+def test_refused_reservation_counts_nothing() -> None:
+    """A refused reservation counts nothing, and threads stay below the limit."""
     ledger = Ledger(rt.Limits(client_bytes=1000, task_bytes=5000))
     refusals = []
 
@@ -82,7 +85,8 @@ def test_a_refused_reservation_counts_nothing_and_threads_stay_below_the_limit()
     assert ledger.of(SESSION) == ledger._total == 1000 and len(refusals) == 100
 
 
-def test_a_tensor_held_after_the_end_of_its_session_is_dropped() -> None:
+def test_late_tensor_is_dropped() -> None:
+    """A tensor that is held after the end of its session is dropped."""
     task = worker()
     made = task.register(
         dataclasses.replace(sent(doubled()), holds={0: Hold(1)}, replies=()), foreign=True
@@ -114,7 +118,8 @@ def two_calls() -> list[StageCall]:
     ]
 
 
-def test_a_program_of_two_calls_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_program_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of two calls counts once."""
     task = worker()
     calls = two_calls()
     made = [task.register(call, session=SESSION, foreign=True) for call in calls]
@@ -130,7 +135,8 @@ def test_a_program_of_two_calls_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert ledger._total == 0 and not ledger._bytes
 
 
-def test_the_bytes_of_a_program_are_checked() -> None:
+def test_program_bytes_are_checked() -> None:
+    """A registration whose program exceeds the limit of bytes is refused and counts nothing."""
     task, call = worker(), sent(doubled())
     assert call.stage.program is not None
     made = task.register(call, session=SESSION, foreign=True)
@@ -142,9 +148,10 @@ def test_the_bytes_of_a_program_are_checked() -> None:
     assert len(small.registry) == 0 and small.ledger._total == 0
 
 
-def test_revived_stages_are_counted_before_they_are_released(
+def test_revived_stages_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Stages that a backup brings are counted before they are released."""
     task, calls = worker(), two_calls()
 
     def revive(handle: int, call: StageCall) -> RegisteredCall:
@@ -162,7 +169,8 @@ def test_revived_stages_are_counted_before_they_are_released(
     assert ledger._total == 0 and not ledger._bytes and len(task.registry) == 0
 
 
-def test_elements_that_ended_sessions_have_left_drop_no_spare_stage() -> None:
+def test_leftovers_drop_no_spare_stage() -> None:
+    """Elements that ended sessions have left drop no spare stage."""
     task = worker()
     made = task.register(sent(doubled()), session=SESSION, foreign=True)
     task.ledger.reserve(NOBODY, 2 * task.limits.client_bytes, checked=False)

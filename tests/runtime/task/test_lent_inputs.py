@@ -42,7 +42,8 @@ def ramp(factor: float = 1.0) -> np.ndarray[Any, Any]:
     return np.arange(N, dtype=np.float32) * np.float32(factor)
 
 
-def test_an_initial_value_may_depend_on_that_of_another_variable(session: rt.Session) -> None:
+def test_initial_value_follows_another(session: rt.Session) -> None:
+    """An initial value may depend on that of another variable."""
     with rt.device("/job:ps/task:0"):
         w = rt.Variable(ramp(), name="w")
         v = rt.Variable(w.initialized_value() * 2.0, name="v")
@@ -53,7 +54,8 @@ def test_an_initial_value_may_depend_on_that_of_another_variable(session: rt.Ses
 
 @pytest.mark.usefixtures("overwriting")
 class TestNobodyKeepsAnInput:
-    def test_for_another_stage_of_its_task(self, session: rt.Session) -> None:
+    def test_lent_input_reaches_another_stage(self, session: rt.Session) -> None:
+        """A value that was lent to a step is right in another stage of its task."""
         fed = rt.placeholder(np.float32, [N])
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(fed, name="w")
@@ -61,7 +63,8 @@ class TestNobodyKeepsAnInput:
         session.run(rt.group(w.initializer, v.initializer), {fed: ramp()})
         np.testing.assert_array_equal(session.run(v), ramp(2.0))
 
-    def test_for_a_stage_of_another_task(self, session: rt.Session) -> None:
+    def test_lent_input_reaches_another_task(self, session: rt.Session) -> None:
+        """A value of a step is right in a stage of another task, strings too."""
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(ramp(), name="w")
         with rt.device("/job:ps/task:1"):
@@ -71,7 +74,8 @@ class TestNobodyKeepsAnInput:
         np.testing.assert_array_equal(session.run(v), ramp(2.0))
         assert session.run(text).tolist() == [b"a" * 5000, b"b"]
 
-    def test_in_a_queue(self, session: rt.Session) -> None:
+    def test_lent_input_stays_in_queue(self, session: rt.Session) -> None:
+        """A value that was fed stays right in a queue."""
         fed = rt.placeholder(np.float32, [N])
         with rt.device("/job:ps/task:0"):
             queue = rt.FIFOQueue(10, np.float32, [(N,)])
@@ -86,7 +90,8 @@ class TestNobodyKeepsAnInput:
         np.testing.assert_array_equal(numbers, ramp()[:3])
         assert names.tolist() == [b"x", b"y", b"z"]
 
-    def test_in_an_accumulator(self, session: rt.Session) -> None:
+    def test_lent_input_stays_in_accumulator(self, session: rt.Session) -> None:
+        """A gradient that was fed stays right in an accumulator."""
         fed = rt.placeholder(np.float32, [N])
         with rt.device("/job:ps/task:0"):
             sums = rt.ConditionalAccumulator(np.float32, [N], reduction="sum")
@@ -96,7 +101,8 @@ class TestNobodyKeepsAnInput:
         session.run(second, {fed: ramp(2.0)})
         np.testing.assert_array_equal(session.run(taken), ramp(3.0))
 
-    def test_in_a_quorum(self, session: rt.Session) -> None:
+    def test_lent_input_stays_in_quorum(self, session: rt.Session) -> None:
+        """A gradient that was fed stays right in a quorum."""
         fed, stamp = rt.placeholder(np.float32, [N]), rt.placeholder(np.int64, [])
         with rt.device("/job:ps/task:0"):
             step = rt.Variable(np.int64(0), dtype=np.int64, name="step")

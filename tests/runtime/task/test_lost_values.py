@@ -54,7 +54,10 @@ def model(device: str = "") -> tuple[rt.Variable, rt.Variable, rt.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_out_of_memory_in_an_update(kind: str) -> None:
+def test_memory_error_names_lost_variables(kind: str) -> None:
+    """An update that runs out of memory names the variable that it has lost, and the others keep
+    their values.
+    """
     w, v, too_large = model("" if kind == "private" else "/job:ps")
     more, missing = w.assign_add(np.ones(4, np.float32)), rt.report_uninitialized_variables()
     with target_of_kind(kind) as target, rt.Session(target) as session:
@@ -81,7 +84,8 @@ def test_out_of_memory_in_an_update(kind: str) -> None:
         assert session.run(missing).tolist() == []
 
 
-def test_out_of_memory_where_nothing_is_lost() -> None:
+def test_memory_error_may_lose_nothing() -> None:
+    """A program that runs out of memory and writes nothing loses nothing."""
     w, _, _ = model()
     with rt.Session() as session:
         session.run(rt.global_variables_initializer())
@@ -96,7 +100,10 @@ def test_out_of_memory_where_nothing_is_lost() -> None:
 
 
 @pytest.mark.cluster
-def test_where_programs_run_on_the_thread_that_asks() -> None:
+def test_memory_error_on_asking_thread() -> None:
+    """An update that runs out of memory on the thread that asks names the variable that it has
+    lost.
+    """
     code = (
         "import numpy as np, pytest, runtime as rt; from tests.runtime.task.test_lost_values "
         "import *\n"
@@ -115,7 +122,8 @@ def test_where_programs_run_on_the_thread_that_asks() -> None:
         program.result()
 
 
-def test_whoever_waits_for_the_quorum_of_a_lost_update_is_told() -> None:
+def test_quorum_hears_of_lost_update() -> None:
+    """Every worker of a quorum whose update is lost is told."""
     with rt.device("/job:ps"):
         step = rt.Variable(0, name="step", dtype=np.int64)
         w = rt.Variable(np.zeros(4, np.float32), name="w")
@@ -160,6 +168,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
 
 
 def test_ctrl_c_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a step loses no value."""
     # it is ignored where the tests run in background
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -168,7 +177,8 @@ def test_ctrl_c_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_sigterm_in_a_preemptible_block_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_costs_nothing_when_preemptible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM in a preemptible block loses no value."""
     with harness.preemptible():
         _interrupt(signal.SIGTERM, SystemExit, monkeypatch)
 
@@ -190,7 +200,8 @@ def _interrupt(number: int, raised: type[BaseException], monkeypatch: pytest.Mon
         assert session.run(v).tolist() == [1.0] * 4
 
 
-def test_another_signal_whose_handler_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_signal_names_lost_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal whose handler raises in an update names the variable that was lost."""
     w, v, _ = model()
 
     def leave(number: int, frame: object) -> None:
@@ -235,9 +246,10 @@ def supervised(
 
 
 @pytest.mark.cluster
-def test_a_managed_session_recovers_from_what_another_session_has_lost(
+def test_recovery_follows_another_sessions_loss(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A managed session recovers from values that another session has lost."""
     cluster = addresses(ps=1, worker=2)
     with (
         Program("python", "-c", NO_LIMIT + SERVE, json.dumps(cluster), "ps", "0"),
@@ -262,9 +274,10 @@ def test_a_managed_session_recovers_from_what_another_session_has_lost(
             assert managed.recoveries == 1
 
 
-def test_the_chief_restores_what_is_lost_while_it_does_something_else(
+def test_chief_restores_while_idle(
     tmp_path: pathlib.Path,
 ) -> None:
+    """The chief restores lost values while it runs no step."""
     with servers(sockets=True, ps=1, worker=2) as made:
         supervisor, train, value, too_large = supervised(tmp_path)
         filters = rt.SessionConfig(device_filters=["/job:ps"])
@@ -283,7 +296,8 @@ def test_the_chief_restores_what_is_lost_while_it_does_something_else(
             assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_managed_session_does_not_try_for_ever(tmp_path: pathlib.Path) -> None:
+def test_managed_session_gives_up(tmp_path: pathlib.Path) -> None:
+    """A managed session that loses its values again and again gives up after three recoveries."""
     with servers(sockets=True, ps=1, worker=1) as made:
         supervisor, train, _, too_large = supervised(tmp_path)
         with pytest.raises(

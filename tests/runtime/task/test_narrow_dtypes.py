@@ -11,7 +11,8 @@ DTYPES = [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_computed_with(kind: str) -> None:
+def test_narrow_dtypes_are_computed(kind: str) -> None:
+    """Variables of narrow dtypes are fed, updated and computed with."""
     with (
         rt.Graph().as_default(),
         target_of_kind(kind) as target,

@@ -56,8 +56,8 @@ def refused(loads: dict[int, Load], secs: float = 600.0) -> dict[int, int]:
     return counts
 
 
-def test_a_client_above_its_share_is_refused() -> None:
-    """Programs of 2.3 s that nothing limits, beside updates of a millisecond."""
+def test_client_above_share_is_refused() -> None:
+    """A client whose programs keep others' updates waiting above its share is refused."""
     counts = refused({1: Load(2.3), 2: Load(0.001)})
     assert counts[1] > 0 and not counts[2]
 
@@ -83,7 +83,7 @@ def test_one_long_program_counts() -> None:
         pytest.param({NOBODY: Load(2.0), 2: Load(0.001), 3: Load(0.001)}, id="updates of a quorum"),
     ],
 )
-def test_an_honest_client_is_never_refused(loads: dict[int, Load]) -> None:
+def test_honest_client_is_never_refused(loads: dict[int, Load]) -> None:
     """Unequal workers, a client alone, readers and a quorum keep their turns for as long as they like."""
     assert not any(refused(loads).values())
 
@@ -114,8 +114,8 @@ def busy(value: Any) -> Any:
 
 
 @pytest.mark.cluster
-def test_an_attacker_is_refused_and_training_continues(tmp_path: pathlib.Path) -> None:
-    """A program that ends is sent again and again, by four connections; the other session trains on."""
+def test_attacker_is_refused_training_continues(tmp_path: pathlib.Path) -> None:
+    """A client that sends a long program again and again is refused, and another session trains on."""
     cluster = kit.addresses(ps=1, worker=2)
     with rt.Graph().as_default() as made, rt.device(PS):
         w = rt.Variable(np.zeros(3, np.float32), name="w")

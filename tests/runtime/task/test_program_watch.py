@@ -68,9 +68,10 @@ def graph() -> tuple[rt.Graph, dict[str, Any]]:
         pytest.param({"PJRT_NPROC": "2"}, id="on a thread of XLA's", marks=pytest.mark.chaos),
     ],
 )
-def test_a_loop_without_an_end_is_an_outage_with_one(
-    env: dict[str, str], tmp_path: pathlib.Path
-) -> None:
+def test_endless_loop_is_a_short_outage(env: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """A task with an endless program ends itself with a line that blames the program, and starts
+    again.
+    """
     cluster = kit.addresses(ps=1, worker=2)
     made, ops = graph()
     with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad:
@@ -99,10 +100,10 @@ def test_a_loop_without_an_end_is_an_outage_with_one(
 BACKED_UP = kit.SERVE.replace("int(sys.argv[3])", "int(sys.argv[3]), ps_backups=1")
 
 
-def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(
+def test_backup_leaves_the_program_behind(
     tmp_path: pathlib.Path,
 ) -> None:
-    """The stages are in the backup, too; whoever called the endless one has gone."""
+    """A task that goes on from its backup does not run the endless program again."""
     cluster = kit.addresses(ps=2, worker=2)
 
     def backed_up(index: int) -> Program:
@@ -154,7 +155,8 @@ def counted(value: Any, trips: Any) -> Any:
 
 
 @pytest.mark.chaos
-def test_time_in_which_the_process_is_frozen_does_not_count(tmp_path: pathlib.Path) -> None:
+def test_frozen_time_does_not_count(tmp_path: pathlib.Path) -> None:
+    """The time in which a process is frozen does not count for its program."""
     cluster = kit.addresses(ps=1, worker=1)
     with rt.Graph().as_default() as made, rt.device(PS):
         w = rt.Variable(np.float32(0), name="w")

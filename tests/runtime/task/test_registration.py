@@ -65,10 +65,10 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
     return np.asarray(outputs[0]).tolist()
 
 
-def test_a_false_description_is_refused_whatever_is_compiled(
+def test_false_description_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The registry has forgotten the program, the compiler has not."""
+    """A program with a false description is refused although the compiler knows the program."""
     monkeypatch.setattr(rt.Limits, "spare_stages", 1)
     task, program = worker(), doubled(3.5)
     assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
@@ -83,9 +83,10 @@ def test_a_false_description_is_refused_whatever_is_compiled(
         task.register(sent(lie(program)), foreign=True)
 
 
-def test_the_description_of_a_first_sender_is_believed_for_no_other(
+def test_false_description_convinces_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The description of one sender is believed for no other."""
     task, program = worker(), doubled(4.5)
     compiling, may_end = threading.Event(), threading.Event()
     compiled = compiler._compile
@@ -111,8 +112,8 @@ def test_the_description_of_a_first_sender_is_believed_for_no_other(
 @pytest.mark.parametrize(
     "fn", [jnp.linalg.cholesky, lambda a: a + 1], ids=["of a custom call", "plain"]
 )
-def test_a_module_of_another_process_is_no_program(fn: Callable[[Any], Any]) -> None:
-    """Neither as bytes, nor by the hash of a program that the task has compiled for its own process."""
+def test_foreign_module_is_no_program(fn: Callable[[Any], Any]) -> None:
+    """A compiled module of another process is refused, by its bytes and by its hash."""
     task = worker()
     own = own_program(lambda a: (fn(a),), [SQUARE], "cpu")
     exported = jax.export.export(jax.jit(lambda a: (fn(a),)))(np.eye(2, dtype=np.float32))
@@ -124,12 +125,15 @@ def test_a_module_of_another_process_is_no_program(fn: Callable[[Any], Any]) -> 
             task.register(sent(Program(blob, own.arguments, own.results)), foreign=True)
 
 
-def test_bytes_of_another_hash_are_refused() -> None:
+def test_bytes_of_other_hash_refused() -> None:
+    """A program whose bytes do not match their hash is refused."""
     with pytest.raises(rt.NotFoundError, match="does not match its SHA-256"):
         worker().register(sent(dataclasses.replace(doubled(), sha256="00" * 32)), foreign=True)
 
 
-def test_callbacks_do_not_even_leave_the_client() -> None:
+def test_callbacks_stay_in_the_client() -> None:
+    """A program with a callback is refused in one line before it leaves the client."""
+
     def shout(x: Any) -> Any:
         jax.debug.print("{}", x)
         return x
@@ -142,7 +146,8 @@ def test_callbacks_do_not_even_leave_the_client() -> None:
             assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_may_compile_nothing_does_not_start() -> None:
+def test_server_must_be_able_to_compile() -> None:
+    """A server does not start where JAX may not compile."""
     with (
         jax.disable_jit(),
         pytest.raises(rt.InvalidArgumentError, match="JAX_DISABLE_JIT is set.*unset it"),
@@ -150,7 +155,8 @@ def test_a_server_that_may_compile_nothing_does_not_start() -> None:
         rt.Server({"local": ["localhost:0"]}, "local", 0)
 
 
-def test_a_nan_that_jax_looks_for_has_a_name() -> None:
+def test_looked_for_nan_has_a_name() -> None:
+    """A NaN that JAX looks for is an error with the operation's name."""
     with rt.Graph().as_default(), rt.Session() as session, jax.debug_nans(True):
         x = rt.placeholder(np.float32, [2], name="x")
         with pytest.raises(rt.InvalidArgumentError, match=r"running \[logs\].*nan"):

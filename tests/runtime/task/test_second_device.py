@@ -56,7 +56,8 @@ with rt.Session() as session:
 @pytest.mark.parametrize(
     "script", [TRAIN, MESH], ids=["training", "a program of both devices is refused"]
 )
-def test_a_stage_runs_on_the_second_device_and_on_one_device(script: str) -> None:
+def test_stage_runs_on_second_device(script: str) -> None:
+    """A stage runs on the second device of its task, and a program of both devices is refused."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "PYTHONPATH": str(ROOT),
