@@ -28,7 +28,7 @@ for _name, _examples in {"dev": 20, "ci": 100, "nightly": 2000}.items():
     )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-pytest_plugins = ("tests.tiers",)
+pytest_plugins = ("tests.tiers", "tests.kit.changes")
 
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts from it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,7 @@ import runtime as rt
 from models.mnist.config import Config
 from runtime.limits import LimitRow
 from runtime.retired import explain_flags
+from tests.kit.changes import SetVariables
 
 GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 ROWS = rt.Limits.rows()
@@ -48,9 +49,9 @@ def test_environment_gives_limits() -> None:
         ("hello_secs=1000", "the limit hello_secs is 1000.0, not a number above 0 and at most 600"),
     ],
 )
-def test_bad_environment_is_one_line(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_environment_is_one_line(text: str, says: str, set_variables: SetVariables) -> None:
     """A server explains a bad BELLWETHER_LIMITS in one line."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", text)
+    set_variables(BELLWETHER_LIMITS=text)
     with pytest.raises(rt.InvalidArgumentError, match=re.escape(says)):
         rt.Server({"local": ["localhost:0"]}, "local", 0)
 
@@ -78,10 +79,10 @@ def test_error_tells_how_to_change_limit() -> None:
 
 
 def test_each_limit_is_a_flag(
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
 ) -> None:
     """Each limit is a flag of the trainer that says its default."""
-    monkeypatch.delenv("BELLWETHER_LIMITS", raising=False)
+    set_variables(BELLWETHER_LIMITS=None)
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
         assert Config.from_flags().limits is None
@@ -97,9 +98,9 @@ def test_each_limit_is_a_flag(
                     Config.from_flags()
 
 
-def test_flag_precedes_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_precedes_environment(set_variables: SetVariables) -> None:
     """A limit's flag precedes the limit in the environment."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "sessions=3,connections=4")
+    set_variables(BELLWETHER_LIMITS="sessions=3,connections=4")
     with flagsaver.flagsaver(limit_sessions=5):
         flags.FLAGS.mark_as_parsed()
         assert Config.from_flags().limits == rt.Limits(sessions=5, connections=4)

@@ -12,6 +12,7 @@ import pytest
 import harness
 import runtime as rt
 from runtime import timeouts
+from tests.kit.changes import SetTimes
 from tests.kit.processes import programs
 from tests.kit.waits import until
 from tests.runtime import kit
@@ -24,12 +25,10 @@ CLIENTS = [("chief", "commit"), ("script", "commit"), ("script", "write"), ("scr
 """What dies, and before which order. A chief comes first: the others order under its leadership."""
 
 
-def test_killed_client_leaves_no_job(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_client_leaves_no_job(tmp_path: pathlib.Path, set_times: SetTimes) -> None:
     """A task gives up the saves and restores of killed clients and frees their memory."""
     # of the sessions that this ps runs for the scripts
-    monkeypatch.setattr(timeouts, "LEASE_SECS", 5.0)
+    set_times(timeouts, LEASE_SECS=5.0)
     cluster = kit.addresses(ps=1, worker=1)
     limits = rt.Limits(checkpoint_jobs=len(CLIENTS))
     with (

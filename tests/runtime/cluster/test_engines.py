@@ -9,12 +9,13 @@ from runtime.cluster.jobset import JobSetClusterResolver
 from runtime.cluster.resolvers import TFConfigClusterResolver
 from runtime.cluster.spec import TaskId, agree
 from runtime.errors import InvalidArgumentError
+from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.unit
 
 
-def tf_config(monkeypatch: pytest.MonkeyPatch, **config: Any) -> TFConfigClusterResolver:
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+def tf_config(set_variables: SetVariables, **config: Any) -> TFConfigClusterResolver:
+    set_variables(TF_CONFIG=json.dumps(config))
     return TFConfigClusterResolver()
 
 
@@ -26,27 +27,27 @@ def of_operator(domain: str = "", **replicas: int) -> dict[str, list[str]]:
     }
 
 
-def test_tfjob_with_chief_and_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfjob_with_chief_and_evaluator(set_variables: SetVariables) -> None:
     """A TFJob's pods with a chief and an evaluator know their cluster and task."""
     # CUSTOM_CLUSTER_DOMAIN=cluster.example
     jobs = of_operator(".cluster.example", chief=1, ps=2, worker=2)
     for role, index in [("chief", 0), ("ps", 1), ("worker", 1), ("evaluator", 0)]:
         resolver = tf_config(
-            monkeypatch, cluster=jobs, task={"type": role, "index": index}, environment="cloud"
+            set_variables, cluster=jobs, task={"type": role, "index": index}, environment="cloud"
         )
         cluster, task = resolver.checked()
         assert task == TaskId(role, index) and str(cluster.chief()) == "/job:chief/task:0"
         assert cluster.task_address("ps", 1) == "mnist-ps-1.ml.svc.cluster.example:2222"
         cluster.validate()
     inside = tf_config(
-        monkeypatch,
+        set_variables,
         cluster={**jobs, **of_operator(evaluator=1)},
         task={"type": "evaluator", "index": 0},
     )
     assert inside.checked()[1] == TaskId("evaluator", 0)
 
 
-def test_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfjob_with_dynamic_workers(set_variables: SetVariables) -> None:
     """A TFJob's pods with dynamic workers know the ps and themselves."""
     ps = of_operator(ps=2)["ps"]
     told = []
@@ -55,7 +56,9 @@ def test_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"worker": {}, "ps": ps[1:]}, "ps", 1),
         ({"worker": {}, "ps": ps[:1]}, "ps", 0),
     ]:
-        resolver = tf_config(monkeypatch, sparseCluster=sparse, task={"type": role, "index": index})
+        resolver = tf_config(
+            set_variables, sparseCluster=sparse, task={"type": role, "index": index}
+        )
         cluster, task = resolver.checked()
         assert task == TaskId(role, index)
         told.append(cluster)
@@ -64,7 +67,9 @@ def test_tfjob_with_dynamic_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.as_dict() == {"ps": {1: ps[1]}} and zero.as_dict() == {"ps": [ps[0]]}
     assert agree(worker, one) and agree(zero, worker)
     resolver = tf_config(
-        monkeypatch, sparseCluster={"worker": {}, "ps": []}, task={"type": "evaluator", "index": 0}
+        set_variables,
+        sparseCluster={"worker": {}, "ps": []},
+        task={"type": "evaluator", "index": 0},
     )
     assert resolver.checked()[1] == TaskId("evaluator", 0)
 
@@ -102,9 +107,9 @@ def of(role: str, index: Any, cluster: Any = JOBS) -> str:
         (of("worker", 1, {"worker": {"1": "a:1", "01": "b:1"}}), "task index twice"),
     ],
 )
-def test_bad_tf_config_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+def test_bad_tf_config_is_one_line(set_variables: SetVariables, text: str, said: str) -> None:
     """A bad TF_CONFIG is refused in one line that names the variable."""
-    monkeypatch.setenv("TF_CONFIG", text)
+    set_variables(TF_CONFIG=text)
     with pytest.raises(InvalidArgumentError) as caught:
         TFConfigClusterResolver().checked()
     assert (
@@ -123,18 +128,15 @@ POD = {
 }
 
 
-def pod(monkeypatch: pytest.MonkeyPatch, **environment: str | None) -> JobSetClusterResolver:
-    for name in (*POD, "JOBSET_SUBDOMAIN", "BELLWETHER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**POD, **environment}.items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
+def pod(set_variables: SetVariables, **environment: str | None) -> JobSetClusterResolver:
+    absent = dict.fromkeys(("JOBSET_SUBDOMAIN", "BELLWETHER_PORT"))
+    set_variables({**absent, **POD, **environment})
     return JobSetClusterResolver()
 
 
-def test_jobset_pod_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobset_pod_knows_its_task(set_variables: SetVariables) -> None:
     """A JobSet's pod knows the cluster and its task."""
-    resolver = pod(monkeypatch)
+    resolver = pod(set_variables)
     cluster, task = resolver.checked()
     assert task == TaskId("worker", 1) == TaskId(resolver.task_type or "", resolver.task_id or 0)
     assert cluster.num_tasks("ps") == 2 and cluster.num_tasks("worker") == 8
@@ -143,24 +145,24 @@ def test_jobset_pod_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.validate()
 
 
-def test_jobset_with_several_pods_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobset_with_several_pods_a_job(set_variables: SetVariables) -> None:
     """A JobSet's pod counts the pods of the child jobs before its own."""
     several = {
         "BELLWETHER_JOBS": "ps=1, worker=2x4",
         "JOB_COMPLETION_INDEX": "3",
         "JOBSET_SUBDOMAIN": "net",
     }
-    cluster, task = pod(monkeypatch, BELLWETHER_PORT="9", **several).checked()
+    cluster, task = pod(set_variables, BELLWETHER_PORT="9", **several).checked()
     assert task == TaskId("worker", 7)
     assert cluster.task_address("worker", 7) == "mnist-worker-1-3.net:9"
 
 
-def test_added_jobset_pod_knows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_jobset_pod_knows_itself(set_variables: SetVariables) -> None:
     """A pod that was added to a JobSet knows the first workers and itself."""
     grows = {"BELLWETHER_JOBS": "ps=2,worker=1x4+", "JOB_INDEX": "0"}
-    before = pod(monkeypatch, **grows).checked()[0]
+    before = pod(set_variables, **grows).checked()[0]
     assert before.task_indices("worker") == [0, 1, 2, 3]
-    cluster, task = pod(monkeypatch, **grows, JOB_COMPLETION_INDEX="6").checked()
+    cluster, task = pod(set_variables, **grows, JOB_COMPLETION_INDEX="6").checked()
     assert task == TaskId("worker", 6) and cluster.task_indices("worker") == [0, 1, 2, 3, 6]
     assert cluster.task_address("worker", 6) == "mnist-worker-0-6.mnist:2222" and agree(
         cluster, before
@@ -168,10 +170,10 @@ def test_added_jobset_pod_knows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jobset_evaluator_is_no_task(
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
 ) -> None:
     """An evaluator of a JobSet is no task of the cluster."""
-    cluster, task = pod(monkeypatch, REPLICATED_JOB_NAME="evaluator", JOB_INDEX="0").checked()
+    cluster, task = pod(set_variables, REPLICATED_JOB_NAME="evaluator", JOB_INDEX="0").checked()
     assert task == TaskId("evaluator", 0) and cluster.jobs == ["ps", "worker"]
 
 
@@ -199,9 +201,9 @@ def test_jobset_evaluator_is_no_task(
     ],
 )
 def test_bad_environment_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], said: str
+    set_variables: SetVariables, environment: dict[str, str | None], said: str
 ) -> None:
     """A bad variable of a JobSet's pod is refused in one line that names it."""
     with pytest.raises(InvalidArgumentError) as caught:
-        pod(monkeypatch, **environment).checked()
+        pod(set_variables, **environment).checked()
     assert said in caught.value.message and "\n" not in caught.value.message

@@ -16,35 +16,34 @@ from runtime.cluster.slurm import (
 )
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
+from tests.kit.changes import SetVariables
 
 CLUSTER = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
 
 
 @pytest.mark.parametrize("index", [1, "1"])
-def test_tf_config_is_read_anew(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
+def test_tf_config_is_read_anew(set_variables: SetVariables, index: int | str) -> None:
     """TF_CONFIG is read for each question and gives the cluster, task and master."""
     resolver = TFConfigClusterResolver()
     task = {"type": "worker", "index": index}
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc"})
-    )
+    set_variables(TF_CONFIG=json.dumps({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc"}))
     assert resolver.cluster_spec() == ClusterSpec(CLUSTER)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
     assert resolver.master() == "grpc://w1:1"
     assert resolver.master("ps", 0) == "grpc://p0:1"
     # read on every question
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "session_master": "x:9"}))
+    set_variables(TF_CONFIG=json.dumps({"cluster": CLUSTER, "session_master": "x:9"}))
     assert resolver.master() == "x:9"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
 
 
-def test_small_tf_config_has_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tf_config_has_no_master(set_variables: SetVariables) -> None:
     """A missing or small TF_CONFIG is an empty cluster or one without a master."""
     resolver = TFConfigClusterResolver()
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+    set_variables(TF_CONFIG=None)
     assert not resolver.cluster_spec()
     assert (resolver.master(), resolver.task_type, resolver.task_id) == ("", None, None)
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["w0:1"]}}))
+    set_variables(TF_CONFIG=json.dumps({"cluster": {"worker": ["w0:1"]}}))
     assert resolver.master() == ""
 
 
@@ -76,33 +75,32 @@ def test_small_tf_config_has_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_tf_config_names_the_fault(
-    monkeypatch: pytest.MonkeyPatch, config: str, error: type[Exception], text: str
+    set_variables: SetVariables, config: str, error: type[Exception], text: str
 ) -> None:
     """A bad TF_CONFIG is refused with its fault."""
-    monkeypatch.setenv("TF_CONFIG", config)
+    set_variables(TF_CONFIG=config)
     with pytest.raises(error, match=text):
         TFConfigClusterResolver().master()
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A step of 5 tasks on 3 nodes, seen from rank 3; returns the monkeypatch to change it."""
-    for name in [name for name in os.environ if name.startswith("SLURM")] + [
-        "CUDA_VISIBLE_DEVICES"
-    ]:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "SLURM_PROCID": "3",
-        "SLURM_STEP_NUM_TASKS": "5",
-        "SLURM_STEP_NODELIST": "n[9-10],m3",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-        "SLURMD_NODENAME": "n10",
-    }.items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
+def slurm(set_variables: SetVariables) -> SetVariables:
+    """A step of 5 tasks on 3 nodes, seen from rank 3; returns the function that changes the step."""
+    left = [name for name in os.environ if name.startswith("SLURM")]
+    set_variables(dict.fromkeys([*left, "CUDA_VISIBLE_DEVICES"]))
+    set_variables(
+        {
+            "SLURM_PROCID": "3",
+            "SLURM_STEP_NUM_TASKS": "5",
+            "SLURM_STEP_NODELIST": "n[9-10],m3",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+            "SLURMD_NODENAME": "n10",
+        }
+    )
+    return set_variables
 
 
-def test_slurm_step_is_a_cluster(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_step_is_a_cluster(slurm: SetVariables) -> None:
     """A Slurm step is a cluster whose ranks follow the order of its nodes."""
     resolver = SlurmClusterResolver()
     assert resolver.cluster_spec() == ClusterSpec(
@@ -113,22 +111,22 @@ def test_slurm_step_is_a_cluster(slurm: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_slurm_jobs_take_ranks_by_name(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_jobs_take_ranks_by_name(slurm: SetVariables) -> None:
     """The jobs of a Slurm step take ranks in the order of their names, and the rest is spare."""
     resolver = SlurmClusterResolver({"worker": 3, "ps": 1}, port_base=100)
     assert resolver.cluster_spec() == ClusterSpec(
         {"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]}
     )
     assert (resolver.task_type, resolver.task_id) == ("worker", 2)
-    slurm.setenv("SLURM_PROCID", "4")
-    slurm.setenv("SLURMD_NODENAME", "m3")
+    slurm(SLURM_PROCID="4")
+    slurm(SLURMD_NODENAME="m3")
     spare = SlurmClusterResolver({"worker": 3, "ps": 1})
     assert (spare.task_type, spare.task_id) == (None, None)
 
 
-def test_slurm_shares_out_gpus(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_shares_out_gpus(slurm: SetVariables) -> None:
     """The tasks of a Slurm node share its GPUs."""
-    slurm.setenv("SLURM_GPUS_ON_NODE", "4")
+    slurm(SLURM_GPUS_ON_NODE="4")
     resolver = SlurmClusterResolver()
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     for _ in range(2):
@@ -137,25 +135,26 @@ def test_slurm_shares_out_gpus(slurm: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def het(slurm: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def het(slurm: SetVariables) -> pytest.MonkeyPatch:
     """A step over the groups of a heterogeneous job, as Slurm 22.05 tells of it: group 0 is on n9 and n2, 1 on n1."""
-    for name, value in {
-        "SLURM_HET_SIZE": "2",
-        "SLURM_PROCID": "4",
-        "SLURMD_NODENAME": "n1",
-        "SLURM_STEP_NUM_TASKS": "5",
-        "SLURM_STEP_NODELIST": "n[1-2,9]",  # in the order of names, not of ranks
-        "SLURM_STEP_TASKS_PER_NODE": "2,1,2",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "n9,n2",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2,1",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
-    }.items():
-        slurm.setenv(name, value)
+    slurm(
+        {
+            "SLURM_HET_SIZE": "2",
+            "SLURM_PROCID": "4",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_STEP_NUM_TASKS": "5",
+            "SLURM_STEP_NODELIST": "n[1-2,9]",  # in the order of names, not of ranks
+            "SLURM_STEP_TASKS_PER_NODE": "2,1,2",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "n9,n2",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2,1",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
+        }
+    )
     return slurm
 
 
-def test_slurm_groups_follow_each_other(het: pytest.MonkeyPatch) -> None:
+def test_slurm_groups_follow_each_other(het: SetVariables) -> None:
     """The groups of a heterogeneous Slurm job follow each other in rank."""
     resolver = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100)
     want = {"ps": ["n9:100", "n9:101", "n2:100"], "worker": ["n1:100", "n1:101"]}
@@ -163,46 +162,46 @@ def test_slurm_groups_follow_each_other(het: pytest.MonkeyPatch) -> None:
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
 
 
-def test_slurm_groups_may_share_a_node(het: pytest.MonkeyPatch) -> None:
+def test_slurm_groups_may_share_a_node(het: SetVariables) -> None:
     """Two groups of a Slurm job on one node have different ports and GPUs."""
-    het.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n2")
-    het.setenv("SLURMD_NODENAME", "n2")
-    het.setenv("SLURM_GPUS_ON_NODE", "4")
+    het(SLURM_JOB_NODELIST_HET_GROUP_1="n2")
+    het(SLURMD_NODENAME="n2")
+    het(SLURM_GPUS_ON_NODE="4")
     cluster = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100).cluster_spec()
     assert cluster.job_tasks("worker") == ["n2:101", "n2:102"]  # the ps there has 100
     # the second half of what its own group has there
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-def test_slurm_gpus_stay_within_group(het: pytest.MonkeyPatch) -> None:
+def test_slurm_gpus_stay_within_group(het: SetVariables) -> None:
     """The GPUs of a Slurm node are shared by the tasks of one group."""
-    het.setenv("SLURM_TASKS_PER_NODE_HET_GROUP_0", "12,1")
-    het.setenv("SLURM_STEP_NUM_TASKS", "15")
-    het.setenv("SLURM_PROCID", "13")
-    het.setenv("SLURM_GPUS_ON_NODE", "4")
+    het(SLURM_TASKS_PER_NODE_HET_GROUP_0="12,1")
+    het(SLURM_STEP_NUM_TASKS="15")
+    het(SLURM_PROCID="13")
+    het(SLURM_GPUS_ON_NODE="4")
     SlurmClusterResolver({"ps": 13, "worker": 2}).cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"  # however many ps crowd another node
 
 
-def test_slurm_step_of_one_group(het: pytest.MonkeyPatch) -> None:
+def test_slurm_step_of_one_group(het: SetVariables) -> None:
     """A Slurm step of one group of a heterogeneous job is a cluster by itself."""
     step = {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "n1", "STEP_TASKS_PER_NODE": "2", "PROCID": "1"}
     for name, value in step.items():
-        het.setenv(f"SLURM_{name}", value)
+        het({f"SLURM_{name}": value})
     assert SlurmClusterResolver().cluster_spec() == ClusterSpec({"worker": ["n1:8888", "n1:8889"]})
 
 
-def test_slurm_errors_name_the_fault(slurm: pytest.MonkeyPatch) -> None:
+def test_slurm_errors_name_the_fault(slurm: SetVariables) -> None:
     """A Slurm step that does not fit is refused with the reason."""
     with pytest.raises(RuntimeError, match="need 6 tasks, this Slurm step has 5"):
         SlurmClusterResolver({"worker": 6})
-    slurm.setenv("SLURMD_NODENAME", "n9")
+    slurm(SLURMD_NODENAME="n9")
     with pytest.raises(RuntimeError, match="rank 3 runs on n9, not on n10.*--distribution=block"):
         SlurmClusterResolver()
-    slurm.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
+    slurm(SLURM_STEP_TASKS_PER_NODE="2(x2)")
     with pytest.raises(RuntimeError, match="has 2 nodes, SLURM_STEP_NODELIST 3"):
         SlurmClusterResolver()
-    slurm.delenv("SLURM_PROCID")
+    slurm(SLURM_PROCID=None)
     with pytest.raises(RuntimeError, match="SLURM_PROCID is not set"):
         SlurmClusterResolver()
 

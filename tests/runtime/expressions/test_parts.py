@@ -20,6 +20,7 @@ from runtime.proto import stage_pb2
 from runtime.task import compiler
 from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
+from tests.kit.changes import SetTimes
 from tests.runtime import kit
 from tests.runtime.expressions.samples import SAMPLES
 from tests.runtime.expressions.shapes import chain, deep, tree
@@ -163,9 +164,9 @@ def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(array.is_deleted() for array in arrays)
 
 
-def test_slow_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_list_is_refused(monkeypatch: pytest.MonkeyPatch, set_times: SetTimes) -> None:
     """A program whose parts take too long to compile is refused between two parts."""
-    monkeypatch.setattr(compiler, "COMPILE_SECS", 0.0)
+    set_times(compiler, COMPILE_SECS=0.0)
     arrays = [np.ones(n + 1, np.float32) for n in range(30)]
     specs = tuple(TensorSpec(array.shape, array.dtype) for array in arrays)
     made = Program(

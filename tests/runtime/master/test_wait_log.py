@@ -13,6 +13,7 @@ from runtime import timeouts
 from runtime.master import tasks
 from runtime.proto import services_pb2
 from runtime.server.services import MasterServicer
+from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, servers
 
@@ -61,12 +62,10 @@ def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Ten
         until(lambda: not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew"])
 
 
-def test_waiting_step_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waiting_step_is_logged(set_times: SetTimes, caplog: pytest.LogCaptureFixture) -> None:
     """A step that waits logs the master for which it waits."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
-    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
+    set_times(timeouts, LOG_EVERY_SECS=0.2)
+    set_times(timeouts, RENEW_SECS=0.1)
     with _empty_queue() as (server, session, put, taken):
         with _said(
             caplog,
@@ -77,11 +76,11 @@ def test_waiting_step_is_logged(
 
 
 def test_wait_is_logged_despite_slow_renewals(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, set_times: SetTimes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step that waits logs so although each lease renewal takes its whole time."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 1.0)
-    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.5)
+    set_times(timeouts, LOG_EVERY_SECS=1.0)
+    set_times(timeouts, RENEW_SECS=0.5)
     renewals, over = threading.Semaphore(0), threading.Event()
 
     def renew(
@@ -107,10 +106,10 @@ def test_wait_is_logged_despite_slow_renewals(
 
 
 def test_session_waiting_for_tasks_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    set_times: SetTimes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session that waits for a task logs the task and its address."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
+    set_times(timeouts, LOG_EVERY_SECS=0.2)
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:
         tasks.withdraw(server.address, server)

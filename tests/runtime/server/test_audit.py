@@ -18,6 +18,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from runtime.server import calls
 from runtime.trust.security import Refusals
+from tests.kit.changes import SetVariables
 from tests.runtime.kit import TARGET, addresses, servers
 from tests.runtime.stranger import challenge
 
@@ -25,10 +26,10 @@ PS = "/job:ps/task:0"
 
 
 @pytest.fixture
-def log(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def log(tmp_path: pathlib.Path, set_variables: SetVariables) -> pathlib.Path:
     """A file to which all servers of the test append."""
     path = tmp_path / "audit.jsonl"
-    monkeypatch.setenv("BELLWETHER_AUDIT_LOG", str(path))
+    set_variables(BELLWETHER_AUDIT_LOG=str(path))
     return path
 
 

@@ -19,6 +19,7 @@ from runtime.server.binding import BIND_VARIABLE, listen_on
 from runtime.wire.connection import Handler, ServerContext
 from runtime.wire.listener import TensorServer
 from runtime.wire.reply_cache import LaneTable
+from tests.kit.changes import SetVariables
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 
@@ -39,9 +40,9 @@ Opened = Callable[[int], set[str]]
 
 
 @pytest.fixture(autouse=True)
-def insecure(monkeypatch: pytest.MonkeyPatch) -> None:
+def insecure(set_variables: SetVariables) -> None:
     """Here it is about who can reach a server, not about whom it lets in."""
-    monkeypatch.setenv("BELLWETHER_SECURITY", "insecure")
+    set_variables(BELLWETHER_SECURITY="insecure")
 
 
 def listens(host: str, port: int) -> bool:
@@ -186,13 +187,11 @@ def test_foreign_name_tells_its_address(
 
 
 @pytest.mark.parametrize("said", ["argument", "environment"])
-def test_bind_chooses_the_address(
-    said: str, monkeypatch: pytest.MonkeyPatch, opened: Opened
-) -> None:
+def test_bind_chooses_the_address(said: str, set_variables: SetVariables, opened: Opened) -> None:
     """A server listens where its argument or environment says, and keeps the cluster's address."""
     (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
     if said == "environment":
-        monkeypatch.setenv(BIND_VARIABLE, "127.0.0.3")
+        set_variables({BIND_VARIABLE: "127.0.0.3"})
     with rt.Server(
         {"ps": [f"{NOBODY}:{port}"]}, "ps", 0, bind="127.0.0.3" if said == "argument" else None
     ) as server:

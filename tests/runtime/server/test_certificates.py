@@ -32,6 +32,7 @@ from runtime.trust.security import VARIABLE, Security
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.peer import Peer
 from tests.kit import certificates
+from tests.kit.changes import SetTimes, SetVariables
 from tests.kit.processes import ROOT
 from tests.kit.waits import until
 from tests.runtime import kit
@@ -281,8 +282,8 @@ def test_absent_task_stays_unavailable(
 
 
 @pytest.fixture
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+def nothing_said(set_variables: SetVariables) -> None:
+    set_variables({VARIABLE: None})
 
 
 @pytest.mark.usefixtures("nothing_said")
@@ -299,14 +300,14 @@ def test_public_server_needs_security() -> None:
 @pytest.mark.parametrize("said", ["in code", "environment"])
 def test_insecure_server_says_so(
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An insecure server starts and warns each time, and its status says so."""
     security = Security.insecure() if said == "in code" else None
     if said == "environment":
-        monkeypatch.setenv(VARIABLE, "insecure")
+        set_variables({VARIABLE: "insecure"})
     for round in range(1, 3):
         with rt.Server(
             kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=security
@@ -478,11 +479,11 @@ ROUNDS = 10
 
 
 def test_replaced_certificates_cost_no_step(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, authority: CA
+    tmp_path: pathlib.Path, set_variables: SetVariables, authority: CA
 ) -> None:
     """Certificates and their CA that are replaced during training cost no step."""
-    monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")
-    monkeypatch.delenv(VARIABLE, raising=False)
+    set_variables(BELLWETHER_FAST_PATH="0")
+    set_variables({VARIABLE: None})
     directory = certificates.make(tmp_path / "certs", authority)
     new = CA.make()
     training = Training(Security(certificates=directory))
@@ -541,11 +542,11 @@ class Clock:
 
 
 def test_certificate_is_watched_while_serving(
-    tmp_path: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch, set_times: SetTimes
 ) -> None:
     """A server without clients looks at its certificate again and again, and no more once it has stopped."""
     looks: list[str] = []
-    monkeypatch.setattr(times, "CERTIFICATE_LOOK_SECS", 0.01)
+    set_times(times, CERTIFICATE_LOOK_SECS=0.01)
     monkeypatch.setattr(Certificates, "tell_near_end", lambda self, task: looks.append(task))
     security = Security(certificates=certificates.make(tmp_path / "certs", authority))
     with rt.Server(kit.addresses(ps=1), "ps", 0, security=security):

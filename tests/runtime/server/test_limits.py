@@ -25,6 +25,7 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.state.ledger import NOBODY
 from runtime.wire import frames
 from runtime.wire.messages import pack
+from tests.kit.changes import SetVariables
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
@@ -249,9 +250,9 @@ def _takes(server: rt.Server, handle: int) -> int:
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
-def test_held_tensors_have_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_tensors_have_a_limit(limit: str, set_variables: SetVariables) -> None:
     """Tensors that are held for others count towards the task's and the client's limit."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
+    set_variables(BELLWETHER_LIMITS=f"{limit}=400000")
     with kit.servers(sockets=True, ps=2, worker=1) as made:
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             x = rt.placeholder(np.float32, [100], name="x")
@@ -284,9 +285,9 @@ def test_held_tensors_have_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
-def test_queue_elements_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_elements_are_counted(limit: str, set_variables: SetVariables) -> None:
     """The elements of a queue count towards the limits of bytes, also when their client has left."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
+    set_variables(BELLWETHER_LIMITS=f"{limit}=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
             queue = rt.FIFOQueue(100, [np.float32], [[10_000]])
@@ -309,9 +310,9 @@ def test_queue_elements_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch)
         until(lambda: ledger._total < 40_000)
 
 
-def test_registrations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registrations_are_counted(set_variables: SetVariables) -> None:
     """The registrations of a session count towards its limit of bytes and go with the session."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=5000")
+    set_variables(BELLWETHER_LIMITS="client_bytes=5000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger = made["/job:ps/task:0"].worker.ledger
         with rt.device("/job:ps/task:0"):
@@ -326,9 +327,9 @@ def test_registrations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
 
 
-def test_full_queue_can_be_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_can_be_emptied(set_variables: SetVariables) -> None:
     """A stage that empties a full queue is not refused."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=46300")
+    set_variables(BELLWETHER_LIMITS="client_bytes=46300")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
             queue = rt.FIFOQueue(100, [np.float32], [[10_000]])
@@ -338,9 +339,9 @@ def test_full_queue_can_be_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sess.run(take).shape == (10_000,)
 
 
-def test_variables_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_counted_in_bytes(set_variables: SetVariables) -> None:
     """A client that makes variables without an end is refused, and the others keep training."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "task_bytes=400000")
+    set_variables(BELLWETHER_LIMITS="task_bytes=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger = made["/job:ps/task:0"].worker.ledger
         with rt.device("/job:ps/task:0"):
@@ -360,9 +361,9 @@ def test_variables_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         assert ledger.of(NOBODY) < 100_000
 
 
-def test_waiting_gradients_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_gradients_are_counted(set_variables: SetVariables) -> None:
     """Gradients that wait in an accumulator count towards their client's limit."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=400000")
+    set_variables(BELLWETHER_LIMITS="client_bytes=400000")
     with kit.servers(sockets=True, ps=1, worker=1) as made:
         ledger = made["/job:ps/task:0"].worker.ledger
         accumulator = AccumulatorResource(np.dtype(np.float32), (10_000,), ledger=ledger)

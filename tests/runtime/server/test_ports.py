@@ -11,6 +11,7 @@ import pytest
 
 import runtime as rt
 from runtime import timeouts
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program
 from tests.runtime.kit import addresses
 
@@ -38,8 +39,8 @@ def serve(cluster: Mapping[str, Sequence[str]]) -> Program:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "PORT_SECS", 0.3)
+def impatient(set_times: SetTimes) -> None:
+    set_times(timeouts, PORT_SECS=0.3)
 
 
 def test_duplicate_task_is_one_line() -> None:
@@ -125,9 +126,9 @@ def test_task_of_other_cluster_is_named() -> None:
             rt.Server(cluster, "ps", 0)
 
 
-def test_own_port_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_port_is_not_awaited(set_times: SetTimes) -> None:
     """A port that the same process holds is refused at once."""
-    monkeypatch.setattr(timeouts, "PORT_SECS", 3600.0)
+    set_times(timeouts, PORT_SECS=3600.0)
     cluster = addresses(ps=1)
     port = cluster["ps"][0].rpartition(":")[2]
     with (

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime import timeouts
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, processes, servers
@@ -276,10 +278,10 @@ def test_session_names_missing_tasks() -> None:
 
 
 def test_waiting_session_logs_the_task(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, set_times: SetTimes
 ) -> None:
     """A session that waits logs the task for which it waits."""
-    monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
+    set_times(timeouts, LOG_EVERY_SECS=0.3)
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
         with pytest.raises(rt.DeadlineExceededError):
@@ -287,11 +289,9 @@ def test_waiting_session_logs_the_task(
     assert f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}" in caplog.text
 
 
-def test_unknown_host_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_host_is_named(caplog: pytest.LogCaptureFixture, set_times: SetTimes) -> None:
     """A session that waits names the host that cannot be resolved."""
-    monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
+    set_times(timeouts, LOG_EVERY_SECS=0.3)
     cluster = {**addresses(worker=1), "ps": ["no-such-host.invalid:2222"]}
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
         with pytest.raises(

@@ -19,6 +19,7 @@ from runtime.master.dropped import later
 from runtime.rpc import threads, times
 from runtime.server import remote_sessions
 from runtime.server.pools import WAITING
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers
@@ -74,9 +75,10 @@ def test_waiting_steps_leave_control_plane_free(
 
 def test_call_threads_are_reused(
     monkeypatch: pytest.MonkeyPatch,
+    set_times: SetTimes,
 ) -> None:
     """Threads of calls are used again, end when idle, and are awaited when the system has none."""
-    monkeypatch.setattr(times, "IDLE_SECS", 0.2)
+    set_times(times, IDLE_SECS=0.2)
     pool = threads.CallThreads("calls-of-a-test")
     release = threading.Event()
 
@@ -145,10 +147,10 @@ def test_stopped_server_ends_opening_sessions() -> None:
 
 
 def test_waiting_client_logs_the_task(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, set_times: SetTimes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A remote client that waits for a task logs the task and the time."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.5)
+    set_times(timeouts, LOG_EVERY_SECS=0.5)
     cluster = addresses(ps=1, worker=1)
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
     monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
@@ -218,11 +220,11 @@ def test_timed_out_step_ends_alone(
 
 
 def test_abandoned_step_ends_everywhere(
-    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+    remote: tuple[rt.Server, rt.Server], set_times: SetTimes
 ) -> None:
     """A step of a killed client ends on every task, and other steps wait on."""
     # it is not the session's end that ends the step
-    monkeypatch.setattr(timeouts, "LEASE_SECS", 600.0)
+    set_times(timeouts, LEASE_SECS=600.0)
     server, ps = remote
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
@@ -250,10 +252,10 @@ sys.stdin.readline()
 
 
 def test_dead_clients_session_ends(
-    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+    remote: tuple[rt.Server, rt.Server], set_times: SetTimes
 ) -> None:
     """The session of a dead client ends after its lease, and an idle session stays."""
-    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.2)  # of the client in this process
+    set_times(timeouts, RENEW_SECS=0.2)  # of the client in this process
     server, ps = remote
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:
@@ -267,7 +269,7 @@ def test_dead_clients_session_ends(
                 == ps.worker.registry.sessions
                 == 3
             )
-        monkeypatch.setattr(timeouts, "LEASE_SECS", 3.0)
+        set_times(timeouts, LEASE_SECS=3.0)
         until(lambda: len(server.remote_sessions) == 1)
         until(lambda: ps.worker.registry.sessions == 1)
         until(lambda: len(server.master._sessions) == 1)
@@ -275,10 +277,10 @@ def test_dead_clients_session_ends(
 
 
 def test_expired_client_is_told_so(
-    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+    remote: tuple[rt.Server, rt.Server], set_times: SetTimes
 ) -> None:
     """A client whose lease has ended is told so."""
-    monkeypatch.setattr(timeouts, "LEASE_SECS", 0.5)  # shorter than the client thinks
+    set_times(timeouts, LEASE_SECS=0.5)  # shorter than the client thinks
     server, _ = remote
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:

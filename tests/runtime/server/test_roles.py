@@ -43,6 +43,7 @@ from runtime.wire.endpoint import Endpoint
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.wire.peer import Peer
 from tests.kit import certificates
+from tests.kit.changes import SetVariables
 from tests.kit.waits import until
 from tests.runtime import kit
 
@@ -931,17 +932,17 @@ def test_worker_cannot_lead(cluster: Cluster) -> None:
         step()
 
 
-def test_only_admin_clears_variables(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_admin_clears_variables(cluster: Cluster, set_variables: SetVariables) -> None:
     """An admin clears the variables of a cluster, and no other role does."""
     target = cluster.servers[WORKER].target
     with training(cluster) as (_, w, step):
         step()
         for role in ("observer", "worker", "chief", "ps"):
-            monkeypatch.setenv(VARIABLE, str(cluster.security(role).certificates))
+            set_variables({VARIABLE: str(cluster.security(role).certificates)})
             with pytest.raises(rt.PermissionDeniedError, match="'clear' is for the role admin"):
                 rt.Session.reset(target)
         step()
-        monkeypatch.setenv(VARIABLE, str(cluster.security("admin").certificates))
+        set_variables({VARIABLE: str(cluster.security("admin").certificates)})
         rt.Session.reset(target)
         assert not cluster.servers[PS].worker.store.variables()
         with pytest.raises(rt.AbortedError):
@@ -952,10 +953,10 @@ def test_only_admin_clears_variables(cluster: Cluster, monkeypatch: pytest.Monke
 
 
 def test_observer_token_only_looks(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, set_variables: SetVariables, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The observer's token looks and does nothing else."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    set_variables({VARIABLE: None})
     key = bytes(range(32))
     # what the documentation has openssl make
     observers = hmac.digest(key, b"observer", hashlib.sha256)

@@ -13,6 +13,7 @@ import runtime as rt
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from tests.kit import certificates
+from tests.kit.changes import SetVariables
 from tests.runtime.kit import addresses
 
 WAIT = rt.SessionConfig(start_timeout_secs=20)
@@ -94,13 +95,11 @@ HOSTS = sorted(set(_hosts()), key=lambda host: host != "::1")[:2]
 @pytest.mark.parametrize("sockets", [False, True], ids=["in process", "over sockets"])
 @pytest.mark.parametrize("host", HOSTS)
 def test_cluster_of_ipv6_addresses_works(
-    host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    host: str, sockets: bool, set_variables: SetVariables, tmp_path: pathlib.Path
 ) -> None:
     """A cluster of IPv6 addresses works in one process and over sockets."""
-    monkeypatch.setenv(
-        "BELLWETHER_SECURITY", str(certificates.make(tmp_path / "certs", names=[host]))
-    )
-    monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")  # no way around the tensor port
+    set_variables(BELLWETHER_SECURITY=str(certificates.make(tmp_path / "certs", names=[host])))
+    set_variables(BELLWETHER_FAST_PATH="0")  # no way around the tensor port
     ports = [split_address(address)[1] for address in addresses(any=2)["any"]]
     cluster = {"ps": [f"[{host}]:{ports[0]}"], "worker": [f"[{host}]:{ports[1]}"]}
     with (

@@ -30,6 +30,7 @@ from runtime.trust.token_files import Token
 from runtime.wire import frames
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.peer import Peer
+from tests.kit.changes import SetVariables
 from tests.kit.processes import Program, Task
 from tests.runtime import kit
 from tests.runtime.stranger import challenge, key_of, shown
@@ -44,11 +45,11 @@ NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def place(tmp_path: pathlib.Path, set_variables: SetVariables) -> pathlib.Path:
     """Tokens of these tests lie in a directory of their own."""
     tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv(VARIABLE, raising=False)
+    set_variables(XDG_RUNTIME_DIR=str(tmp_path))
+    set_variables({VARIABLE: None})
     return tmp_path / "bellwether"
 
 
@@ -380,7 +381,7 @@ def test_proof_is_for_one_connection(server: rt.Server, field: str) -> None:
 
 
 def test_client_without_token_knows_why(
-    server: rt.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    server: rt.Server, tmp_path: pathlib.Path, set_variables: SetVariables
 ) -> None:
     """A client without the right token says which variable to set."""
     target = elsewhere(server)
@@ -394,7 +395,7 @@ def test_client_without_token_knows_why(
     with pytest.raises(rt.UnauthenticatedError, match="has none"):
         rt.probe(server.address)
     other = other_token(tmp_path)
-    monkeypatch.setenv(VARIABLE, str(other.token_file))
+    set_variables({VARIABLE: str(other.token_file)})
     with pytest.raises(
         rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"
     ):

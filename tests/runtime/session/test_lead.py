@@ -11,10 +11,12 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import names
+from runtime.checkpoint import jobs
 from runtime.lowlevel import RunRecords
 from runtime.session.lead import Lead, next_epoch
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
+from tests.kit.changes import SetTimes
 from tests.runtime.kit import TARGET, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster
@@ -243,7 +245,7 @@ def test_restore_loses_to_later_claim(
 
 
 def test_first_order_waits_for_old_write(
-    cluster: dict[str, rt.Server], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    cluster: dict[str, rt.Server], tmp_path: pathlib.Path, set_times: SetTimes
 ) -> None:
     """A chief's first save waits until the write of the chief before it has ended."""
     old, new = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
@@ -258,7 +260,7 @@ def test_first_order_waits_for_old_write(
         with participant.jobs.reserve(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing
             assert not job.ended.is_set()
-            monkeypatch.setattr("runtime.checkpoint.jobs.JOIN_SECS", 0.05)
+            set_times(jobs, JOIN_SECS=0.05)
             for _ in range(2):
                 with pytest.raises(
                     rt.UnavailableError, match="an earlier chief's job still writes"

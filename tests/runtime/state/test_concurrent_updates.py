@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from tests.kit.changes import SetVariables
 from tests.runtime.kit import addresses, processes
 
 pytestmark = pytest.mark.cluster
@@ -22,10 +23,10 @@ def _long(value: Any, turns: Any) -> Any:
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_gradients_apply_beside_long_update(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+def test_gradients_apply_beside_long_update(set_variables: SetVariables, threads: str) -> None:
     """A ps receives and applies gradients while another update computes."""
     # with one, each update computes on the thread that received it
-    monkeypatch.setenv("PJRT_NPROC", threads)
+    set_variables(PJRT_NPROC=threads)
     cluster = addresses(ps=1, worker=2)
     with (
         processes(cluster, ("ps", 0)),

@@ -13,6 +13,7 @@ from runtime.errors import DeadlineExceededError
 from runtime.proto import services_pb2 as pb
 from runtime.state import write_gate
 from runtime.state.write_gate import Gate
+from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 
 CUT = 7
@@ -204,10 +205,10 @@ def test_cut_hears_of_another_at_once() -> None:
     thread.join(60)
 
 
-def test_ended_sessions_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_sessions_leave_nothing(set_times: SetTimes) -> None:
     """The gate forgets a session that has been silent for a while when another session writes."""
     gate = Gate()
-    monkeypatch.setattr(write_gate, "REMEMBER_SECS", 0.0)
+    set_times(write_gate, REMEMBER_SECS=0.0)
     for session in range(1000):
         for step in range(32):
             _write(gate, session, step)

@@ -14,16 +14,17 @@ import pytest
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.trust import token_files
 from runtime.trust.token_files import TokenFile, read, read_left
+from tests.kit.changes import SetVariables
 from tests.kit.processes import Task
 
 TOKEN = "0f" * 32
 
 
 @pytest.fixture
-def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+def place(tmp_path: pathlib.Path, set_variables: SetVariables) -> Iterator[pathlib.Path]:
     """The directory for tokens of this test."""
     tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    set_variables(XDG_RUNTIME_DIR=str(tmp_path))
     yield tmp_path / "bellwether"
 
 
@@ -217,13 +218,13 @@ def test_ctrl_c_leaks_no_descriptor(place: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")
 def test_squatted_directory_has_way_out(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, set_variables: SetVariables
 ) -> None:
     """A directory that another user made first is refused with a way out that works."""
     squatted = tmp_path / f"bellwether-{os.geteuid()}"
     squatted.mkdir(mode=0o700)
     os.chown(squatted, 65534, 65534)
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    set_variables(XDG_RUNTIME_DIR=None)
     monkeypatch.setattr(token_files, "_places", lambda: [squatted])
     with pytest.raises(
         PermissionDeniedError, match="no directory of this user.*set XDG_RUNTIME_DIR.*mkdir -m 700"
@@ -232,7 +233,7 @@ def test_squatted_directory_has_way_out(
     monkeypatch.undo()
     own = tmp_path / "run"
     own.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    set_variables(XDG_RUNTIME_DIR=str(own))
     token = TokenFile("one@")
     assert token.path.startswith(str(own))
     token.close()

@@ -9,6 +9,7 @@ import pytest
 from harness.testing.processes import Zygote
 from runtime.wire import times
 from runtime.wire.endpoint import host_id
+from tests.kit.changes import SetTimes
 
 
 @pytest.fixture
@@ -37,8 +38,6 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(set_times: SetTimes) -> None:
     """Has servers and calls look every twentieth of a second at what time has passed, not every second."""
-    monkeypatch.setattr(times, "TURN_SECS", 0.05)
-    monkeypatch.setattr(times, "TIDY_SECS", 0.05)
-    monkeypatch.setattr(times, "TICK_SECS", 0.05)
+    set_times(times, TURN_SECS=0.05, TIDY_SECS=0.05, TICK_SECS=0.05)

@@ -20,6 +20,7 @@ from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
 from tests.kit.certificates import make
+from tests.kit.changes import SetTimes
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import make_peer, make_server
 
@@ -76,12 +77,12 @@ def endpoint(server: TensorServer) -> Endpoint:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_silent_address_does_not_hide_next(
-    tls: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tls: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, set_times: SetTimes
 ) -> None:
     """A client reaches the second address of a name when the first one swallows packets."""
     certificates = Certificates(make(tmp_path / "certs", names=[NAME])) if tls else None
     server, _ = make_server(tls=certificates and certificates.server_context)
-    monkeypatch.setattr(timeouts, "ATTEMPT_SECS", 7200.0)
+    set_times(timeouts, ATTEMPT_SECS=7200.0)
     with black_hole() as first:
         resolved_to(monkeypatch, first, ("127.0.0.1", server.port))
         peer = make_peer(lambda timeout: endpoint(server), options=TCP, certificates=certificates)

@@ -553,12 +553,12 @@ def test_garbage_closes_its_connection_only(pair, garbage):
     pair.peer.release(lane)
 
 
-def test_fast_path_can_be_turned_off(monkeypatch):
+def test_fast_path_can_be_turned_off(set_variables):
     """BELLWETHER_FAST_PATH=0 keeps a lane from the Unix socket."""
     server, _ = make_server()
     try:
         for variable, unix in (("1", True), ("0", False)):
-            monkeypatch.setenv("BELLWETHER_FAST_PATH", variable)
+            set_variables(BELLWETHER_FAST_PATH=variable)
             peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"))
             lane = peer.acquire()
             assert kit.is_unix(lane) == unix

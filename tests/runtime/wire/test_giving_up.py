@@ -39,9 +39,9 @@ def pair(no_open_ends, request, certificates):
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def patient(set_times):
     """A busy machine may take longer for an answer than users would wait for the last one."""
-    monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 60.0)
+    set_times(timeouts, LAST_WORD_SECS=60.0)
 
 
 def test_late_answer_arrives_after_deadline(pair, patient):
@@ -72,9 +72,9 @@ def test_wait_without_answer_ends_with_deadline(pair):
     pair.peer.release(lane)
 
 
-def test_silent_task_is_given_up_soon(pair, monkeypatch):
+def test_silent_task_is_given_up_soon(pair, set_times):
     """A client waits LAST_WORD_SECS for the last word of a task, and then ends the call."""
-    monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 0.1)
+    set_times(timeouts, LAST_WORD_SECS=0.1)
     pair.desk.disconnected = lambda client, lane: None
     lane = pair.peer.acquire()
     began = time.monotonic()
@@ -86,13 +86,13 @@ def test_silent_task_is_given_up_soon(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("answers", ["at once", "late", "never"])
-def test_cancelled_wait_takes_last_word(pair, often, patient, answers, monkeypatch):
+def test_cancelled_wait_takes_last_word(pair, often, patient, answers, set_times):
     """A cancelled wait returns the task's last word if one comes within LAST_WORD_SECS."""
     if answers == "late":  # many ticks later
         late = threading.Timer(0.3, pair.desk.release.set)
         pair.desk.disconnected = lambda client, lane: late.start()
     elif answers == "never":
-        monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 0.1)
+        set_times(timeouts, LAST_WORD_SECS=0.1)
         pair.desk.disconnected = lambda client, lane: None
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [], waits=True)
@@ -158,13 +158,13 @@ def _cut_while_it_waits(pair: Any, times: int) -> Caller:
 
 
 @pytest.fixture
-def hasty(monkeypatch):
-    monkeypatch.setattr(timeouts, "LAST_BACKOFF_SECS", 0.001)
+def hasty(set_times):
+    set_times(timeouts, LAST_BACKOFF_SECS=0.001)
 
 
-def test_waiting_call_survives_any_cuts(pair, hasty, monkeypatch):
+def test_waiting_call_survives_any_cuts(pair, hasty, set_times):
     """A call that waits survives 40 cuts if each connection held for a while."""
-    monkeypatch.setattr(times, "STEADY_SECS", 0.0)
+    set_times(times, STEADY_SECS=0.0)
     caller = _cut_while_it_waits(pair, 40)
     pair.desk.release.set()
     caller.join(100)
@@ -172,9 +172,9 @@ def test_waiting_call_survives_any_cuts(pair, hasty, monkeypatch):
     pair.peer.release(caller.lane)
 
 
-def test_breaking_connection_is_given_up(pair, hasty, monkeypatch):
+def test_breaking_connection_is_given_up(pair, hasty, set_times):
     """A connection that breaks 33 times in a row as soon as it is made is given up."""
-    monkeypatch.setattr(times, "STEADY_SECS", 1e9)
+    set_times(times, STEADY_SECS=1e9)
     caller = _cut_while_it_waits(pair, 40)
     caller.join(100)
     assert type(caller.error) is UnavailableError and "33 times in a row" in str(caller.error)
@@ -186,9 +186,9 @@ def _lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in record.getMessage() for record in caplog.records)
 
 
-def test_waiting_call_logs_again(pair, often, monkeypatch, caplog):
+def test_waiting_call_logs_again(pair, often, set_times, caplog):
     """A call that waits logs its wait again and again."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.1)
+    set_times(timeouts, LOG_EVERY_SECS=0.1)
     lane = pair.peer.acquire()
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])
@@ -201,9 +201,9 @@ def test_waiting_call_logs_again(pair, often, monkeypatch, caplog):
 
 
 @pytest.mark.cluster
-def test_waiting_for_frozen_task_logs_again(no_open_ends, monkeypatch, caplog):
+def test_waiting_for_frozen_task_logs_again(no_open_ends, set_times, caplog):
     """A call that waits for a frozen task logs again and again that the task is not reached."""
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
+    set_times(timeouts, LOG_EVERY_SECS=0.7)
     other = ServerProcess()
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=60.0, **QUICK))
     lane = peer.acquire()

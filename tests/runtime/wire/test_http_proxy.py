@@ -8,19 +8,20 @@ import pytest
 import runtime as rt
 from runtime.wire import http_proxy
 from runtime.wire.endpoint import Endpoint
+from tests.kit.changes import SetVariables
 
 
 @pytest.mark.parametrize("text", ["nowhere", ":80", "host:", "host:x"])
-def test_proxy_is_host_and_port(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_host_and_port(text: str, set_variables: SetVariables) -> None:
     """A proxy that is not written as host:port is refused."""
-    monkeypatch.setenv(http_proxy.PROXY_VARIABLE, text)
+    set_variables({http_proxy.PROXY_VARIABLE: text})
     with pytest.raises(rt.InvalidArgumentError, match="write it as host:port"):
         http_proxy.proxy()
 
 
-def test_without_proxy_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proxy_nothing_changes(set_variables: SetVariables) -> None:
     """No proxy and no option of gRPC is set if the variable is unset."""
-    monkeypatch.delenv(http_proxy.PROXY_VARIABLE, raising=False)
+    set_variables({http_proxy.PROXY_VARIABLE: None})
     assert http_proxy.proxy() is None
     assert http_proxy.grpc_options() == []
 
@@ -50,7 +51,7 @@ def test_tunnel_request_and_its_answers() -> None:
 
 
 def test_ipv6_addresses_have_brackets(
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
 ) -> None:
     """An IPv6 address stands in brackets wherever a port follows."""
     mine, its = socket.socketpair()
@@ -58,7 +59,7 @@ def test_ipv6_addresses_have_brackets(
         its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")
         http_proxy.request_tunnel(mine, "fd00::7", 7, time.monotonic() + 5)
         assert its.recv(1000) == b"CONNECT [fd00::7]:7 HTTP/1.1\r\nHost: [fd00::7]:7\r\n\r\n"
-    monkeypatch.setenv(http_proxy.PROXY_VARIABLE, "[::1]:3128")
+    set_variables({http_proxy.PROXY_VARIABLE: "[::1]:3128"})
     assert http_proxy.proxy() == ("::1", 3128)
     assert ("grpc.http_proxy", "http://[::1]:3128") in http_proxy.grpc_options()
     assert str(Endpoint("fd00::7", 7, None, "", 1)) == "[fd00::7]:7"

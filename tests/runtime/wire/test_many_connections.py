@@ -15,6 +15,7 @@ from runtime.trust.certificates import Certificates
 from runtime.wire import frames, times
 from runtime.wire.listener import TensorServer
 from tests.kit.certificates import make
+from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 from tests.runtime.kit import limited
 from tests.runtime.wire import kit
@@ -167,10 +168,10 @@ def test_descriptor_news_spare_the_next(
 
 
 def test_idle_connection_gives_way(
-    monkeypatch: pytest.MonkeyPatch,
+    set_times: SetTimes,
 ) -> None:
     """At the limit an idle connection gives way, and not one that waits or pings."""
-    monkeypatch.setattr(times, "WORKS_SECS", 0.5)
+    set_times(times, WORKS_SECS=0.5)
     with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
         made = [stack.enter_context(connected(server)) for _ in range(6)]
         for (_, file), (client, lane) in zip(
