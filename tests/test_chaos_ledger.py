@@ -31,12 +31,14 @@ def steps(*numbers: int) -> list[tuple[str, object]]:
 OPEN = ("log", OPENED)
 
 
-def test_an_undisturbed_run() -> None:
+def test_undisturbed_run_adds_up() -> None:
+    """The books of an undisturbed run keep every step."""
     books = add_up([ledger(OPEN, *steps(1, 3, 4)), ledger(OPEN, *steps(2, 5))], 5)
     assert (books.done, books.unknown, books.kept, books.lost, books.wrong) == (5, 0, 5, 0, [])
 
 
-def test_a_restore_that_the_chief_knows_all_of() -> None:
+def test_known_restore_adds_up() -> None:
+    """A restore that the chief saw whole loses the steps that its log says."""
     chief = ledger(
         OPEN, *steps(*range(1, 9)), ("begin", ""), ("log", "recovering: x"), ("log", BACK), ("log", RECOVERED),
         ("done", 5), *steps(6),
@@ -52,7 +54,8 @@ def test_a_restore_that_the_chief_knows_all_of() -> None:
     )
 
 
-def test_a_restore_after_the_loss_of_the_global_step() -> None:
+def test_restore_without_global_step_counts() -> None:
+    """Steps lost with the global step are counted from the ledgers."""
     on = BACK.replace(
         "back from step 8 to step 4, 4 steps are lost", "training goes on from step 4"
     )
@@ -69,7 +72,8 @@ def test_a_restore_after_the_loss_of_the_global_step() -> None:
     assert (books.lost, books.untold, books.wrong) == (4, 4, [])
 
 
-def test_two_restores_that_a_worker_slept_through_lose_once() -> None:
+def test_slept_restores_lose_once() -> None:
+    """Two restores that a worker slept through lose its steps once."""
     on = "restored /x/4: training goes on from step 4"
     books = add_up(
         [
@@ -82,7 +86,8 @@ def test_two_restores_that_a_worker_slept_through_lose_once() -> None:
     assert (books.restores, books.lost, books.wrong) == (2, 4, [])
 
 
-def test_what_does_not_add_up_is_noticed() -> None:
+def test_wrong_books_are_noticed() -> None:
+    """Steps that are repeated, missing or lost without a restore are noticed."""
     twice = add_up([ledger(OPEN, *steps(1, 2)), ledger(OPEN, *steps(2))], 2)
     assert any("counted twice" in wrong for wrong in twice.wrong)
     beyond = add_up([ledger(OPEN, *steps(1, 2, 3))], 2)
@@ -97,7 +102,8 @@ def test_what_does_not_add_up_is_noticed() -> None:
     assert any("done again after a restore" in wrong for wrong in too_low.wrong)
 
 
-def test_the_first_initialisation_loses_nothing() -> None:
+def test_first_initialisation_loses_no_step() -> None:
+    """The first initialisation is no restore."""
     first, second = ("log", "chief: initialise: x"), ("log", "chief: initialise: y")
     assert restores([ledger(first, OPEN, *steps(1), second)]) == [Restore(4, 0, None)]
 
@@ -109,11 +115,13 @@ def test_the_first_initialisation_loses_nothing() -> None:
     st.text("abc XYZ0-9:()", max_size=40),
 )
 def test_lines_survive_writing_and_reading(at: float, what: str, step: int, text: str) -> None:
+    """An entry survives writing and reading."""
     entry = Entry(round(at, 6), what, step if what == "done" else 0, text if what == "log" else "")
     assert Entry.parse(entry.line()) == entry
 
 
-def test_a_line_that_a_kill_has_cut_off_is_no_entry() -> None:
+def test_cut_line_is_no_entry() -> None:
+    """A line that a kill has cut off is no entry."""
     assert [Entry.parse(line) for line in ("", "D", "D 12.5", "D 12.5 x", "B", "Q 1 2")] == [
         None
     ] * 6

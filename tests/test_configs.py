@@ -25,7 +25,8 @@ TESTS = {
 """By file of configs/, the module of tests that runs or validates it."""
 
 
-def test_every_file_has_a_test() -> None:
+def test_every_config_has_a_test() -> None:
+    """Every file of configs has a test."""
     listed = subprocess.run(
         ["git", "ls-files", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -36,8 +37,8 @@ def test_every_file_has_a_test() -> None:
 
 
 @pytest.mark.parametrize(("name", "test"), TESTS.items(), ids=TESTS)
-def test_its_test_reads_it(name: str, test: str) -> None:
-    """By its name, or by one of which the test makes it: ``mnist_{engine}.yaml``, ``mnist_*.flags``."""
+def test_named_test_reads_the_config(name: str, test: str) -> None:
+    """The test of a file of configs names that file."""
     text = (ROOT / test).read_text()
     made = re.findall(r"[\w.]*(?:\{\w+\}|\*)[\w.]*", text)
     patterns = [re.sub(r"\\\{\w+\\\}|\\\*", r"\\w*", re.escape(one)) for one in made if "." in one]
@@ -48,5 +49,6 @@ def test_its_test_reads_it(name: str, test: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").glob("*.sbatch")), ids=lambda path: path.name
 )
-def test_scripts_are_whole(path: pathlib.Path) -> None:
+def test_batch_scripts_are_valid_bash(path: pathlib.Path) -> None:
+    """The batch scripts of configs are valid bash."""
     subprocess.run(["bash", "-n", path], check=True)

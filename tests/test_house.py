@@ -50,6 +50,7 @@ def _project() -> dict:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_lock_is_sorted_pins(lock: str) -> None:
+    """A lock file holds sorted pins with hashes."""
     pins = [PIN.fullmatch(line) for line in _locked(lock)]
     names = [pin[1] for pin in pins if pin]
     assert len(names) == len(pins)
@@ -57,11 +58,13 @@ def test_lock_is_sorted_pins(lock: str) -> None:
     assert [pin[1] for pin in pins if pin and not pin[3]] == [], "without hashes"
 
 
-def test_what_trains_is_what_is_tested() -> None:
+def test_training_pins_are_tested_pins() -> None:
+    """The packages that train have the versions that are tested."""
     assert _pins("requirements.lock").items() <= _pins("requirements-dev.lock").items()
 
 
 def test_lock_holds_every_dependency() -> None:
+    """The lock files hold every dependency of the project."""
     project = _project()
     extras = dict(project["optional-dependencies"])
     # large, and in no test: tests/docs/notebooks.py runs the cells
@@ -90,7 +93,8 @@ def test_lock_holds_every_dependency() -> None:
     ).keys()
 
 
-def test_every_dependency_has_a_floor_that_is_tried() -> None:
+def test_dependency_floors_are_tested() -> None:
+    """The lowest version of each dependency is tested."""
     pins = _pins("requirements-lowest.lock")
     project = _project()
     for text in (
@@ -105,19 +109,22 @@ def test_every_dependency_has_a_floor_that_is_tried() -> None:
         )
 
 
-def test_jax_is_bounded_by_what_was_tried() -> None:
+def test_jax_bound_is_tested() -> None:
+    """The highest version of JAX is the newest that was tested."""
     (bound,) = [r for text in _project()["dependencies"] if (r := Requirement(text)).name == "jax"]
     newest = Version(_pins("requirements-newest.lock")["jax"])
     assert newest in bound.specifier
     assert Version(f"0.{newest.minor + 1}") not in bound.specifier
 
 
-def test_no_addresses_in_lock_and_project() -> None:
+def test_lock_files_hold_no_addresses() -> None:
+    """Lock and project files hold no addresses."""
     for name in (*LOCKS, "pyproject.toml", "Makefile", ".ci/run"):
         assert "://" not in (ROOT / name).read_text(), name
 
 
-def test_only_the_two_packages_are_installed() -> None:
+def test_only_two_packages_are_installed() -> None:
+    """Only harness and runtime are installed as packages."""
     found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
         "find"
     ]["include"]
@@ -125,7 +132,8 @@ def test_only_the_two_packages_are_installed() -> None:
 
 
 @pytest.mark.cluster
-def test_no_paths_of_anybodys_machine() -> None:
+def test_files_hold_no_machine_paths() -> None:
+    """No file holds a path of a developer's machine."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True)
     found = []
@@ -146,15 +154,18 @@ def test_no_paths_of_anybodys_machine() -> None:
     assert MACHINE_PATH.search('"/' + 'home/someone/data"')
 
 
-def test_no_retired_word_names_a_module_or_a_class() -> None:
+def test_retired_words_name_no_code() -> None:
+    """No retired word names a module or a class."""
     assert house.retired() == []
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_public_class_names_are_unique() -> None:
+    """No two public classes have one name."""
     assert house.doubles() == {}
 
 
-def test_a_retired_word_and_a_second_class_of_a_name_are_found(tmp_path: pathlib.Path) -> None:
+def test_house_finds_wrong_names(tmp_path: pathlib.Path) -> None:
+    """The check finds a retired word and a second class of one name."""
     for name, text in {
         "runtime/state/store.py": "class Store: ...\n",
         "runtime/task/mirrors.py": "class Store: ...\n\n\nclass Mirror: ...\n\n\nclass _Cut: ...\n",
@@ -166,12 +177,14 @@ def test_a_retired_word_and_a_second_class_of_a_name_are_found(tmp_path: pathlib
     assert house.doubles(tmp_path) == {"Store": ["runtime.state.store", "runtime.task.mirrors"]}
 
 
-def test_the_tests_lie_in_the_rooms_that_they_are_about() -> None:
+def test_tests_lie_in_their_rooms() -> None:
+    """The tests of a room lie in a folder with the room's name."""
     for package in house.LAYERS:
         tests = {path.parent.name for path in house.folder(f"tests.{package}").glob("*/test_*.py")}
         rooms = {path.name for path in house.folder(package).iterdir() if path.is_dir()}
         assert tests <= rooms
 
 
-def test_any_is_written_where_no_type_can_be_said() -> None:
+def test_any_is_rare() -> None:
+    """Any stays below its limit."""
     assert house.anys() <= 900

@@ -76,7 +76,8 @@ def _beyond_the_faces(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("package", house.LAYERS)
-def test_every_room_has_a_floor(package: str) -> None:
+def test_every_room_has_a_layer(package: str) -> None:
+    """Every room of a package stands in the table of layers."""
     found = {house.room(package, name) for name in house.modules(package)} - {""}
     assert found == {name for layer in house.LAYERS[package] for name in layer} - {""}, (
         "LAYERS in tests/tools/house.py"
@@ -85,15 +86,18 @@ def test_every_room_has_a_floor(package: str) -> None:
 
 @pytest.mark.parametrize("package", house.LAYERS)
 def test_imports_point_down(package: str) -> None:
+    """Imports point down the layers."""
     assert house.arrows_up(package) == []
 
 
 @pytest.mark.parametrize("package", house.LAYERS)
-def test_no_module_imports_itself_over_others(package: str) -> None:
+def test_imports_form_no_circle(package: str) -> None:
+    """No module imports itself by way of other modules."""
     assert house.circles(package) == []
 
 
-def test_a_circle_and_an_arrow_up_are_found(tmp_path: pathlib.Path) -> None:
+def test_layers_find_wrong_imports(tmp_path: pathlib.Path) -> None:
+    """The check finds a circle and an import upwards."""
     for name, text in {
         "graph/__init__": "",
         "graph/a": "from runtime.graph import b",
@@ -116,7 +120,8 @@ def test_a_circle_and_an_arrow_up_are_found(tmp_path: pathlib.Path) -> None:
         ("models", {"runtime", "harness", "models"}),
     ],
 )
-def test_packages_import_only_what_is_below_them(package: str, allowed: set[str]) -> None:
+def test_packages_import_lower_packages(package: str, allowed: set[str]) -> None:
+    """A package imports only the packages below."""
     assert [
         f"{name}:{line}: {module}"
         for name, path in house.modules(package).items()
@@ -125,7 +130,8 @@ def test_packages_import_only_what_is_below_them(package: str, allowed: set[str]
     ] == []
 
 
-def test_harness_uses_runtime_by_its_faces_only() -> None:
+def test_harness_uses_runtime_faces() -> None:
+    """harness uses runtime by its two faces only."""
     assert [
         f"{name}:{wrong}"
         for name, path in house.modules("harness").items()
@@ -133,11 +139,13 @@ def test_harness_uses_runtime_by_its_faces_only() -> None:
     ] == []
 
 
-def test_the_two_faces_have_no_name_in_common() -> None:
+def test_faces_share_no_name() -> None:
+    """The two faces of runtime have no name in common."""
     assert _public("runtime") & _public("runtime.lowlevel") == set()
 
 
 def test_models_use_public_packages_only() -> None:
+    """The models use public packages only."""
     allowed = {"harness", "runtime", "harness.tf1"}
     assert [
         f"{name}:{line}: {module}"
@@ -161,11 +169,13 @@ def test_models_use_public_packages_only() -> None:
         "def f():\n    from runtime.session import session",
     ],
 )
-def test_what_is_in_no_face_is_found(source: str) -> None:
+def test_use_beyond_faces_is_found(source: str) -> None:
+    """The check finds a use of runtime beyond its faces."""
     assert len(_beyond_the_faces(ast.parse(source))) == 1
 
 
-def test_what_is_in_a_face_is_let_through() -> None:
+def test_use_of_faces_is_allowed() -> None:
+    """The check allows the uses of both faces."""
     source = "import runtime as rt\nfrom runtime.lowlevel import storage\nrt.lowlevel.Quorum\nrt.Session.run\n"
     assert _beyond_the_faces(ast.parse(source)) == []
 

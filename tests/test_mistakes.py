@@ -187,15 +187,17 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
 @pytest.mark.parametrize(
     ("act", "kind", "text"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
-def test_a_mistake_is_named_with_its_cure(
+def test_mistake_is_named_with_cure(
     act: Callable[[], object], kind: type[Exception], text: str
 ) -> None:
+    """A mistake that many users make raises an error that names the cure."""
     _outer.append(variable() if "'v:0' is used" in text else None)
     with pytest.raises(kind, match=text):
         act()
 
 
-def test_a_function_given_to_call_may_use_what_it_is_given_and_arrays_from_outside() -> None:
+def test_called_function_may_use_arrays() -> None:
+    """A function for rt.call may use its arguments and arrays from outside."""
     outside = jnp.arange(2.0)
     x, v = tensor(), variable()
     doubled = rt.call(lambda a, b: a * b + outside, x, v)
@@ -258,9 +260,8 @@ def no_such_host() -> Iterator[str]:
     ],
     ids=["refused", "no such host", "a web server", "another gRPC server", "silent"],
 )
-def test_a_wait_for_a_task_says_why_it_is_not_reached(
-    listener: Callable[[], Any], why: str
-) -> None:
+def test_wait_for_task_says_why(listener: Callable[[], Any], why: str) -> None:
+    """A wait for a task says why the task is not reached."""
     own = f"127.0.0.1:{free_ports(1)[0]}"
     with (
         listener() as address,
@@ -273,7 +274,8 @@ def test_a_wait_for_a_task_says_why_it_is_not_reached(
             rt.Session(server.target, config=config)
 
 
-def test_what_the_task_itself_says_and_what_nobody_knows_is_told_as_it_is() -> None:
+def test_answer_of_task_is_kept() -> None:
+    """The answer of a task itself is shown as it is."""
     assert why_not(UnavailableError("it is starting")) == "it is starting"
 
 
@@ -291,7 +293,8 @@ with harness.Supervisor().managed_session(server.target) as session:
 
 
 @pytest.mark.cluster
-def test_a_plain_script_without_app_run_says_on_whom_it_waits(tmp_path: pathlib.Path) -> None:
+def test_plain_script_names_awaited_task(tmp_path: pathlib.Path) -> None:
+    """A plain script without app.run names the task that it waits for."""
     ports = free_ports(2)
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(WAITS.format(ports=ports)))
@@ -306,7 +309,8 @@ def test_a_plain_script_without_app_run_says_on_whom_it_waits(tmp_path: pathlib.
 
 
 @pytest.mark.cluster
-def test_a_foreign_package_called_runtime_is_named(tmp_path: pathlib.Path) -> None:
+def test_foreign_runtime_package_is_named(tmp_path: pathlib.Path) -> None:
+    """A foreign package called runtime is named with its file."""
     (tmp_path / "runtime").mkdir()
     theirs = tmp_path / "runtime" / "__init__.py"
     theirs.write_text("x = 1\n")
@@ -321,7 +325,8 @@ def test_a_foreign_package_called_runtime_is_named(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.cluster
-def test_figures_are_offered_by_a_program_that_parses_no_flags() -> None:
+def test_figures_need_no_parsed_flags() -> None:
+    """A program that parses no flags can be watched and profiled."""
     code = """
 from harness import monitoring
 import runtime as rt
@@ -345,7 +350,8 @@ atexit.register(sys.stdin.readline)  # the interpreter is on its way out, its th
 
 
 @pytest.mark.cluster
-def test_a_program_that_ends_without_stopping_its_server_says_nothing() -> None:
+def test_unstopped_server_ends_silently() -> None:
+    """A program that ends without stopping its server ends silently with 0."""
     with Program("python", "-c", EXITS) as program:
         address = program.expect(r"SERVES (\S+)")[1]
         with ThreadPoolExecutor(8) as callers:
@@ -356,7 +362,8 @@ def test_a_program_that_ends_without_stopping_its_server_says_nothing() -> None:
         assert program.lines() == [f"SERVES {address}"]
 
 
-def test_names_of_trees_that_no_name_may_hold_become_names() -> None:
+def test_illegal_tree_names_become_names() -> None:
+    """Tree keys that are no legal names become legal names."""
     tree = {"mlp/~/linear_0": {"w": np.zeros(1)}, "a b": {"c:d": np.zeros(1)}}
     names = [v.spec.name for v in jax.tree.leaves(rt.variables(tree, name="net"))]
     assert names == ["net/a_b/c_d", "net/mlp/_/linear_0/w"]

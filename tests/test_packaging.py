@@ -18,7 +18,8 @@ from harness import bellwether as bw
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def test_one_name_gives_the_names_of_both_packages() -> None:
+def test_bellwether_joins_both_packages() -> None:
+    """The package bellwether has the names of harness and runtime."""
     assert not set(harness.__all__) & set(rt.__all__)
     assert set(dir(bw)) == {*harness.__all__, *rt.__all__}
     assert bw.Supervisor is harness.Supervisor and bw.Variable is rt.Variable
@@ -27,13 +28,15 @@ def test_one_name_gives_the_names_of_both_packages() -> None:
         _ = bw.Trainer
 
 
-def test_every_package_tells_the_version() -> None:
+def test_packages_share_one_version() -> None:
+    """All packages have one version."""
     assert harness.__version__ == rt.__version__ == bw.__version__ == rt.lowlevel.version()
     assert rt.__version__[0].isdigit()
 
 
 @pytest.mark.cluster
-def test_commands_are_functions() -> None:
+def test_installed_commands_are_functions() -> None:
+    """Each installed command names a function."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert set(scripts) == {
         "bellwether-certs",
@@ -61,9 +64,10 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.cluster
-def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(
+def test_wheel_holds_only_our_packages(
     archives: pathlib.Path,
 ) -> None:
+    """The wheel holds both packages, their common name and no other package."""
     with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
@@ -80,7 +84,8 @@ def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(
 
 
 @pytest.mark.cluster
-def test_what_an_index_shows_has_addresses_and_no_links_to_files(archives: pathlib.Path) -> None:
+def test_index_page_links_to_addresses(archives: pathlib.Path) -> None:
+    """The page for the package index links to addresses of the tagged version."""
     with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(wheel.read(name))

@@ -22,7 +22,8 @@ def _generated(root: pathlib.Path) -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text() for path in found}
 
 
-def test_checked_in_modules_are_up_to_date(tmp_path: pathlib.Path) -> None:
+def test_protocol_modules_are_current(tmp_path: pathlib.Path) -> None:
+    """The checked-in protocol modules are what `make proto` makes."""
     subprocess.run(
         [sys.executable, "protos/generate.py", str(tmp_path)],
         cwd=ROOT,

@@ -53,7 +53,8 @@ def _bound_here(package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("package", FACES)
-def test_all_is_what_is_bound(package: str) -> None:
+def test_all_lists_bound_names(package: str) -> None:
+    """`__all__` of a face lists exactly the names that the face binds."""
     module = importlib.import_module(package)
     public = [name for name in module.__all__ if not name.startswith("__")]
     bound = _bound_here(package)
@@ -63,7 +64,8 @@ def test_all_is_what_is_bound(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", FACES)
-def test_every_public_name_exists_and_is_documented(package: str) -> None:
+def test_public_names_are_documented(package: str) -> None:
+    """Every public name exists and is documented."""
     module = importlib.import_module(package)
     assert module.__doc__
     undocumented = []
@@ -80,7 +82,8 @@ def test_every_public_name_exists_and_is_documented(package: str) -> None:
     assert undocumented == []
 
 
-def test_harness_gives_what_its_stub_says() -> None:
+def test_harness_matches_its_stub() -> None:
+    """harness has the names of its stub file."""
     for node in ast.parse((ROOT / FACES["harness"]).read_text()).body:
         if isinstance(node, ast.ImportFrom):
             home = importlib.import_module(node.module or "")

@@ -37,7 +37,8 @@ for name in sys.argv[2:]:
 """
 
 
-def test_every_row_is_a_surface_and_says_since_when() -> None:
+def test_retired_rows_say_since_when() -> None:
+    """Every row of the table is tested here and says since when."""
     named = FLAGS + VARIABLES + ARGUMENTS + PUBLIC + METHODS + OF_SESSIONS
     assert set(named) == set(REPLACEMENTS)
     # The package keeps the bare names, since the table is in the runtime, which it loads late.
@@ -49,7 +50,8 @@ def test_every_row_is_a_surface_and_says_since_when() -> None:
 
 
 @pytest.mark.parametrize("program", ["models.mnist.trainer", *PROGRAMS.values()])
-def test_a_retired_flag_ends_the_program(program: str) -> None:
+def test_retired_flag_ends_the_program(program: str) -> None:
+    """A retired flag ends a program with one line."""
     names = [
         name
         for name in FLAGS
@@ -64,7 +66,8 @@ def test_a_retired_flag_ends_the_program(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", ["harness.launch", "harness.manifests"])
-def test_a_retired_flag_ends_a_command(program: str) -> None:
+def test_retired_flag_ends_a_command(program: str) -> None:
+    """A retired value of a flag ends a command with one line."""
     flag = {"harness.launch": "--exit_codes", "harness.manifests": "--for"}[program]
     command = [sys.executable, "-m", program, flag, "skypilot", "--", "true"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -72,7 +75,8 @@ def test_a_retired_flag_ends_a_command(program: str) -> None:
     assert f"{flag}=skypilot is gone: since 0.2" in told.stderr and told.stderr.count("\n") == 1
 
 
-def test_a_retired_flag_ends_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
+def test_retired_flag_ends_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    """A retired flag ends a tool with one line."""
     with pytest.raises(SystemExit) as ended:
         Parser("harness.some", "Some tool.").parse_args([FLAGS[0]])
     assert ended.value.code == exit_codes.CONFIGURATION.plain
@@ -80,20 +84,23 @@ def test_a_retired_flag_ends_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_end_at_two_dashes() -> None:
+    """Retired flags are looked for before two dashes only."""
     assert explain_flags(["--ps=1", "-for", "skypilot"]) == explain_flags(["--for=skypilot"])
     assert explain_flags(["--ps=1", "--", "--for=skypilot"]) is None
     assert explain_flags(["--for=jobset", "for=skypilot", "--form=skypilot"]) is None
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_retired_variable_ends_a_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_retired_variable_ends_a_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A retired environment variable ends a Server."""
     monkeypatch.setenv(name, "1")
     with pytest.raises(rt.InvalidArgumentError, match=f"^{name} is gone: since 0."):
         rt.Server({"worker": ["localhost:0"]}, "worker", 0)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_retired_argument_is_refused(name: str) -> None:
+def test_retired_argument_is_refused(name: str) -> None:
+    """A retired argument is refused with its replacement."""
     owner, argument = name.removesuffix("=)").split("(")
     cluster = [{"worker": ["localhost:0"]}, "worker", 0] if owner == "Server" else []
     with pytest.raises(rt.InvalidArgumentError) as refused:
@@ -118,7 +125,8 @@ def test_retired_method_is_explained(name: str) -> None:
         sync.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_retired_variable_ends_a_launched_task_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retired_variable_ends_launched_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retired variable ends a launched task for good."""
     name = (VARIABLES or [""])[0]
     if not name:
         pytest.skip("no variable is gone")
@@ -131,13 +139,15 @@ def test_a_retired_variable_ends_a_launched_task_for_good(monkeypatch: pytest.Mo
     assert f"{name} is gone: since 0." in told.stdout + told.stderr
 
 
-def test_an_unknown_argument_is_still_pythons_error() -> None:
+def test_unknown_argument_stays_type_error() -> None:
+    """An unknown argument is still Python's TypeError."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         rt.Server({"worker": ["localhost:0"]}, nothing=1)  # type: ignore[call-arg]
     assert retired.explain_name("--nothing") is None
 
 
-def test_a_retired_method_of_a_session_is_explained() -> None:
+def test_retired_session_method_is_explained() -> None:
+    """A retired method of a managed session is explained."""
     with rt.Graph().as_default(), harness.Supervisor().managed_session() as session:
         for name in ("last_step", "note", "reached"):
             with pytest.raises(AttributeError, match=f"^ManagedSession.{name} is gone: since 0.2"):

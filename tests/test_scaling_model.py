@@ -26,6 +26,7 @@ jobs = st.builds(
 
 
 def test_balanced_stations_give_the_textbook_result() -> None:
+    """Balanced stations give the textbook's throughput."""
     # N customers over K equal stations without delay: N / (N + K - 1) rounds in the time of one
     # service.
     demands = {"a": 2.0, "b": 2.0, "c": 2.0}
@@ -33,13 +34,15 @@ def test_balanced_stations_give_the_textbook_result() -> None:
 
 
 def test_one_customer_never_waits() -> None:
+    """One customer never waits."""
     assert throughput(1, 0.5, {"a": 0.25, "b": 0.25}, {"b": 4}) == pytest.approx(1.0)
 
 
 @given(st.integers(1, 100), seconds, seconds, seconds, st.integers(1, 8))
-def test_throughput_keeps_the_bounds_of_any_queueing_network(
+def test_throughput_keeps_general_bounds(
     customers: int, delay: float, one: float, other: float, servers: int
 ) -> None:
+    """Throughput keeps the bounds of any queueing network."""
     rate = throughput(customers, delay, {"one": one, "other": other}, {"one": servers})
     assert rate <= customers / (delay + one + other) * (1 + 1e-9)
     assert rate <= min(servers / one, 1 / other) * (1 + 1e-9)
@@ -48,12 +51,14 @@ def test_throughput_keeps_the_bounds_of_any_queueing_network(
 
 @pytest.mark.parametrize(("customers", "delay"), [(0, 1.0), (1, 0.0)])
 def test_impossible_networks_are_refused(customers: int, delay: float) -> None:
+    """Impossible networks are refused."""
     with pytest.raises(ValueError):
         throughput(customers, delay, {}, {})
 
 
 @given(jobs, st.integers(1, 64))
-def test_no_station_is_busier_than_always_and_more_workers_never_do_less(job: Job, ps: int) -> None:
+def test_more_workers_never_do_less(job: Job, ps: int) -> None:
+    """No station is busier than always, and more workers never do less."""
     found = forecast(job, ps, COSTS)
     assert all(0 <= busy <= 1 + 1e-9 for busy in found.utilisation.values())
     assert 0 < found.efficiency <= 1 + 1e-9
@@ -62,6 +67,7 @@ def test_no_station_is_busier_than_always_and_more_workers_never_do_less(job: Jo
 
 
 def test_one_worker_takes_the_sum_of_its_parts() -> None:
+    """One worker's step takes the sum of its parts."""
     job = replace(JOB, workers=1)
     found = forecast(job, 4, COSTS)
     # its own card is the limit, not a quarter of it on a ps
@@ -73,7 +79,8 @@ def test_one_worker_takes_the_sum_of_its_parts() -> None:
     assert found.efficiency == pytest.approx(1.0)
 
 
-def test_many_workers_saturate_what_is_scarce() -> None:
+def test_many_workers_saturate_the_bottleneck() -> None:
+    """Many workers saturate the scarcest place."""
     slow = forecast(replace(JOB, workers=1000, network_bytes_per_s=1e8), 1, COSTS)
     assert slow.bottleneck.startswith("ps network")
     assert slow.steps_per_s == pytest.approx(1e8 / JOB.model_bytes, rel=0.01)
@@ -82,7 +89,8 @@ def test_many_workers_saturate_what_is_scarce() -> None:
     assert small.steps_per_s == pytest.approx(1 / COSTS.ps_step_secs, rel=0.02)
 
 
-def test_the_number_of_ps_needed_is_the_fewest() -> None:
+def test_needed_ps_are_the_fewest() -> None:
+    """The number of ps needed is the fewest that reaches the efficiency."""
     found = ps_needed(JOB, COSTS, efficiency=0.9)
     assert found is not None
     assert found.efficiency >= 0.9
@@ -90,13 +98,15 @@ def test_the_number_of_ps_needed_is_the_fewest() -> None:
     assert forecast(JOB, found.ps - 1, COSTS).efficiency < 0.9
 
 
-def test_more_ps_do_not_help_where_the_calls_are_the_limit() -> None:
+def test_more_ps_cannot_help_calls() -> None:
+    """No number of ps helps where the calls are the limit."""
     calls = replace(JOB, model_bytes=4.0, workers=1000, compute_secs=0.0, round_trip_secs=0.0)
     assert ps_needed(calls, replace(COSTS, worker_step_secs=0.0), most=64) is None
 
 
 @pytest.mark.cluster
-def test_the_command_line_answers() -> None:
+def test_scaling_command_answers() -> None:
+    """The command line answers with ps and steps per second."""
     command = [sys.executable, "-m", "benchmarks.scaling", "--model_mb=400", "--workers=64"]
     command += ["--step_ms=120", "--network_gbit=25"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -10,6 +10,7 @@ from benchmarks.startup_task import Stopwatch, process_start
 
 
 def test_parts_inside_parts_are_counted_once() -> None:
+    """A part inside another is counted once."""
     watch = Stopwatch()
     began = time.perf_counter()
     with watch.part("outer"):
@@ -23,7 +24,8 @@ def test_parts_inside_parts_are_counted_once() -> None:
     assert between - began >= watch.secs["inner"]
 
 
-def test_other_threads_are_told_apart() -> None:
+def test_other_threads_count_apart() -> None:
+    """The parts of other threads are counted apart."""
     watch = Stopwatch()
 
     def work() -> None:
@@ -36,7 +38,8 @@ def test_other_threads_are_told_apart() -> None:
     assert list(watch.secs) == ["other threads: compile"]
 
 
-def test_a_budget_adds_up_to_the_measured_time() -> None:
+def test_budget_adds_up() -> None:
+    """A budget adds up to the measured time."""
     task = {
         "started": 10.5,
         "first_line": 10.6,
@@ -49,5 +52,6 @@ def test_a_budget_adds_up_to_the_measured_time() -> None:
     assert "other threads: run" not in found
 
 
-def test_a_process_started_before_its_first_line() -> None:
+def test_process_start_precedes_now() -> None:
+    """A process started before now."""
     assert 0 < process_start() <= time.clock_gettime(time.CLOCK_BOOTTIME) + 0.01

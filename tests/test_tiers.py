@@ -56,7 +56,8 @@ def run(path: pathlib.Path, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.chaos
-def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Path) -> None:
+def test_unit_test_starting_process_fails(tmp_path: pathlib.Path) -> None:
+    """A unit test that starts a process in any way fails with advice."""
     path = tmp_path / "test_ways.py"
     tests = [
         f"def test_{number}({'started' if way == 'in a fixture' else ''}):\n    {code}\n"
@@ -76,7 +77,8 @@ def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Pa
 
 
 @pytest.mark.chaos
-def test_a_test_has_one_tier_and_is_a_unit_test_without_a_mark(tmp_path: pathlib.Path) -> None:
+def test_test_has_one_tier(tmp_path: pathlib.Path) -> None:
+    """A test has one tier, which is unit without a mark."""
     path = tmp_path / "test_marks.py"
     path.write_text(
         "import pytest\n\ndef test_plain():\n    pass\n\n@pytest.mark.disk\ndef test_disk():\n    "
@@ -95,6 +97,7 @@ def test_a_test_has_one_tier_and_is_a_unit_test_without_a_mark(tmp_path: pathlib
     assert "test_two has the tiers chaos and disk: a test has one" in run(path).stderr
 
 
-def test_the_tiers_are_those_of_the_guide() -> None:
+def test_guide_lists_the_tiers() -> None:
+    """The guide lists all tiers."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     assert [tier for tier in TIERS if f"| `{tier}` |" not in guide] == []

@@ -14,11 +14,13 @@ ROWS = re.findall(r"^\|[^|]*\| ([\d.]+) \| `([\w.]+)\.([A-Z_]+)`", GUIDE, re.MUL
 
 
 @pytest.mark.parametrize(("secs", "module", "name"), ROWS, ids=[name for _, _, name in ROWS])
-def test_a_documented_default_is_the_one_in_the_code(secs: str, module: str, name: str) -> None:
+def test_documented_default_is_the_codes(secs: str, module: str, name: str) -> None:
+    """A documented time limit has the code's default."""
     assert getattr(importlib.import_module(module), name) == float(secs)
 
 
 def test_each_time_limit_has_one_row() -> None:
+    """Each time limit has one row."""
     names = [f"{module}.{name}" for _, module, name in ROWS]
     assert sorted(names) == sorted(set(names))
 
@@ -26,7 +28,8 @@ def test_each_time_limit_has_one_row() -> None:
 @pytest.mark.parametrize(
     "module", ["harness.training.start.session_manager", "harness.training.start.policy"]
 )
-def test_public_time_limits_of_the_start_are_documented(module: str) -> None:
+def test_start_limits_are_documented(module: str) -> None:
+    """The public time limits of the start are documented."""
     found = {
         name
         for name in vars(importlib.import_module(module))
@@ -35,12 +38,14 @@ def test_public_time_limits_of_the_start_are_documented(module: str) -> None:
     assert found <= {name for _, _, name in ROWS}
 
 
-def test_every_default_of_detection_is_documented() -> None:
+def test_detection_defaults_are_documented() -> None:
+    """Every default of failure detection is documented."""
     documented = {name for _, module, name in ROWS if module == "runtime.timeouts"}
     assert documented == {name for name in vars(timeouts) if name.endswith("_SECS")}
 
 
-def test_the_options_have_these_defaults() -> None:
+def test_options_use_the_defaults() -> None:
+    """The options have the documented defaults."""
     assert (
         SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == timeouts.RECONNECT_SECS
     )

@@ -35,14 +35,15 @@ PROGRAMS = [block for block in FILES if "__main__" in block.code]
 """Files of a page that are started; the others are imported by them."""
 
 
-def test_every_block_says_its_language() -> None:
+def test_every_block_names_its_language() -> None:
+    """Every block of a page names its language."""
     assert [
         f"{b}: {b.language}" for page in PAGES for b in blocks(page) if b.language not in LANGUAGES
     ] == []
 
 
 def test_python_is_fenced() -> None:
-    """Code that is only indented would be overlooked."""
+    """Python on a page stands in a fenced block."""
     found = []
     for page in PAGES:
         lines = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -56,7 +57,8 @@ def test_python_is_fenced() -> None:
     assert found == []
 
 
-def test_a_fragment_has_a_reason_and_is_python() -> None:
+def test_fragment_has_a_reason() -> None:
+    """A fragment is Python and has a reason."""
     compiled = [compile(block.code, str(block), "exec") for block in PYTHON]
     assert len(compiled) > 20
     assert [
@@ -67,7 +69,8 @@ def test_a_fragment_has_a_reason_and_is_python() -> None:
 @pytest.mark.parametrize(
     "block", [b for b in PYTHON if b.fragment.startswith("lines of ")], ids=str
 )
-def test_lines_of_a_program_are_in_it(block: Block) -> None:
+def test_quoted_lines_are_in_program(block: Block) -> None:
+    """Lines that a page quotes from a program are in the program."""
     program = (ROOT / block.fragment.removeprefix("lines of ")).read_text()
     assert statements(block.code) <= statements(program)
 
@@ -76,8 +79,8 @@ def statements(code: str) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt)}
 
 
-def test_commands_name_what_is_there() -> None:
-    """Of the blocks for a shell: the modules of ours, and the files of configs; test_commands.py runs them."""
+def test_commands_name_existing_files() -> None:
+    """The commands of the pages name modules and files that exist."""
     shell = "\n".join(block.code for block in BLOCKS if block.language in {"sh", "console"})
     modules = set(re.findall(r"-m ((?:harness|models|benchmarks|runtime)[\w.]*)", shell))
     files = set(re.findall(r"configs/[\w./-]*\w", shell))
@@ -95,9 +98,10 @@ def without(needs: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("page", "needs"), SNIPPETS, ids=["-".join([page.stem, *needs]) for page, needs in SNIPPETS]
 )
-def test_the_blocks_of_a_page_run(
+def test_blocks_of_a_page_run(
     page: pathlib.Path, needs: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
+    """The Python blocks of a page run in their order."""
     without(needs)
     done = python("-m", "tests.docs.blocks", str(page), *needs, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
@@ -108,14 +112,16 @@ def test_the_blocks_of_a_page_run(
 @pytest.mark.parametrize(
     "block", [block for block in PROGRAMS if block.page.name == "models.md"], ids=str
 )
-def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
+def test_program_of_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
+    """A whole program of a page trains and leaves a checkpoint."""
     without(tuple(block.needs))
     save_files(block.page, tmp_path)
     assert 0.87 < accuracy(run(block, tmp_path)) <= 1
     assert harness.latest_checkpoint(str(tmp_path / "run"))
 
 
-def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None:
+def test_restarted_program_continues(tmp_path: pathlib.Path) -> None:
+    """A program that is started again continues from its checkpoint."""
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")
     save_files(block.page, tmp_path)
     found = accuracy(run(block, tmp_path))
@@ -129,7 +135,8 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize(
     "block", [block for block in PROGRAMS if block.page.name == "data.md"], ids=str
 )
-def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -> None:
+def test_program_continues_its_data(block: Block, tmp_path: pathlib.Path) -> None:
+    """A program that is started again continues its data."""
     without(tuple(block.needs))
     save_files(block.page, tmp_path)
     first, second = run(block, tmp_path), run(block, tmp_path)

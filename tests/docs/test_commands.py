@@ -78,7 +78,8 @@ TF1_CLUSTER = shown("tf1.md", "harness.launch")
 TF1_CHECK = shown("tf1.md", "--check old/")
 
 
-def test_every_block_runs_or_says_why_not() -> None:
+def test_every_command_block_is_run() -> None:
+    """Every block of commands is run by a test or listed with a reason."""
     apart = [*APART, *DRY]
     there = shell_blocks()
     assert [
@@ -93,7 +94,8 @@ GIVEN = list(given_flags())
 
 
 @pytest.mark.parametrize("module", sorted({given.module for given in GIVEN if given.names}))
-def test_the_flags_of_the_pages_are_there(module: str) -> None:
+def test_flags_of_pages_exist(module: str) -> None:
+    """A program has each flag that a page gives to the program."""
     if module == "harness.tf1":  # all others are of the program that it runs
         assert {flag for given in GIVEN if given.module == module for flag in given.names[:1]} <= {
             "m",
@@ -127,7 +129,8 @@ def help_of(module: str, ask: str) -> str:
 @pytest.mark.parametrize(
     "line", [line for b in shell_blocks() for line in commands(b) if line.startswith("make ")]
 )
-def test_make_knows_what_it_is_asked_for(line: str) -> None:
+def test_make_targets_exist(line: str) -> None:
+    """make knows the targets and variables of the pages."""
     command = line.replace("make ", "make --dry-run --no-print-directory ", 1)
     done = bash(command, ROOT)
     assert done.stdout and done.returncode == 0, done.stderr
@@ -163,7 +166,8 @@ def result(commands: str, folder: pathlib.Path) -> str:
     return done.stdout
 
 
-def test_a_launch_file_is_printed(tmp_path: pathlib.Path) -> None:
+def test_manifest_command_prints_jobset(tmp_path: pathlib.Path) -> None:
+    """The manifest command of the page prints a JobSet."""
     import yaml
 
     result(script(MANIFEST), tmp_path)
@@ -171,11 +175,13 @@ def test_a_launch_file_is_printed(tmp_path: pathlib.Path) -> None:
     assert "JobSet" in kinds
 
 
-def test_the_plan_names_a_number_of_ps(tmp_path: pathlib.Path) -> None:
+def test_plan_command_names_ps(tmp_path: pathlib.Path) -> None:
+    """The planning command of the page names a number of ps."""
     assert re.match(r"\d+ ps for 400 MB, 64 workers, ", result(script(PLAN), tmp_path))
 
 
-def test_checkpoints_are_looked_into(tmp_path: pathlib.Path) -> None:
+def test_inspection_commands_work(tmp_path: pathlib.Path) -> None:
+    """The inspection commands of the page list, verify, print and compare."""
     with rt.Graph().as_default(), rt.Session() as session:
         variable = rt.Variable(np.zeros((3, 2), np.float32), name="mlp/w1")
         session.run(variable.initializer)
@@ -195,7 +201,8 @@ def test_checkpoints_are_looked_into(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_a_check_of_old_programs_says_what_the_page_shows(tmp_path: pathlib.Path) -> None:
+def test_check_prints_the_pages_output(tmp_path: pathlib.Path) -> None:
+    """The check of old programs prints what the page shows."""
     import harness.tf1 as tf
 
     names = [
@@ -227,8 +234,8 @@ def background(line: str, folder: pathlib.Path) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("given", ["certs", "token"])
-def test_tasks_with_a_credential(given: str, tmp_path: pathlib.Path) -> None:
-    """What the page says of ps0 is done on this host, on which ps0 is called localhost."""
+def test_credential_commands_work(given: str, tmp_path: pathlib.Path) -> None:
+    """The commands of the page start and watch a task with certificates or tokens."""
     (port,) = free_ports(1)
 
     def here(line: str) -> str:
@@ -268,7 +275,8 @@ def until(done: Callable[[], "subprocess.CompletedProcess[str]"]) -> str:
     raise AssertionError(last.stdout + last.stderr)
 
 
-def test_a_run_is_watched_from_a_terminal(tmp_path: pathlib.Path) -> None:
+def test_status_commands_work(tmp_path: pathlib.Path) -> None:
+    """The commands of the page watch a run from a terminal."""
     launch, scrape = commands(DASHBOARD)
     # test_dashboard.py gives it to Prometheus
     assert (ROOT / re.findall(r"--config\.file=(\S+)", scrape)[0]).is_file()
@@ -305,7 +313,8 @@ if __name__ == "__main__":
 """
 
 
-def test_programs_of_tensorflow_start_unchanged(tmp_path: pathlib.Path) -> None:
+def test_tensorflow_programs_start_unchanged(tmp_path: pathlib.Path) -> None:
+    """Programs of TensorFlow start unchanged by the commands of the page."""
     (tmp_path / "package").mkdir()
     for file in ("mnist_replica.py", "package/module.py"):
         (tmp_path / file).write_text(FLAGS)
@@ -315,7 +324,8 @@ def test_programs_of_tensorflow_start_unchanged(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_a_program_of_tensorflow_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
+def test_tensorflow_program_trains_under_launcher(tmp_path: pathlib.Path) -> None:
+    """A program of TensorFlow trains under the launcher by the command of the page."""
     program = (ROOT / "tests" / "harness" / "tf1" / "programs" / "counter.py").read_text()
     (tmp_path / "mnist_replica.py").write_text(
         program.replace("import harness.tf1 as tf", "import tensorflow as tf")

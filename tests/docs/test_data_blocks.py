@@ -24,13 +24,15 @@ def shown(text: str) -> Block:
 CERTIFICATE, POD, LINE = shown("kind: Certificate"), shown("volumeMounts"), shown('"action"')
 
 
-def test_all_blocks_are_looked_at() -> None:
+def test_all_data_blocks_are_tested() -> None:
+    """Every YAML and JSON block of the pages is tested here."""
     assert {str(block) for found in DATA.values() for block in found} == {
         str(b) for b in (CERTIFICATE, POD, LINE)
     }
 
 
-def test_the_certificate_serves_and_asks_and_has_a_name_for_each_host() -> None:
+def test_certificate_block_serves_both_sides() -> None:
+    """The certificate of the page serves both sides and has the secret that the pod mounts."""
     asked = yaml.safe_load(CERTIFICATE.code)["spec"]
     assert {"server auth", "client auth"} <= set(asked["usages"])
     assert all("." in name for name in asked["dnsNames"])
@@ -38,7 +40,8 @@ def test_the_certificate_serves_and_asks_and_has_a_name_for_each_host() -> None:
     assert mounted == asked["secretName"]
 
 
-def test_the_pods_part_is_one_that_kubernetes_knows() -> None:
+def test_pod_block_is_known_to_kubernetes() -> None:
+    """The pod of the page has only fields that Kubernetes knows."""
     kubernetes = pytest.importorskip("kubernetes", reason="needs PyPI's kubernetes")
     api = kubernetes.client.ApiClient()
     part = yaml.safe_load(POD.code)
@@ -62,7 +65,8 @@ def test_the_pods_part_is_one_that_kubernetes_knows() -> None:
     assert variable["value"] == part["volumeMounts"][0]["mountPath"]
 
 
-def test_a_line_of_the_audit_log_has_the_fields_that_are_written(tmp_path: Path) -> None:
+def test_audit_line_has_written_fields(tmp_path: Path) -> None:
+    """The audit line of the page has the fields that are written."""
     line = ast.literal_eval(LINE.code)
     log = AuditLog(line["task"], tmp_path / "audit")
     log.write(

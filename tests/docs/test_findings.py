@@ -34,7 +34,8 @@ def names(file: str) -> set[str]:
     }
 
 
-def test_every_finding_names_tests_that_are_there_or_is_said_to_be_open() -> None:
+def test_findings_name_existing_tests() -> None:
+    """Every finding names tests that exist or is said to be open."""
     table = rows()
     assert [cells[0] for cells in table] == FINDINGS
     for number, finding, state, tests in table:

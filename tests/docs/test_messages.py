@@ -34,10 +34,12 @@ def said() -> str:
     return "\n".join(text for path in modules for text in texts(path))
 
 
-def test_there_are_messages() -> None:
+def test_messages_are_listed_once() -> None:
+    """The page lists more than twenty messages, each once."""
     assert len(MESSAGES) == len(set(MESSAGES)) > 20
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_is_in_the_code(message: str, said: str) -> None:
+def test_message_is_in_code(message: str, said: str) -> None:
+    """A message of the page is in the code."""
     assert message in said

@@ -15,7 +15,8 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_prints_what_it_shows(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_notebook_prints_what_it_shows(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The cells of a notebook print what the notebook shows."""
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
     command = [sys.executable, "-m", "tests.docs.notebooks", str(copy)]
@@ -27,7 +28,8 @@ def test_a_notebook_prints_what_it_shows(path: pathlib.Path, tmp_path: pathlib.P
     assert any(shown) and shown == printed, f"run: python -m tests.docs.notebooks {path}"
 
 
-def test_there_are_notebooks() -> None:
+def test_notebooks_are_run_in_order() -> None:
+    """The three notebooks begin with text, and their cells were run in order."""
     assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:
         notebook = json.loads(path.read_text())

@@ -52,7 +52,8 @@ class Page(html.parser.HTMLParser):
         self.links += [value for name in ("href", "src") if (value := found.get(name))]
 
 
-def test_every_public_name_is_on_a_page(site: pathlib.Path) -> None:
+def test_public_names_are_on_pages(site: pathlib.Path) -> None:
+    """Every public name has a place in the reference."""
     for page, face in {
         "harness": "harness",
         "runtime": "runtime",
@@ -64,7 +65,8 @@ def test_every_public_name_is_on_a_page(site: pathlib.Path) -> None:
         ] == []
 
 
-def test_no_link_is_broken(site: pathlib.Path) -> None:
+def test_site_has_no_broken_link(site: pathlib.Path) -> None:
+    """No link of the site is broken."""
     pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > 20
     assert list(_broken(pages)) == []
@@ -85,7 +87,8 @@ def _broken(pages: dict[pathlib.Path, Page]) -> Iterator[str]:
 
 
 @pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
-def test_search_and_a_phone(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_site_works_on_a_phone(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The site can be searched and fits a phone."""
     with served(site) as address, Browser(tmp_path) as browser:
         browser.open(f"{address}/index.html")
         browser.wait("return document.querySelector('.md-search__button') !== null")

@@ -48,9 +48,10 @@ def contents(out: pathlib.Path) -> dict[str, bytes]:
         ("localhost", "localhost", ["localhost", "127.0.0.1", "::1"]),
     ],
 )
-def test_a_certificate_names_its_host_and_is_good_for_both_sides(
+def test_certificate_names_host_for_both(
     tmp_path: pathlib.Path, host: str, file: str, expected: list[str]
 ) -> None:
+    """A certificate names its host and serves as server and as client."""
     assert make(tmp_path, f"--hosts={host}") == 0
     assert names(tmp_path / f"{file}.pem") == expected
     made, authority = load(tmp_path / f"{file}.pem"), load(tmp_path / "ca.pem")
@@ -73,7 +74,8 @@ def test_a_certificate_names_its_host_and_is_good_for_both_sides(
     assert checked.returncode == 0, checked.stderr
 
 
-def test_keys_are_for_this_user_alone_whatever_the_umask(tmp_path: pathlib.Path) -> None:
+def test_keys_ignore_the_umask(tmp_path: pathlib.Path) -> None:
+    """Keys are readable by their user alone, whatever the umask."""
     before = os.umask(0)
     try:
         assert make(tmp_path / "a" / "certs", "--hosts=ps0") == 0
@@ -89,9 +91,10 @@ def test_keys_are_for_this_user_alone_whatever_the_umask(tmp_path: pathlib.Path)
     }
 
 
-def test_what_is_there_stays_and_hosts_can_be_added(
+def test_existing_certificates_stay(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Existing certificates stay, and hosts can be added."""
     assert make(tmp_path, "--hosts=ps0,w0") == 0
     before = contents(tmp_path)
     assert make(tmp_path, "--hosts=w1,ps0") == 2
@@ -109,7 +112,8 @@ def test_what_is_there_stays_and_hosts_can_be_added(
     load(tmp_path / "w1.pem").verify_directly_issued_by(load(tmp_path / "ca.pem"))
 
 
-def test_renewing_replaces_the_certificates_of_these_hosts_only(tmp_path: pathlib.Path) -> None:
+def test_renew_replaces_named_hosts_only(tmp_path: pathlib.Path) -> None:
+    """--renew replaces the certificates of the named hosts only."""
     assert make(tmp_path, "--hosts=ps0,w0") == 0
     before = contents(tmp_path)
     assert make(tmp_path, "--hosts=ps0", "--renew", "--days=3") == 0
@@ -120,6 +124,7 @@ def test_renewing_replaces_the_certificates_of_these_hosts_only(tmp_path: pathli
 
 
 def test_two_directories_have_two_authorities(tmp_path: pathlib.Path) -> None:
+    """Two directories have two authorities."""
     for name in "ab":
         assert make(tmp_path / name, "--hosts=ps0") == 0
     one, other = (load(tmp_path / name / "ca.pem") for name in "ab")
@@ -137,17 +142,19 @@ def test_two_directories_have_two_authorities(tmp_path: pathlib.Path) -> None:
         (["--hosts=ca"], "name of the CA's own files"),
     ],
 )
-def test_what_cannot_be_made_is_said_in_a_line(
+def test_impossible_certificates_are_one_line(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
+    """Hosts and options that cannot be served give one line and no directory."""
     assert make(tmp_path / "out", *options) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_hosts_are_added_only_where_the_key_of_the_ca_is(
+def test_adding_hosts_needs_the_key(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Hosts are added only where the right key of the authority is."""
     assert make(tmp_path, "--hosts=ps0") == 0
     key = (tmp_path / "ca.key").read_bytes()
     (tmp_path / "ca.key").unlink()
@@ -159,7 +166,8 @@ def test_hosts_are_added_only_where_the_key_of_the_ca_is(
     assert "is not the key of ca.pem" in capsys.readouterr().err
 
 
-def test_the_command_says_what_to_do_next_and_its_help_shows_how(tmp_path: pathlib.Path) -> None:
+def test_command_prints_the_next_steps(tmp_path: pathlib.Path) -> None:
+    """The command prints the next steps, and its help shows an example."""
     command = [sys.executable, "-m", "harness.certs"]
     done = subprocess.run(
         [*command, f"--out={tmp_path}", "--hosts=ps0,w0"],
@@ -180,7 +188,8 @@ def test_the_command_says_what_to_do_next_and_its_help_shows_how(tmp_path: pathl
     assert all(word in shown for word in ("--out", "--hosts", "--days", "--renew", "ps1+10.0.0.7"))
 
 
-def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
+def test_certificate_holds_the_role(tmp_path: pathlib.Path) -> None:
+    """A certificate holds its role, tasks and run, and fits the role's uses."""
     assert (
         make(
             tmp_path,
@@ -248,9 +257,10 @@ def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
         (["--role=observer", "--tasks=ps/0"], "that of no task"),
     ],
 )
-def test_roles_that_make_no_sense_are_refused(
+def test_senseless_roles_are_refused(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], options: list[str], why: str
 ) -> None:
+    """Roles that make no sense are refused before a file is made."""
     assert make(tmp_path, "--hosts=h", *options) == 2
     assert why in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

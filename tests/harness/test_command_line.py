@@ -29,9 +29,10 @@ pytestmark = pytest.mark.unit
         (certs.main, [], "required: --out, --hosts"),
     ],
 )
-def test_a_misspelt_flag_is_named_in_one_line(
+def test_misspelt_flag_is_named(
     capsys: pytest.CaptureFixture[str], main: object, arguments: list[str], said: str
 ) -> None:
+    """A misspelt flag is named in one line with the nearest flag."""
     assert callable(main)
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -39,7 +40,8 @@ def test_a_misspelt_flag_is_named_in_one_line(
     assert ended.value.code == 2 and said in told and told.count("\n") == 1
 
 
-def test_what_follows_two_dashes_is_no_flag() -> None:
+def test_two_dashes_end_the_flags() -> None:
+    """Words after two dashes are no flags."""
     parser = Parser("harness.some", "Some tool.")
     parser.add_argument("words", nargs="*")
     assert parser.parse_args(["--", "--anything"]).words == ["--anything"]

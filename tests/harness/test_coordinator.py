@@ -32,6 +32,7 @@ def fail_deep_inside(coord: Coordinator, error: BaseException) -> None:
 
 
 def test_threads_stop_together_on_request() -> None:
+    """A requested stop ends all waiting threads."""
     coord = Coordinator()
     threads = [start(coord.wait_for_stop, LIMIT) for _ in range(4)]
     assert not coord.should_stop()
@@ -42,7 +43,8 @@ def test_threads_stop_together_on_request() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_join_ends_without_a_stop_when_all_threads_end() -> None:
+def test_join_ends_with_the_threads() -> None:
+    """join ends without a stop when all threads have ended."""
     coord = Coordinator()
     gate = threading.Event()
     threads = [start(gate.wait, LIMIT) for _ in range(3)]
@@ -54,7 +56,8 @@ def test_join_ends_without_a_stop_when_all_threads_end() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-join"]
 
 
-def test_join_waits_for_a_stop_and_not_only_for_the_grace_period() -> None:
+def test_join_waits_for_a_stop() -> None:
+    """join waits for a stop before the grace period begins."""
     coord = Coordinator()
     worker = start(coord.wait_for_stop, LIMIT)
     joiner = start(lambda: coord.join([worker], stop_grace_period_secs=0, ignore_live_threads=True))
@@ -65,13 +68,15 @@ def test_join_waits_for_a_stop_and_not_only_for_the_grace_period() -> None:
     assert not joiner.is_alive()
 
 
-def test_join_without_threads() -> None:
+def test_join_needs_no_threads() -> None:
+    """join returns at once without threads."""
     coord = Coordinator()
     coord.join()
     assert coord.joined
 
 
-def test_the_error_comes_out_of_join_with_the_traceback_of_its_thread() -> None:
+def test_join_raises_with_the_traceback() -> None:
+    """join raises the error of a thread with the thread's traceback."""
     coord = Coordinator()
     threads = [
         start(coord.wait_for_stop, LIMIT),
@@ -86,7 +91,8 @@ def test_the_error_comes_out_of_join_with_the_traceback_of_its_thread() -> None:
     assert not threads[0].is_alive()
 
 
-def test_the_first_error_wins_and_the_others_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_error_wins(caplog: pytest.LogCaptureFixture) -> None:
+    """join raises the first error, and later errors are logged."""
     coord = Coordinator()
     coord.request_stop(KeyError("first"))
     coord.request_stop(KeyError("second"))
@@ -100,13 +106,15 @@ def test_the_first_error_wins_and_the_others_are_logged(caplog: pytest.LogCaptur
 
 
 def test_errors_after_a_plain_stop_are_not_raised() -> None:
+    """An error after a plain stop is not raised."""
     coord = Coordinator()
     coord.request_stop()
     coord.request_stop(KeyError("consequence"))
     coord.join()
 
 
-def test_many_threads_failing_at_once_give_one_error() -> None:
+def test_many_failures_give_one_error() -> None:
+    """Many threads that fail at once give one error."""
     coord = Coordinator()
     barrier = threading.Barrier(8)
 
@@ -121,7 +129,8 @@ def test_many_threads_failing_at_once_give_one_error() -> None:
     assert caught.value.args[0] in range(8)
 
 
-def test_clean_stop_types() -> None:
+def test_clean_stop_types_raise_nothing() -> None:
+    """Exceptions of the clean types stop the threads without an error."""
     coord = Coordinator()
     coord.join([start(fail_deep_inside, coord, OutOfRangeError("end of input"))])
     assert coord.should_stop()
@@ -139,6 +148,7 @@ def test_clean_stop_types() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
 def test_stop_on_exception_takes_everything(error: BaseException) -> None:
+    """stop_on_exception reports interrupts and SystemExit too."""
     coord = Coordinator()
     fail_deep_inside(coord, error)
     assert coord.should_stop()
@@ -146,7 +156,8 @@ def test_stop_on_exception_takes_everything(error: BaseException) -> None:
         coord.join()
 
 
-def test_exc_info_is_as_good_as_an_exception() -> None:
+def test_exc_info_is_accepted() -> None:
+    """request_stop accepts sys.exc_info() and refuses other values."""
     coord = Coordinator()
     try:
         raise KeyError("boom")
@@ -159,14 +170,16 @@ def test_exc_info_is_as_good_as_an_exception() -> None:
         coord.request_stop(wrong)
 
 
-def test_an_error_that_was_never_raised_is_recorded_too() -> None:
+def test_unraised_error_is_recorded() -> None:
+    """request_stop records an error that was never raised."""
     coord = Coordinator()
     coord.request_stop(KeyError("boom"))
     with pytest.raises(KeyError, match="boom"):
         coord.join()
 
 
-def test_after_join_an_error_is_raised_at_once() -> None:
+def test_error_after_join_raises() -> None:
+    """After join an error is raised at once."""
     coord = Coordinator()
     coord.join()
     with pytest.raises(KeyError):
@@ -178,6 +191,7 @@ def test_after_join_an_error_is_raised_at_once() -> None:
 
 
 def test_raise_requested_exception_does_not_consume() -> None:
+    """raise_requested_exception raises every time, and join too."""
     coord = Coordinator()
     coord.raise_requested_exception()
     coord.request_stop(KeyError("boom"))
@@ -189,6 +203,7 @@ def test_raise_requested_exception_does_not_consume() -> None:
 
 
 def test_clear_stop_starts_over() -> None:
+    """clear_stop makes a coordinator usable again."""
     coord = Coordinator()
     coord.request_stop(KeyError("boom"))
     with pytest.raises(KeyError):
@@ -201,7 +216,8 @@ def test_clear_stop_starts_over() -> None:
     coord.join([thread])
 
 
-def test_wait_for_stop() -> None:
+def test_wait_for_stop_reports_the_stop() -> None:
+    """wait_for_stop returns whether a stop came within the time."""
     coord = Coordinator()
     assert not coord.wait_for_stop(0)
     assert not coord.wait_for_stop(-5)
@@ -214,6 +230,7 @@ def test_wait_for_stop() -> None:
 
 @pytest.mark.parametrize("registered", [False, True])
 def test_stragglers_are_named(registered: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """join names the threads that still run after the grace period."""
     gate = threading.Event()
     threads = [start(gate.wait, LIMIT, name=name) for name in ("slow-b", "slow-a")]
     passed = [] if registered else threads
@@ -247,7 +264,8 @@ def test_stragglers_are_named(registered: bool, caplog: pytest.LogCaptureFixture
         gate.set()
 
 
-def test_a_registered_thread_may_join_the_others() -> None:
+def test_registered_thread_may_join_others() -> None:
+    """A registered thread may join the other threads."""
     coord = Coordinator()
     other = start(coord.wait_for_stop, LIMIT)
     coord.register_thread(other)
@@ -264,7 +282,8 @@ def test_a_registered_thread_may_join_the_others() -> None:
     assert not other.is_alive()
 
 
-def test_a_signal_handler_may_stop_a_waiting_main_thread() -> None:
+def test_signal_handler_may_stop() -> None:
+    """A signal handler may stop a main thread that waits."""
     coord = Coordinator()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: coord.request_stop())
     try:
@@ -309,6 +328,7 @@ class Recorder(LooperThread):
 
 @pytest.mark.parametrize("interval", [None, 0.0, 0.002])
 def test_looper_calls_in_order(interval: float | None) -> None:
+    """A looper calls start_loop, run_loop and stop_loop in order."""
     coord = Coordinator()
     looper = Recorder(coord, interval, runs=3)
     assert looper.daemon
@@ -318,6 +338,7 @@ def test_looper_calls_in_order(interval: float | None) -> None:
 
 
 def test_looper_skips_stop_loop_after_an_error() -> None:
+    """A looper skips stop_loop after an error."""
     coord = Coordinator()
     looper = Recorder(coord, None, runs=2, error=KeyError("boom"))
     looper.start()
@@ -326,7 +347,8 @@ def test_looper_skips_stop_loop_after_an_error() -> None:
     assert looper.calls == ["start", "run", "run"]
 
 
-def test_looper_runs_at_once_and_stops_within_a_long_interval() -> None:
+def test_looper_stops_within_an_interval() -> None:
+    """A looper runs at once and stops within a long interval."""
     coord = Coordinator()
     ran = threading.Event()
     looper = LooperThread.loop(coord, 3600, ran.set)
@@ -337,6 +359,7 @@ def test_looper_runs_at_once_and_stops_within_a_long_interval() -> None:
 
 
 def test_looper_keeps_its_pace() -> None:
+    """A looper waits an interval between runs."""
     coord = Coordinator()
     runs = iter(range(5))
 
@@ -350,7 +373,8 @@ def test_looper_keeps_its_pace() -> None:
     assert time.monotonic() - began >= 4 * 0.05
 
 
-def test_looper_makes_up_for_missed_runs_by_one() -> None:
+def test_looper_makes_up_one_run() -> None:
+    """A looper makes up for several missed runs by a single run."""
     coord = Coordinator()
     runs = iter(range(4))
 
@@ -368,7 +392,8 @@ def test_looper_makes_up_for_missed_runs_by_one() -> None:
     assert time.monotonic() - began >= 0.35 + 2 * 0.1
 
 
-def test_looper_passes_arguments_and_takes_the_name_of_its_target() -> None:
+def test_looper_passes_arguments() -> None:
+    """A looper passes its arguments and has the name of its target."""
     coord = Coordinator()
     seen: list[Any] = []
 
@@ -382,7 +407,8 @@ def test_looper_passes_arguments_and_takes_the_name_of_its_target() -> None:
     assert looper.name == "save_model"
 
 
-def test_looper_argument_errors() -> None:
+def test_looper_refuses_wrong_arguments() -> None:
+    """A looper refuses a missing coordinator and arguments without a target."""
     wrong: Any = None
     with pytest.raises(ValueError, match="coord must be a Coordinator"):
         LooperThread(wrong, 1.0)

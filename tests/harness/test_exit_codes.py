@@ -27,7 +27,8 @@ def plain_again() -> object:
     exit_codes.use("plain")
 
 
-def test_no_code_stands_for_two_things() -> None:
+def test_code_has_one_meaning() -> None:
+    """No exit code and no error stands for two rows."""
     codes = [code for row in TABLE for code in (row.plain, *row.also)]
     assert len(set(codes)) == len(codes)
     errors = [name for row in TABLE for name in row.errors]
@@ -39,7 +40,8 @@ def test_no_code_stands_for_two_things() -> None:
     assert exit_codes.of_code(7) is exit_codes.FAILED
 
 
-def test_an_engine_starts_again_what_the_launcher_would() -> None:
+def test_engines_agree_with_the_launcher() -> None:
+    """An engine starts a task again exactly where the launcher would."""
     for row in TABLE:
         if row in (exit_codes.FAILED, exit_codes.KILLED):  # they keep the code that they came with
             continue
@@ -49,7 +51,8 @@ def test_an_engine_starts_again_what_the_launcher_would() -> None:
 
 
 @pytest.mark.parametrize("scheme", exit_codes.SCHEMES)
-def test_codes_are_translated_at_the_edge(scheme: str) -> None:
+def test_codes_follow_the_scheme(scheme: str) -> None:
+    """Codes follow the chosen scheme, and other codes stay."""
     exit_codes.use(scheme)
     for row in TABLE:
         assert exit_codes.code(row) == getattr(row, scheme)
@@ -59,7 +62,8 @@ def test_codes_are_translated_at_the_edge(scheme: str) -> None:
         exit_codes.use("k8s")
 
 
-def test_the_errors_of_the_table_exist_and_their_subclasses_are_found() -> None:
+def test_errors_find_their_row() -> None:
+    """The errors of the table exist, and their subclasses find the row."""
     for row in TABLE:
         for name in row.errors:
             (kind,) = {
@@ -76,7 +80,8 @@ def test_the_errors_of_the_table_exist_and_their_subclasses_are_found() -> None:
         assert exit_codes.of_error(error, begun=False) is exit_codes.FAILED
 
 
-def test_the_guide_has_this_table() -> None:
+def test_guide_has_the_table() -> None:
+    """The guide has the table of the code."""
     for row in TABLE:
         plain = ", ".join(map(str, (row.plain, *row.also)))
         cells = row.name, row.meaning, row.retry.value, plain, row.tfjob, row.jobset
@@ -104,9 +109,8 @@ def test_the_guide_has_this_table() -> None:
         (["--data_dir=nowhere", "--exit_codes=tfjob"], 2, "--data_dir=nowhere has neither"),
     ],
 )
-def test_the_trainer_ends_with_one_line_and_its_code(
-    flags: list[str], code: int, said: str
-) -> None:
+def test_trainer_ends_with_its_code(flags: list[str], code: int, said: str) -> None:
+    """The trainer ends with one line and the code of the mistake."""
     command = [sys.executable, "-m", "models.mnist.trainer", "--logdir=", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
@@ -119,7 +123,8 @@ def test_the_trainer_ends_with_one_line_and_its_code(
     ("ends", "scheme", "code"),
     [("sys.exit(75)", "tfjob", 138), ("sys.exit(75)", "plain", 75), ("sys.exit(9)", "jobset", 9)],
 )
-def test_the_launcher_ends_with_the_code_of_the_engine(ends: str, scheme: str, code: int) -> None:
+def test_launcher_translates_the_code(ends: str, scheme: str, code: int) -> None:
+    """The launcher ends with a code that the engine understands."""
     command = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1", "--max_restarts=0"]
     done = subprocess.run(
         [*command, f"--exit_codes={scheme}", "--", "python", "-c", f"import sys; {ends}"],
@@ -144,9 +149,8 @@ def test_the_launcher_ends_with_the_code_of_the_engine(ends: str, scheme: str, c
         ),
     ],
 )
-def test_a_variable_of_the_engine_that_is_missing_is_one_line(
-    environ: dict[str, str], said: str
-) -> None:
+def test_missing_engine_variable_is_named(environ: dict[str, str], said: str) -> None:
+    """A missing variable of the engine gives one line."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     done = subprocess.run(
         [sys.executable, "-m", "harness.launch", "--per_task", "--exit_codes=jobset", "--", "true"],

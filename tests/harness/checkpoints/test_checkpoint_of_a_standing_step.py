@@ -46,9 +46,10 @@ def _saved(logdir: pathlib.Path) -> float:
         return -1.0
 
 
-def test_the_end_saves_what_was_trained_and_tells_that_the_step_stands_still(
+def test_end_saves_a_standing_step(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The end saves what was trained although the global step stands still, and warns of the step."""
     for run in range(2):
         with rt.Graph().as_default():
             v, step, train = _graph()
@@ -63,10 +64,10 @@ def test_the_end_saves_what_was_trained_and_tells_that_the_step_stands_still(
     assert told and "pass global_step to minimize()" in told[0]
 
 
-def test_a_save_between_an_update_and_its_step_is_no_standing_step(
+def test_save_before_step_update_is_silent(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second save came into the first step of a slow machine, and the program was told that it had a mistake."""
+    """A save between an update and its step raises no warning of a standing step."""
 
     class BetweenTheTwo(harness.Saver):
         def save(self, sess: rt.Session, *args: Any, **kwargs: Any) -> Any:
@@ -93,9 +94,10 @@ def test_a_save_between_an_update_and_its_step_is_no_standing_step(
     assert ["global step stays at 0" in record.message for record in caplog.records] == [True]
 
 
-def test_the_timer_saves_a_step_again_only_when_something_was_trained(
+def test_timer_saves_a_standing_step_again(
     tmp_path: pathlib.Path,
 ) -> None:
+    """The timer saves a standing step again when something was trained, under the same step."""
     with rt.Graph().as_default():
         v, step, train = _graph()
         saver = harness.Saver()
@@ -111,7 +113,8 @@ def test_the_timer_saves_a_step_again_only_when_something_was_trained(
     assert os.listdir(tmp_path / "model.ckpt") == ["0"]
 
 
-def test_a_hook_saves_what_was_trained(tmp_path: pathlib.Path) -> None:
+def test_hook_saves_a_standing_step(tmp_path: pathlib.Path) -> None:
+    """A checkpoint hook saves what was trained although the global step stands still."""
     told = []
 
     class Listener(harness.CheckpointSaverListener):
@@ -135,7 +138,8 @@ def test_a_hook_saves_what_was_trained(tmp_path: pathlib.Path) -> None:
     assert told[-1] == last and len(told) >= 3
 
 
-def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None:
+def test_unchanged_model_is_not_saved_again(tmp_path: pathlib.Path) -> None:
+    """A model that has not changed is not saved again, also after a restart."""
     written = []
     # initialised, then restored twice; in the last one the path is written in another way
     for run in range(3):
@@ -155,7 +159,10 @@ def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None
     assert len(set(written)) == 1
 
 
-def test_tasks_know_whether_a_variable_has_changed(tmp_path: pathlib.Path) -> None:
+def test_changed_since_knows_changed_variables(tmp_path: pathlib.Path) -> None:
+    """changed_since knows which variables have changed since a checkpoint, and returns None after a
+    restart.
+    """
     graph, v = ckit.make_graph(
         {"a": np.zeros(3), "b": np.array([b"x"], object), "c": np.float32(1)}, {"b": 1}
     )
@@ -193,10 +200,10 @@ class RecoversMeanwhile(harness.Saver):
         return super().changed_since(sess, save_path)
 
 
-def test_a_session_that_is_replaced_while_it_is_asked_costs_one_checkpoint_and_not_the_training(
+def test_replaced_session_costs_one_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:
-    """It ended a chief, once in some hundred deaths of a ps: "the session was closed"."""
+    """A session that is replaced during a save costs that checkpoint, and the next save succeeds."""
     with rt.Graph().as_default():
         _, step, train = _graph()
         saver = RecoversMeanwhile()

@@ -56,12 +56,14 @@ def _back(value: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 2)])
-def test_arrays_of_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_is_encoded_exactly(dtype: str, shape: tuple[int, ...]) -> None:
+    """Arrays of every dtype and shape come back as they were."""
     array = np.ones(shape, np.uint8).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
     assert _same(_back(array), array)
 
 
-def test_arrays_of_jax_are_saved_as_numpy() -> None:
+def test_jax_arrays_become_numpy() -> None:
+    """JAX arrays are saved as NumPy arrays."""
     found = decode(
         json.loads(
             encode(
@@ -72,8 +74,8 @@ def test_arrays_of_jax_are_saved_as_numpy() -> None:
     assert _same(found["key"], np.array([0, 3], np.uint32)) and found["half"].dtype == jnp.bfloat16
 
 
-def test_function_that_does_not_return_holds_up_no_save(tmp_path: pathlib.Path) -> None:
-    """The state is left out; the task is one of the saving process."""
+def test_hanging_state_holds_up_no_save(tmp_path: pathlib.Path) -> None:
+    """A state function that does not return is left out of the checkpoint and holds up no save."""
     ended = threading.Event()
     with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default():
         with cluster.device():
@@ -93,32 +95,36 @@ def test_function_that_does_not_return_holds_up_no_save(tmp_path: pathlib.Path) 
 
 
 def test_records_keep_their_fields() -> None:
+    """Structured arrays keep their fields."""
     array = np.array([(1, 2.5), (3, 4.5)], [("index", "<i4"), ("weight", "<f8", (2,))])
     found = _back(array)
     assert _same(found, array) and found["index"].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("mark", ["__array__", "__tuple__", "__bytes__", "__dict__"])
-def test_dictionaries_may_have_any_key(mark: str) -> None:
+def test_dictionaries_keep_any_key(mark: str) -> None:
+    """Dictionaries come back even with keys that the encoding uses as marks."""
     state = {mark: [1, (2, b"x")], "other": {mark: "y"}, "plain": {"a": 1}}
     assert _same(_back(state), state)
 
 
-def test_what_earlier_versions_wrote_is_read() -> None:
+def test_earlier_encoding_is_read() -> None:
+    """States that earlier versions wrote are read."""
     assert _same(decode({"__array__": ["<f4", [1], "AACAPw=="]}), np.ones(1, np.float32))
     assert decode({"a": {"__tuple__": [1, {"__bytes__": "eA=="}]}}) == {"a": (1, b"x")}
 
 
-def test_objects_are_refused() -> None:
+def test_object_arrays_are_refused() -> None:
+    """Arrays of Python objects are refused."""
     for array in (np.array([object()]), np.zeros(1, [("a", object)])):
         with pytest.raises(rt.InvalidArgumentError, match="array of objects"):
             encode(array)
 
 
-def test_a_state_is_that_of_the_instant_of_the_variables(
+def test_state_matches_the_variables_instant(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not of when the save began: an order to a task may be slow, and the instant is tried for several times."""
+    """A state is taken at the instant of the variables, not when the save began."""
     place, asked = [0], threading.Event()
 
     def get() -> int:
@@ -148,9 +154,8 @@ def test_a_state_is_that_of_the_instant_of_the_variables(
 
 
 @pytest.mark.parametrize("goodbye", [False, True])
-def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(
-    tmp_path: pathlib.Path, goodbye: bool
-) -> None:
+def test_finished_worker_leaves_its_states(tmp_path: pathlib.Path, goodbye: bool) -> None:
+    """A worker that is done leaves its states to the last checkpoint."""
     other = "/job:worker/task:1"
     position = [0]
     with rt.local_cluster(ps=2, workers=2) as cluster, rt.Graph().as_default():
@@ -182,7 +187,7 @@ def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(
 
 
 def test_tasks_of_one_name_keep_their_states(tmp_path: pathlib.Path) -> None:
-    """Two clusters of one process have tasks of one name; each checkpoint holds the states of its own cluster."""
+    """Two clusters of one process keep the states of tasks with one name apart."""
     places: dict[str, list[int]] = {}
     with rt.Server.create_local_server() as one, rt.Server.create_local_server() as two:
         for number, server in enumerate((one, two)):

@@ -38,14 +38,16 @@ def equal(found: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_a_checkpoint_gives_the_tree_of_what_it_is_to_be_like(checkpoint: pathlib.Path) -> None:
+def test_load_pytree_returns_the_given_structure(checkpoint: pathlib.Path) -> None:
+    """load_pytree returns a tree of the structure of its argument."""
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), TREE)
     for like in (TREE, abstract):
         equal(harness.load_pytree(checkpoint, like, name="net"), TREE)
     equal(harness.load_pytree(checkpoint / "model.ckpt" / "7", TREE, "net"), TREE)
 
 
-def test_what_does_not_fit_is_listed(checkpoint: pathlib.Path) -> None:
+def test_misfits_of_load_pytree_are_listed(checkpoint: pathlib.Path) -> None:
+    """Names and shapes that do not fit are listed, and a missing checkpoint is an error."""
     with pytest.raises(
         rt.NotFoundError, match="has no Dense_0/bias, Dense_0/kernel, scale; it has .*give the name"
     ):
@@ -60,7 +62,9 @@ def test_what_does_not_fit_is_listed(checkpoint: pathlib.Path) -> None:
 
 
 def test_other_libraries_write_the_tree(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Runs the recipes of docs/checkpoints.md."""
+    """Orbax and jax.export write what load_pytree returns, by the recipes of the page on
+    checkpoints.
+    """
     params = harness.load_pytree(checkpoint, TREE, name="net")
     with ocp.StandardCheckpointer() as plain:
         plain.save(tmp_path / "params", params)
@@ -74,7 +78,8 @@ def test_other_libraries_write_the_tree(checkpoint: pathlib.Path, tmp_path: path
     np.testing.assert_allclose(served.call(np.ones((1, 2), np.float32)), [[3.0, 5.0, 7.0]])
 
 
-def test_safetensors_hold_the_names(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_safetensors_keep_the_names(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A safetensors file keeps the names and values of a checkpoint."""
     safetensors = pytest.importorskip("safetensors.numpy")
     reader = harness.load_checkpoint(str(checkpoint))
     safetensors.save_file(

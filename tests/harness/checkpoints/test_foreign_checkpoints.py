@@ -65,9 +65,10 @@ def check(session: rt.Session, made: list[rt.Variable]) -> None:
     assert float(scale) == 1.5
 
 
-def test_a_saver_restores_what_no_task_opens(
+def test_saver_restores_what_tasks_cannot_open(
     orbax: pathlib.Path, target: tuple[str, pathlib.Path]
 ) -> None:
+    """A Saver restores a checkpoint of plain Orbax that no task can open."""
     with rt.Graph().as_default() as graph:
         made = variables()
         saver = harness.Saver()
@@ -76,7 +77,10 @@ def test_a_saver_restores_what_no_task_opens(
             check(session, made)
 
 
-def test_a_supervisor_begins_with_it(orbax: pathlib.Path, target: tuple[str, pathlib.Path]) -> None:
+def test_supervisor_begins_with_foreign_checkpoint(
+    orbax: pathlib.Path, target: tuple[str, pathlib.Path]
+) -> None:
+    """A Supervisor begins with a checkpoint of plain Orbax."""
     logdir = target[1] / orbax.parent.name
     with rt.Graph().as_default():
         made = variables()

@@ -117,7 +117,10 @@ def _loop(path: pathlib.Path) -> None:
     path.symlink_to(path.name)
 
 
-def test_files_of_json_that_are_none(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_hostile_json_files_are_named(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Pipes, devices, loops and huge files in place of JSON raise an error that names the
+    checkpoint.
+    """
     hostile = []
     for number, harm in enumerate((_pipe, _device, _nested, _items, sparse, _loop)):
         for file in (FILE_NAME, "default/_METADATA"):
@@ -133,9 +136,8 @@ def test_files_of_json_that_are_none(saved: pathlib.Path, tmp_path: pathlib.Path
         )
 
 
-def test_a_tree_that_is_deeper_than_a_checkpoint(
-    saved: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_too_deep_directory_is_refused(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A directory tree that is deeper than a checkpoint is refused."""
     hostile = pathlib.Path(shutil.copytree(saved, tmp_path / "1"))
     before = os.getcwd()
     try:
@@ -150,7 +152,8 @@ def test_a_tree_that_is_deeper_than_a_checkpoint(
     assert "DataLossError" in told and "deeper directories" in told
 
 
-def test_metadata_that_fills_a_disk(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_huge_metadata_is_refused(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Metadata with a huge size is refused by name."""
     hostile = foreign(saved, tmp_path / "1")
     sparse(hostile / "default" / "manifest.ocdbt")
     told = outcome(RESTORE, saved, hostile)
@@ -191,14 +194,16 @@ def store_with(item: pathlib.Path, values: dict[str, bytes], *, packed_index: bo
     transaction.commit_async().result()
 
 
-def test_files_that_dwarf_the_arrays(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_files_larger_than_arrays_are_refused(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Files that are far larger than the arrays are refused with both sizes."""
     hostile = pathlib.Path(shutil.copytree(saved, tmp_path / "1"))
     sparse(hostile / "default" / "hole")
     told = outcome(RESTORE, saved, hostile)
     assert "DataLossError" in told and "its files are 687" in told and "and its arrays 2000" in told
 
 
-def test_what_others_have_packed_is_read(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_foreign_compression_is_read(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Arrays that another program has compressed are read by both transfers."""
     values = np.arange(500, dtype=np.float32)
     about = json.dumps({**ARRAY, "compressor": {"id": "zlib", "level": 9}}).encode()
     for number, packed_index in enumerate((False, True)):
@@ -212,8 +217,10 @@ def test_what_others_have_packed_is_read(saved: pathlib.Path, tmp_path: pathlib.
                 assert sess.run(v).tolist() == values.tolist()
 
 
-def test_an_event_file_that_is_a_pipe(tmp_path: pathlib.Path) -> None:
-    """A chief that starts again opens no event file of before."""
+def test_event_file_as_pipe_is_harmless(tmp_path: pathlib.Path) -> None:
+    """A chief that starts again opens no event file of an earlier start, even if that file is a
+    pipe.
+    """
     os.mkfifo(tmp_path / "events.out.tfevents.1.host")
     with harness.FileWriter(tmp_path) as writer:
         writer.add_session_log("START", 10)
@@ -221,9 +228,10 @@ def test_an_event_file_that_is_a_pipe(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("harm", [_pipe, sparse], ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"])
-def test_an_mnist_file_that_is_none(
+def test_hostile_mnist_file_is_named(
     tmp_path: pathlib.Path, name: str, harm: Callable[[pathlib.Path], None]
 ) -> None:
+    """A pipe or an empty giant in place of an MNIST file raises DataError with its directory."""
     (tmp_path / name).touch()
     harm(tmp_path / name)
     told = outcome(MNIST, tmp_path)

@@ -56,9 +56,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return logdir
 
 
-def test_shows_steps_and_variables_of_the_newest(
-    inspect: Callable[..., Ran], saved: pathlib.Path
-) -> None:
+def test_newest_step_is_shown(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    """The command shows all steps and the variables of the newest."""
     shown = inspect(saved)
     assert shown.returncode == 0, shown.stderr
     lines = [line.split() for line in shown.stdout.splitlines()]
@@ -67,7 +66,8 @@ def test_shows_steps_and_variables_of_the_newest(
     assert "model.ckpt/2: 2 variables, 28 B" in shown.stdout
 
 
-def test_json_with_values_of_one_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+def test_json_shows_one_variables_values(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    """--json with --values and --name prints the values of one variable."""
     found = json.loads(inspect(saved / "model.ckpt-1", "--json", "--values", "--name=net").stdout)
     (variable,) = found["variables"]
     assert (variable["name"], variable["bytes"], variable["value"]) == (
@@ -77,16 +77,18 @@ def test_json_with_values_of_one_variable(inspect: Callable[..., Ran], saved: pa
     )
 
 
-def test_compare_says_how_much_differs(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+def test_compare_counts_differences(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    """--compare counts the elements that differ and exits with 1, or finds no difference."""
     found = inspect(saved / "model.ckpt" / "1", "--compare", saved / "model.ckpt" / "2")
     assert (found.returncode, found.stdout) == (1, "net/w: 1 of 6 elements differ, by up to 0.5\n")
     same = inspect(saved / "model.ckpt" / "2", "--compare", saved)
     assert same.returncode == 0 and "no difference" in same.stdout
 
 
-def test_a_damaged_checkpoint_is_named(
+def test_damaged_checkpoint_is_named(
     inspect: Callable[..., Ran], saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    """A damaged checkpoint is named, and the newest whole checkpoint is shown."""
 
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
@@ -108,22 +110,25 @@ def test_a_damaged_checkpoint_is_named(
         (("--nonsense", "x"), 2, "nonsense"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_command_mistakes_are_one_line(
     inspect: Callable[..., Ran], arguments: tuple[str, ...], code: int, said: str
 ) -> None:
+    """A mistake on the command line gives one line and code 2."""
     found = inspect(*arguments)
     assert (found.returncode, found.stderr.count("\n")) == (code, 1)
     assert said in found.stderr
 
 
-def test_no_such_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+def test_unknown_variable_is_named(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    """A variable that the checkpoint lacks is named."""
     found = inspect(saved, "--name=x")
     assert found.returncode == 1 and "has no 'x'" in found.stderr
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
-def test_ends_without_a_word_where_nobody_reads(saved: pathlib.Path, flags: list[str]) -> None:
+def test_closed_reader_ends_inspection_silently(saved: pathlib.Path, flags: list[str]) -> None:
+    """The command ends by SIGPIPE's code without a word when nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as unread:
@@ -138,7 +143,8 @@ def test_ends_without_a_word_where_nobody_reads(saved: pathlib.Path, flags: list
 
 
 @pytest.mark.cluster
-def test_a_closed_output_changes_no_exit_code(saved: pathlib.Path) -> None:
+def test_closed_output_changes_no_code(saved: pathlib.Path) -> None:
+    """A closed output does not change the exit code."""
     command = shlex.join([sys.executable, "-m", "harness.inspect_checkpoint", str(saved)])
     ended = subprocess.run(["bash", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

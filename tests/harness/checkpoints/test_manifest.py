@@ -54,7 +54,8 @@ def slices() -> list[rt.lowlevel.VariableSlice]:
     return [*found, rt.lowlevel.VariableSlice(strings, Device("ps", 0), place, encoded=19)]
 
 
-def test_a_manifest_is_what_earlier_versions_wrote() -> None:
+def test_manifest_text_is_stable() -> None:
+    """The text of a manifest is the same as that of earlier versions."""
     file = rt.lowlevel.CheckpointFile("default/d/x", 5, 6)
     states = {"/job:worker/task:0": {"data": 1}}
     manifest = Manifest(7, 3, 2, 1.5, names.described(slices()), [file], states, 42)
@@ -63,7 +64,8 @@ def test_a_manifest_is_what_earlier_versions_wrote() -> None:
     assert Manifest.from_json(json.dumps(text), "here") == manifest
 
 
-def test_what_has_diverged_is_a_variable_whatever_a_manifest_says() -> None:
+def test_with_nan_names_variables_only() -> None:
+    """with_nan holds names of variables only, whatever the file says."""
     written = Manifest(7, 3, 2, 1.5, names.described(slices()), with_nan=["s", "w"])
     assert Manifest.from_json(written.to_json(), "here").with_nan == ("s", "w")
     body = json.loads(written.to_json())["manifest"] | {"with_nan": ["\x1b[2J", "w", 3]}
@@ -98,8 +100,8 @@ def test_what_has_diverged_is_a_variable_whatever_a_manifest_says() -> None:
         ({"variables": {"w": {"dtype": 3, "encoded": 0, "shape": [], "slices": []}}}, "the name 3"),
     ],
 )
-def test_a_manifest_that_no_save_wrote_is_damaged(harm: dict[str, Any], why: str) -> None:
-    """Names that move a cursor reached the terminal, and null or infinity ended commands by a traceback."""
+def test_impossible_manifest_is_damaged(harm: dict[str, Any], why: str) -> None:
+    """A manifest with impossible fields is damaged, and the error is printable."""
     body = TEXT["manifest"] | harm  # type: ignore[operator]
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     with pytest.raises(rt.DataLossError, match=f"^there is damaged: its .*{why}") as caught:
@@ -107,7 +109,8 @@ def test_a_manifest_that_no_save_wrote_is_damaged(harm: dict[str, Any], why: str
     assert caught.value.message.isprintable()
 
 
-def test_an_array_knows_how_it_lies_on_disk() -> None:
+def test_array_knows_its_stored_form() -> None:
+    """An array knows its shape, dtype and bytes on disk."""
     strings = StoredArray("s", "s", "string", (2,), 19)
     assert (strings.stored.shape, strings.stored.dtype.name, strings.nbytes) == ((19,), "uint8", 19)
     numbers = StoredArray("w", "w", "bfloat16", (4, 2))
@@ -118,7 +121,8 @@ def test_an_array_knows_how_it_lies_on_disk() -> None:
     )
 
 
-def test_a_slice_comes_through_a_message_as_it_was() -> None:
+def test_slice_survives_a_message() -> None:
+    """A slice comes through a message as it was."""
     for s in slices():
         came = type(s).from_proto(s.to_proto())
         assert (came.slot, came.spec, came.array, came.stored) == (

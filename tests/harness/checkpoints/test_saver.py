@@ -90,6 +90,7 @@ def _largest_file(directory: str) -> pathlib.Path:
 
 
 def test_every_dtype_and_shape_comes_back(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Variables of every dtype and shape come back as they were saved."""
     variables = _variables(VALUES)
     _initialize(sess)
     saver = harness.Saver()
@@ -109,6 +110,7 @@ def test_every_dtype_and_shape_comes_back(sess: rt.Session, tmp_path: pathlib.Pa
 
 
 def test_plain_orbax_restores_full_arrays_by_name(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Plain Orbax restores full arrays by name."""
     _variables(VALUES)
     _initialize(sess)
     harness.Saver().save(sess, tmp_path / "m", 7)
@@ -137,6 +139,7 @@ _SETS = st.dictionaries(
 def test_any_set_of_variables_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]
 ) -> None:
+    """Any set of variables comes back bit by bit."""
     directory = tmp_path_factory.mktemp("any")
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         variables = _variables(values)
@@ -150,9 +153,8 @@ def test_any_set_of_variables_comes_back(
             assert np.asarray(sess.run(variable)).tobytes() == values[name].tobytes()
 
 
-def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_slices_are_saved_as_one_array(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Slices of a partitioned variable are saved as one array and restored into other slices."""
     table = np.arange(40, dtype=np.float32).reshape(10, 4)
     parts = []
     for i, (first, last) in enumerate([(0, 4), (4, 8), (8, 10)]):
@@ -177,7 +179,8 @@ def _belongs(part: rt.Variable, name: str, shape: tuple[int, ...], offset: tuple
     part.save_slice_info = rt.lowlevel.ArraySlice(name, part.shape, part.dtype, shape, offset)
 
 
-def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A directory of checkpoints can be moved and restored elsewhere."""
     variable = rt.Variable(np.float32(3), name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -190,9 +193,8 @@ def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) ->
     assert harness.latest_checkpoint(str(tmp_path / "here")) is None
 
 
-def test_a_checkpoint_of_another_program_is_restored_with_a_map(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_foreign_checkpoint_restores_by_map(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A checkpoint of another program is restored with a map of names."""
     tree = {
         "params": {
             "dense": {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 2.0, np.float32)}
@@ -211,9 +213,8 @@ def test_a_checkpoint_of_another_program_is_restored_with_a_map(
     assert ("params/dense/bias", (3,)) in harness.list_variables(str(tmp_path / "theirs"))
 
 
-def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_optax_checkpoint_restores_by_map(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """The parameters and optimizer state of an Optax loop are restored with a map of names."""
     dense = {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}
     params = {"dense": dense, "scale": [3.0, 4.0]}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -251,7 +252,8 @@ def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
         _assert_equal(fresh.run(mine), dense["kernel"])
 
 
-def test_order_of_saves_is_in_orbax_metadata(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_orbax_metadata_holds_the_sequence(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Orbax's metadata holds the order of saves."""
     table = np.arange(8, dtype=np.float32).reshape(4, 2)
     parts = [rt.Variable(table[i : i + 2], name=f"table/part_{i}", trainable=False) for i in (0, 2)]
     harness.partitioned("table", parts)
@@ -269,9 +271,10 @@ def test_order_of_saves_is_in_orbax_metadata(sess: rt.Session, tmp_path: pathlib
         ([(2, 3), (2, 4)], r"first dimension only: .*float32\[2, 4\]"),
     ],
 )
-def test_parts_that_do_not_fit_together(
+def test_misfitting_parts_are_refused(
     graph: rt.Graph, shapes: list[tuple[int, ...]], match: str
 ) -> None:
+    """Parts that do not fit together are refused."""
     parts = [
         rt.Variable(np.zeros(shape, np.float32), name=f"part_{i}") for i, shape in enumerate(shapes)
     ]
@@ -282,9 +285,10 @@ def test_parts_that_do_not_fit_together(
 # -- names, steps, retention -----------------------------------------------------------------------------------------
 
 
-def test_the_step_is_the_one_inside(
+def test_step_names_the_checkpoint(
     sess: rt.Session, graph: rt.Graph, tmp_path: pathlib.Path
 ) -> None:
+    """A checkpoint is named by the step that is given, or else by the global step."""
     step = rt.Variable(41, dtype=np.int64, name="global_step", trainable=False)
     graph.add_to_collection(rt.GraphKeys.GLOBAL_STEP, step)
     _initialize(sess)
@@ -295,16 +299,16 @@ def test_the_step_is_the_one_inside(
     assert saver.save(sess, tmp_path / "d", 5) == f"{tmp_path}/d/5"
 
 
-def test_without_any_step_the_next_number_is_taken(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_next_number_without_a_step(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Without a step the next free number names the checkpoint."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()
     assert [os.path.basename(saver.save(sess, tmp_path / "m")) for _ in range(3)] == ["0", "1", "2"]
 
 
-def test_retention_goes_by_the_order_of_saving(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_retention_follows_saving_order(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Retention goes by the order of saving, not by the step."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver(max_to_keep=2)
@@ -316,6 +320,7 @@ def test_retention_goes_by_the_order_of_saving(sess: rt.Session, tmp_path: pathl
 
 
 def test_retention_survives_a_restart(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Retention counts the checkpoints of earlier Savers."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     for step in range(4):
@@ -328,6 +333,7 @@ def test_retention_survives_a_restart(sess: rt.Session, tmp_path: pathlib.Path) 
 
 @pytest.mark.parametrize("keep", [None, 0])
 def test_none_and_zero_keep_all(sess: rt.Session, tmp_path: pathlib.Path, keep: int | None) -> None:
+    """max_to_keep of None or 0 keeps all checkpoints."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver(max_to_keep=keep)
@@ -336,9 +342,8 @@ def test_none_and_zero_keep_all(sess: rt.Session, tmp_path: pathlib.Path, keep: 
     assert len(saver.last_checkpoints) == 7
 
 
-def test_one_for_every_so_many_hours_is_kept_besides_the_last(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_periodic_checkpoints_are_kept(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """One checkpoint for each period is kept besides the last."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     hours = 0.5 / 3600
@@ -358,7 +363,8 @@ def test_one_for_every_so_many_hours_is_kept_besides_the_last(
             assert began[after - 1] - began[one + 1] < 0.5  # nor later
 
 
-def test_the_same_step_again_replaces_the_old_one(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_same_step_replaces_the_old(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A second save of a step replaces the first."""
     variable = rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -369,7 +375,8 @@ def test_the_same_step_again_replaces_the_old_one(sess: rt.Session, tmp_path: pa
     assert os.listdir(tmp_path / "m") == ["3"]
 
 
-def test_tf1_spelling_of_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_tf1_spelling_is_understood(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """TensorFlow's spelling of a checkpoint's path is understood."""
     variable = rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -382,6 +389,7 @@ def test_tf1_spelling_of_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) 
 
 
 def test_recovered_checkpoints_are_listed(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """recover_last_checkpoints lists the checkpoints that exist."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     path = harness.Saver().save(sess, tmp_path / "m", 3)
@@ -394,16 +402,16 @@ def test_recovered_checkpoints_are_listed(sess: rt.Session, tmp_path: pathlib.Pa
 # -- what does not fit -----------------------------------------------------------------------------------------------
 
 
-def test_an_uninitialized_variable_is_named_and_nothing_remains(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_uninitialized_variable_stops_a_save(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A save of an uninitialized variable names the variable and leaves no files."""
     rt.Variable(1.0, name="never")
     with pytest.raises(rt.FailedPreconditionError, match="never"):
         harness.Saver().save(sess, tmp_path / "m", 1)
     assert not (tmp_path / "m").exists()
 
 
-def test_all_that_does_not_fit_is_listed_at_once(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_all_misfits_are_listed_together(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Everything that does not fit a restore is listed in one error, and no variable changes."""
     rt.Variable(np.zeros((2, 3), np.float32), name="a")
     rt.Variable(np.zeros(4, np.int32), dtype=np.int64, name="b")
     rt.Variable(np.zeros(1, np.float32), name="only_there")
@@ -424,7 +432,8 @@ def test_all_that_does_not_fit_is_listed_at_once(sess: rt.Session, tmp_path: pat
         assert fresh.run(kept).shape == (3, 2)
 
 
-def test_partial_restore_is_asked_for(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_partial_restore_must_be_requested(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A checkpoint that lacks a variable restores only with partial=True."""
     rt.Variable(1.0, name="a")
     _initialize(sess)
     path = harness.Saver().save(sess, tmp_path / "m", 1)
@@ -438,7 +447,8 @@ def test_partial_restore_is_asked_for(sess: rt.Session, tmp_path: pathlib.Path) 
         assert fresh.run([a, b]) == [1, 9]
 
 
-def test_no_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_missing_checkpoint_is_an_error(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A missing checkpoint raises TensorFlow's errors, and latest_checkpoint returns None."""
     rt.Variable(1.0, name="v")
     saver = harness.Saver()
     with pytest.raises(ValueError, match="Can't load save_path when it is None"):
@@ -452,7 +462,8 @@ def test_no_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
         harness.load_checkpoint(str(tmp_path))
 
 
-def test_what_a_saver_refuses(graph: rt.Graph, tmp_path: pathlib.Path) -> None:
+def test_saver_refuses_impossible_arguments(graph: rt.Graph, tmp_path: pathlib.Path) -> None:
+    """A Saver refuses impossible arguments with TensorFlow's messages."""
     with pytest.raises(ValueError, match="No variables to save"):
         harness.Saver()
     v = rt.Variable(1.0, name="v")
@@ -475,7 +486,8 @@ def test_what_a_saver_refuses(graph: rt.Graph, tmp_path: pathlib.Path) -> None:
             harness.Saver().save(sess, tmp_path / "m", -1)
 
 
-def test_saving_nothing_when_allowed(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_empty_saver_does_nothing(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A Saver with allow_empty and no variables saves and restores nothing."""
     saver = harness.Saver(allow_empty=True)
     assert saver.save(sess, tmp_path / "m", 1) is None
     saver.restore(sess, "anything")
@@ -496,9 +508,10 @@ def _two_checkpoints(
     return saver, variable
 
 
-def test_a_flipped_bit_is_found_and_the_one_before_is_used(
+def test_flipped_bit_falls_back(
     sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A flipped bit is found by its checksum, and the checkpoint before is restored."""
     saver, variable = _two_checkpoints(sess, tmp_path)
     _flip(_largest_file(f"{tmp_path}/m/2"), 9000)
     with pytest.raises(rt.DataLossError, match=r"m/2 is damaged: .*checksum"):
@@ -510,9 +523,8 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize("what", ["shard", "manifest", "tree"])
-def test_a_missing_file_is_found_and_the_one_before_is_used(
-    sess: rt.Session, tmp_path: pathlib.Path, what: str
-) -> None:
+def test_missing_file_falls_back(sess: rt.Session, tmp_path: pathlib.Path, what: str) -> None:
+    """A checkpoint without one of its files is passed over for the checkpoint before."""
     saver, _ = _two_checkpoints(sess, tmp_path)
     newest = f"{tmp_path}/m/2"
     files = {
@@ -525,7 +537,8 @@ def test_a_missing_file_is_found_and_the_one_before_is_used(
     assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
 
 
-def test_a_changed_manifest_is_found(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_changed_manifest_is_found(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A changed manifest is found to be damaged."""
     _two_checkpoints(sess, tmp_path)
     path = tmp_path / "m" / "2" / "bellwether.json"
     body = json.loads(path.read_text())
@@ -536,9 +549,8 @@ def test_a_changed_manifest_is_found(sess: rt.Session, tmp_path: pathlib.Path) -
     assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/m/1"
 
 
-def test_nothing_is_initialized_silently_when_all_are_damaged(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_all_damaged_is_an_error(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A restore fails when all checkpoints are damaged."""
     saver, _ = _two_checkpoints(sess, tmp_path)
     for step in (1, 2):
         _largest_file(f"{tmp_path}/m/{step}").unlink()
@@ -546,9 +558,8 @@ def test_nothing_is_initialized_silently_when_all_are_damaged(
         saver.restore_latest(sess, str(tmp_path))
 
 
-def test_a_damaged_step_is_replaced_when_training_gets_there_again(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_damaged_step_is_replaced(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A damaged step is replaced when training reaches the step again."""
     saver, variable = _two_checkpoints(sess, tmp_path)
     _largest_file(f"{tmp_path}/m/2").unlink()
     saver.restore_latest(sess, str(tmp_path))
@@ -557,7 +568,10 @@ def test_a_damaged_step_is_replaced_when_training_gets_there_again(
     assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/2"
 
 
-def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_leftovers_of_dead_chief_vanish(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A save cleans away the leftovers of a dead chief and brings back the step that was being
+    replaced.
+    """
     _two_checkpoints(sess, tmp_path)
     again = tmp_path / "again"
     series = again / "m"
@@ -574,9 +588,8 @@ def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: path
 # -- background ------------------------------------------------------------------------------------------------------
 
 
-def test_a_background_save_holds_the_values_of_its_beginning(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_background_save_holds_first_values(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A save in the background holds the values of its beginning."""
     variable = rt.Variable(np.ones(1 << 20, np.float32), name="v")
     _initialize(sess)
     handle = harness.Saver().save(sess, tmp_path / "m", 1, wait=False)
@@ -588,9 +601,8 @@ def test_a_background_save_holds_the_values_of_its_beginning(
     assert sess.run(variable)[0] == 21
 
 
-def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_overlapping_save_is_skipped(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A save that is due while another runs is skipped and counted."""
     rt.Variable(np.ones(1 << 22, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -601,9 +613,8 @@ def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(
     assert len(saver.last_checkpoints) == min(5, 50 - saver.skipped)
 
 
-def test_a_failure_in_the_background_surfaces_and_training_goes_on(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_background_failure_surfaces(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A failure in the background raises from its handle and the Saver, and training continues."""
     variable = rt.Variable(np.ones(1000, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()
@@ -621,6 +632,7 @@ def test_a_failure_in_the_background_surfaces_and_training_goes_on(
 
 
 def test_threads_end_with_the_saves(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """The threads of a save end with the save."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     before = set(threading.enumerate())
@@ -637,6 +649,7 @@ def test_threads_end_with_the_saves(sess: rt.Session, tmp_path: pathlib.Path) ->
 
 
 def test_states_ride_in_the_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """The states of a trainer are saved with the variables and restored with them."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     state: dict[str, Any] = {
@@ -661,7 +674,8 @@ def test_states_ride_in_the_checkpoint(sess: rt.Session, tmp_path: pathlib.Path)
         harness.forget_checkpointable("data")
 
 
-def test_states_that_cannot_be_saved_are_refused() -> None:
+def test_unsavable_states_are_refused() -> None:
+    """States that cannot be saved, and names with a space, are refused."""
     from harness.checkpoints.states import encode
 
     with pytest.raises(rt.InvalidArgumentError, match="holds a set"):
@@ -688,6 +702,7 @@ _JSON = st.recursive(
 
 @hypothesis.given(_JSON)
 def test_any_state_comes_back(value: Any) -> None:
+    """Any state comes back as it was."""
     from harness.checkpoints.states import decode, encode
 
     assert decode(json.loads(encode(value))) == value
@@ -696,7 +711,8 @@ def test_any_state_comes_back(value: Any) -> None:
 # -- initial values --------------------------------------------------------------------------------------------------
 
 
-def test_initial_values_from_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_initial_values_come_from_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """init_from_checkpoint gives variables the values of a checkpoint, by a map of names."""
     rt.Variable(np.full(3, 7.0, np.float32), name="old/w")
     rt.Variable(np.full(2, 8.0, np.float32), name="old/b")
     rt.Variable(np.arange(4, dtype=np.float32), name="table")
@@ -713,9 +729,8 @@ def test_initial_values_from_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Pa
         assert [f.tolist() for f in found] == [[7, 7, 7], [8, 8], [0, 1], [2, 3], 5]
 
 
-def test_initial_values_that_do_not_fit_are_listed_at_once(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_misfitting_initial_values_are_listed(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Initial values that do not fit are listed in one error."""
     rt.Variable(np.zeros(3, np.float32), name="w")
     _initialize(sess)
     harness.Saver().save(sess, tmp_path / "m", 1)
@@ -739,7 +754,8 @@ def test_initial_values_that_do_not_fit_are_listed_at_once(
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_reader(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_reader_shows_names_and_shapes(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """A reader shows names, shapes and dtypes, and names a missing tensor."""
     _variables(VALUES)
     _initialize(sess)
     harness.Saver().save(sess, tmp_path / "m", 1)
@@ -755,7 +771,8 @@ def test_reader(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_iterating_over_new_checkpoints(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_iterator_yields_new_checkpoints(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """checkpoints_iterator yields each new checkpoint."""
     rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()

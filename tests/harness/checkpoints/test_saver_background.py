@@ -64,9 +64,10 @@ def _steps(logdir: pathlib.Path) -> list[int]:
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_recovery_during_a_save_costs_that_checkpoint_alone(
+def test_recovery_costs_one_checkpoint(
     tmp_path: pathlib.Path, monitored: bool, held: _Held
 ) -> None:
+    """A recovery during a save costs that checkpoint only."""
     server = rt.Server.create_local_server()
     _, train = _model()
     saver = harness.Saver()
@@ -94,9 +95,8 @@ def test_a_recovery_during_a_save_costs_that_checkpoint_alone(
     server.stop()
 
 
-def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(
-    tmp_path: pathlib.Path, held: _Held
-) -> None:
+def test_hook_skips_saves_due_meanwhile(tmp_path: pathlib.Path, held: _Held) -> None:
+    """A hook saves while training continues, and skips the saves that are due meanwhile."""
     step, train = _model()
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
@@ -116,9 +116,8 @@ def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(
     assert _steps(tmp_path) == [0, 40, 41]
 
 
-def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(
-    tmp_path: pathlib.Path, held: _Held
-) -> None:
+def test_skipped_last_save_is_made_up(tmp_path: pathlib.Path, held: _Held) -> None:
+    """A hook whose last save was skipped saves at the end."""
     step, train = _model()
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
@@ -132,9 +131,8 @@ def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(
     assert _steps(tmp_path) == [0, 10]
 
 
-def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more(
-    tmp_path: pathlib.Path, held: _Held
-) -> None:
+def test_loop_error_ends_saves(tmp_path: pathlib.Path, held: _Held) -> None:
+    """An error in the loop lets the save under way end and begins no other."""
     step, train = _model()
     saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, saver=saver)
@@ -149,9 +147,10 @@ def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more
 
 
 @pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt])
-def test_an_interrupted_monitored_session_saves_where_it_is(
+def test_interrupted_session_saves_its_step(
     tmp_path: pathlib.Path, interruption: type[BaseException]
 ) -> None:
+    """A monitored session that is interrupted saves the step that was reached."""
     step, train = _model()
     with pytest.raises(interruption):
         with harness.MonitoredTrainingSession(
@@ -178,9 +177,10 @@ def second_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(
+def test_background_failure_ends_training(
     tmp_path: pathlib.Path, kind: str, second_fails: None
 ) -> None:
+    """A failure of a save in the background ends the training loop with its error."""
     step, train = _model()
     saver = harness.Saver()
     if kind == "supervisor":
@@ -208,9 +208,8 @@ def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(
     assert saver.failed == 1 and len(_steps(tmp_path)) == 1
 
 
-def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(
-    tmp_path: pathlib.Path, held: _Held
-) -> None:
+def test_supervisor_skips_saves_due_meanwhile(tmp_path: pathlib.Path, held: _Held) -> None:
+    """A Supervisor skips and counts the saves that are due during a save."""
     step, train = _model()
     saver = harness.Saver()
     supervisor = harness.Supervisor(
@@ -230,9 +229,10 @@ def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(
         assert saver.skipped >= 5
 
 
-def test_a_state_that_cannot_be_had_costs_itself_only(
+def test_failing_state_costs_itself_only(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A state whose function fails is left out with a log line, and the other states are saved."""
     rt.Variable(1.0, name="v")
     harness.checkpointable("good", lambda: 17, lambda value: None)
     harness.checkpointable("bad", lambda: 1 // 0, lambda value: None)
@@ -291,10 +291,10 @@ def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
         ("supervisor", "SIGTERM", f"ENDED BY {exit_codes.PREEMPTED.plain}"),
     ],
 )
-def test_a_full_disk_costs_checkpoints_not_training(
+def test_full_disk_costs_checkpoints_only(
     tmp_path: pathlib.Path, kind: str, end: str, how: str
 ) -> None:
-    """And not the last of them, where somebody makes room."""
+    """A full disk costs checkpoints and not the training, and the last save waits for room."""
     told = _full_disk(kind, end, tmp_path)
     assert "is full" in told and "training goes on, without this checkpoint: make room" in told
     for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "WAITED", "EVENTS GO ON"):
@@ -304,9 +304,10 @@ def test_a_full_disk_costs_checkpoints_not_training(
     assert told.count("HOOK ENDED") == (kind == "monitored")
 
 
-def test_the_phases_of_a_save_come_in_their_order(
+def test_save_phases_keep_their_order(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The phases of a save come in order, and the checkpoint is visible only after the last."""
     came: list[tuple[str, list[int]]] = []
 
     def note(name: str) -> None:

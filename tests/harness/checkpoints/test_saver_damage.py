@@ -77,9 +77,12 @@ def _parts(step: pathlib.Path) -> list[str]:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("how", ["lost", "emptied"])
-def test_whatever_part_is_gone_no_wrong_value_is_restored_and_nothing_begins_anew(
+def test_missing_part_restores_nothing_wrong(
     saved: pathlib.Path, tmp_path: pathlib.Path, how: str
 ) -> None:
+    """Whatever part of a checkpoint is lost or emptied, no wrong value is restored and no run
+    begins anew.
+    """
     parts = _parts(saved / "m" / "2")
     assert {"default", "bellwether.json", "_CHECKPOINT_METADATA"} <= set(parts) and len(parts) > 8
     stepped_back = 0
@@ -118,9 +121,8 @@ def test_whatever_part_is_gone_no_wrong_value_is_restored_and_nothing_begins_ane
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(
-    tmp_path: pathlib.Path, kind: str
-) -> None:
+def test_damaged_checkpoints_prevent_initialization(tmp_path: pathlib.Path, kind: str) -> None:
+    """A managed session does not initialize where only damaged checkpoints are left."""
     assert _train_to(tmp_path, kind, 3) == 0
     newest = _only_the_newest(tmp_path)
     shard = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -135,8 +137,8 @@ def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: str) -> None:
-    """A chief that saves a step again moves the old one aside; here it died before the new one had its name."""
+def test_half_replaced_step_is_found(tmp_path: pathlib.Path, kind: str) -> None:
+    """A step whose chief died while replacing the step is found."""
     assert _train_to(tmp_path, kind, 3) == 0
     newest = _only_the_newest(tmp_path)
     aside = newest.parent / layout.REPLACED / newest.name
@@ -152,9 +154,10 @@ def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: s
     assert {"3", "5"} <= left <= {"3", "4", "5"}
 
 
-def test_an_evaluator_is_given_whole_checkpoints_only(
+def test_evaluator_receives_whole_checkpoints_only(
     saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    """An evaluator receives whole checkpoints only."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     for step in ("1", "2"):
         (tmp_path / "m" / step / "bellwether.json").unlink()
@@ -171,9 +174,10 @@ def _rewrite_manifest(step: pathlib.Path, change: Callable[[Manifest], Manifest]
 
 @pytest.mark.parametrize("name", ["../../outside", "/dev/zero", "default/../../../outside", ""])
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_a_manifest_that_names_files_elsewhere_is_refused_by_name(
+def test_manifest_naming_outside_is_refused(
     saved: pathlib.Path, tmp_path: pathlib.Path, name: str, transfer: str
 ) -> None:
+    """A manifest that names files outside its checkpoint is refused by name."""
     shutil.copytree(saved, tmp_path / "copy")
     newest = tmp_path / "copy" / "m" / "2"
     (tmp_path / "copy" / "outside").write_bytes(b"")
@@ -190,9 +194,10 @@ def test_a_manifest_that_names_files_elsewhere_is_refused_by_name(
 
 @pytest.mark.parametrize("kind", ["device", "pipe"])
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_a_file_of_a_checkpoint_that_has_become_a_device_is_named(
+def test_device_in_checkpoint_is_named(
     saved: pathlib.Path, tmp_path: pathlib.Path, kind: str, transfer: str
 ) -> None:
+    """A device or pipe among the files of a checkpoint is named and not read."""
     shutil.copytree(saved, tmp_path / "copy")
     newest = tmp_path / "copy" / "m" / "2"
     if kind == "device":

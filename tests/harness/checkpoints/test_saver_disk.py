@@ -65,9 +65,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.mark.parametrize("where", ["", "model.ckpt", "model.ckpt/5/bellwether.json"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_a_chief_waits_for_a_disk_that_is_away(
+def test_chief_waits_for_absent_disk(
     tmp_path: pathlib.Path, disk: Disk, number: int, where: str
 ) -> None:
+    """A chief waits for a disk that is away, then restores."""
     assert _run(tmp_path, 5) == [0, 5]
     path = os.path.join(tmp_path, where).rstrip("/")
     if path.endswith("json"):
@@ -79,9 +80,8 @@ def test_a_chief_waits_for_a_disk_that_is_away(
     assert {"5", "10"} <= set(os.listdir(tmp_path / "model.ckpt"))
 
 
-def test_a_chief_that_may_not_look_fails_and_initialises_nothing(
-    tmp_path: pathlib.Path, disk: Disk
-) -> None:
+def test_unreadable_directory_stops_a_chief(tmp_path: pathlib.Path, disk: Disk) -> None:
+    """A chief that may not read its directory fails and initializes no variable."""
     _run(tmp_path, 5)
     before = sorted(os.listdir(tmp_path / "model.ckpt"))
     disk.refuse(errno.EACCES, 1000, lambda asked: asked == str(tmp_path / "model.ckpt"))
@@ -95,7 +95,8 @@ def test_a_chief_that_may_not_look_fails_and_initialises_nothing(
 
 
 @pytest.mark.chaos
-def test_another_user_is_told_that_he_may_not_look(tmp_path: pathlib.Path) -> None:
+def test_unreadable_directory_is_explained(tmp_path: pathlib.Path) -> None:
+    """latest_checkpoint of a directory that the user may not read raises PermissionDeniedError."""
     _run(tmp_path, 1)
     (tmp_path / "model.ckpt").chmod(0 if os.geteuid() else 0o700)
     code = """
@@ -117,9 +118,8 @@ except rt.PermissionDeniedError as error:
     assert "refused" in output and "cannot be read by the user" in output
 
 
-def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(
-    tmp_path: pathlib.Path, disk: Disk
-) -> None:
+def test_system_directories_are_passed_by(tmp_path: pathlib.Path, disk: Disk) -> None:
+    """Unreadable directories of the system beside the checkpoints are passed by."""
     _run(tmp_path, 1)
     (tmp_path / "model.ckpt").rename(tmp_path / "other")  # so that all directories are looked into
     for name in ("lost+found", ".snapshot"):
@@ -129,9 +129,8 @@ def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(
     assert disk.refused
 
 
-def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(
-    tmp_path: pathlib.Path, disk: Disk
-) -> None:
+def test_unreachable_newest_is_not_skipped(tmp_path: pathlib.Path, disk: Disk) -> None:
+    """A newest checkpoint that cannot be read now raises an error in place of an older restore."""
     with rt.Graph().as_default(), rt.Session() as sess:
         v = rt.Variable(np.float32(1), name="v")
         sess.run(rt.global_variables_initializer())
@@ -149,9 +148,8 @@ def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(
         assert sess.run(v) == 2
 
 
-def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(
-    tmp_path: pathlib.Path, disk: Disk
-) -> None:
+def test_iterator_waits_for_the_disk(tmp_path: pathlib.Path, disk: Disk) -> None:
+    """checkpoints_iterator waits for a disk that is away."""
     _run(tmp_path, 1)
     disk.refuse(errno.ESTALE, 2, lambda asked: asked == str(tmp_path / "model.ckpt"))
     found = tf1.train.checkpoints_iterator(str(tmp_path), timeout=60)
@@ -159,9 +157,8 @@ def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(
     assert disk.refused == 2
 
 
-def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(
-    tmp_path: pathlib.Path, disk: Disk
-) -> None:
+def test_absent_disk_costs_one_checkpoint(tmp_path: pathlib.Path, disk: Disk) -> None:
+    """A disk that is away during a save costs that checkpoint, without a recovery."""
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         op = step.assign_add(1)
@@ -185,9 +182,10 @@ def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(
     assert last is not None and _run(tmp_path, 0)[0] == int(os.path.basename(last))
 
 
-def test_a_last_summary_that_fails_does_not_cost_the_last_checkpoint(
+def test_failing_summary_spares_last_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A last summary that fails does not cost the last checkpoint."""
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         v = rt.Variable(np.ones(3, np.float32), name="v")

@@ -35,7 +35,8 @@ def sess() -> Iterator[rt.Session]:
     ],
     ids=str,
 )
-def test_a_nan_is_found_in_arrays_of_all_types(dtype: type, bad: float | None) -> None:
+def test_nan_is_found_in_all_types(dtype: type, bad: float | None) -> None:
+    """A NaN is found in arrays of all types, and infinity is not a NaN."""
     array = np.zeros((3, 2), dtype)
     assert not storage.has_nan(array)
     if bad is not None:
@@ -47,12 +48,13 @@ def test_a_nan_is_found_in_arrays_of_all_types(dtype: type, bad: float | None) -
         assert not storage.has_nan(array)
 
 
-def test_a_checkpoint_without_nan_stays_until_there_is_another(
+def test_last_finite_checkpoint_is_kept(
     sess: rt.Session,
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The last checkpoint without NaN is kept until there is another."""
     w = rt.Variable(np.zeros(3, np.float32), name="w")
     rt.Variable(np.float32(np.inf), name="best")
     rt.Variable(np.array([b"nan"], object), name="words")
@@ -85,9 +87,10 @@ def test_a_checkpoint_without_nan_stays_until_there_is_another(
     assert save([4, 5, 6], 8, 9) == ["8", "9"]
 
 
-def test_one_saver_tells_of_it_once(
+def test_divergence_is_logged_once(
     sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A Saver warns once of each divergence."""
     v = rt.Variable(np.full(2, np.nan, np.float32), name="v")
     sess.run(rt.global_variables_initializer())
     saver = harness.Saver()
@@ -101,7 +104,8 @@ def test_one_saver_tells_of_it_once(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_each_task_looks_at_its_own(tmp_path: pathlib.Path, transfer: str) -> None:
+def test_each_task_finds_its_nan(tmp_path: pathlib.Path, transfer: str) -> None:
+    """Each task finds the NaN in its own variables, with both transfers."""
     with (
         ckit.cluster(2) as (server, _),
         rt.Graph().as_default() as graph,

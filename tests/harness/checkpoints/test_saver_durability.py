@@ -56,9 +56,10 @@ def _traced(trace: pathlib.Path, *command: str) -> int:
 
 
 @pytest.mark.timeout(200)
-def test_everything_is_synced_before_the_name_is_given_and_the_parent_after(
+def test_files_are_synced_before_naming(
     tmp_path: pathlib.Path,
 ) -> None:
+    """Every file of a step is synced before the step has its name, and the parent directory after."""
     if shutil.which("strace") is None or _traced(tmp_path / "probe", "true") != 0:
         pytest.skip("strace is not here or may not trace: the order of system calls cannot be seen")
     series = tmp_path / "m"
@@ -89,10 +90,10 @@ def test_everything_is_synced_before_the_name_is_given_and_the_parent_after(
 
 
 @pytest.mark.timeout(200)
-def test_a_step_leaves_its_name_for_good_before_its_files_are_deleted(
+def test_name_vanishes_before_files(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Else a power cut may leave a visible step with half its files; 7 goes by retention, the first 8 is replaced."""
+    """A step's name is gone for good before its files are deleted."""
     if shutil.which("strace") is None or _traced(tmp_path / "probe", "true") != 0:
         pytest.skip("strace is not here or may not trace: the order of system calls cannot be seen")
     series = tmp_path / "m"

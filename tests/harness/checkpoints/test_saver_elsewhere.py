@@ -27,7 +27,8 @@ def chief_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("face", ["supervisor", "monitored session"])
-def test_a_relative_logdir_is_the_chiefs(chief_directory: pathlib.Path, face: str) -> None:
+def test_relative_logdir_is_the_chiefs(chief_directory: pathlib.Path, face: str) -> None:
+    """A relative logdir is below the chief's working directory."""
     for expected in (0, 5):
         with ckit.cluster(1, processes=True) as (server, _), rt.Graph().as_default():
             with rt.device("/job:ps/task:0"):
@@ -53,7 +54,8 @@ def test_a_relative_logdir_is_the_chiefs(chief_directory: pathlib.Path, face: st
     assert os.listdir(chief_directory) == ["runs"]
 
 
-def test_a_saver_takes_a_relative_path_for_its_own(chief_directory: pathlib.Path) -> None:
+def test_saver_keeps_relative_paths(chief_directory: pathlib.Path) -> None:
+    """A Saver saves and restores by paths relative to its own directory."""
     graph, v = ckit.make_graph({"a": np.arange(4.0)})
     with (
         ckit.cluster(1, processes=True) as (server, _),
@@ -83,9 +85,10 @@ def host(tmp_path: pathlib.Path) -> Iterator[tuple[rt.Server, pathlib.Path]]:
         process.stop()
 
 
-def test_what_a_task_does_not_see_is_not_called_damaged(
+def test_unseen_files_are_not_damaged(
     chief_directory: pathlib.Path, host: tuple[rt.Server, pathlib.Path]
 ) -> None:
+    """Files that a task does not see raise FailedPreconditionError and are not called damaged."""
     server, theirs = host
     logdir = "/proc/self/cwd/run"
     graph, v = ckit.make_graph({"a": np.arange(4.0)})
@@ -119,9 +122,10 @@ def test_what_a_task_does_not_see_is_not_called_damaged(
         saver.restore(sess, path)
 
 
-def test_tasks_are_told_a_link_as_it_was_given(
+def test_tasks_receive_links_unresolved(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tasks receive a directory that is a link as it was given."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     told: list[str] = []

@@ -80,9 +80,10 @@ def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     return missing
 
 
-def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(
+def test_chief_death_in_restore_initializes_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A chief that dies during a restore leaves every ps uninitialized."""
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
     mine = rt.SessionConfig(start_timeout_secs=100, device_filters=("/job:ps",))
@@ -114,7 +115,8 @@ def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
 
 
-def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Path) -> None:
+def test_frozen_chief_publishes_nothing(tmp_path: pathlib.Path) -> None:
+    """A frozen chief that wakes up after its replacement makes no checkpoint visible."""
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
     mine = rt.SessionConfig(start_timeout_secs=100, device_filters=("/job:ps",))
@@ -156,7 +158,8 @@ def _bytes_read(task: Program) -> int:
 @pytest.mark.skipif(
     not pathlib.Path("/proc/self/io").exists(), reason="needs Linux's counts of bytes read"
 )
-def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
+def test_ps_reads_only_its_part(tmp_path: pathlib.Path) -> None:
+    """Each ps reads little more than its part of a checkpoint."""
     rows = 24 << 10
     table = np.arange(rows * 512, dtype=np.float32).reshape(rows, 512)  # 48 MiB
     path = ""
@@ -189,8 +192,8 @@ def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
                     assert size <= count < 1.5 * size + (8 << 20), (read, size)
 
 
-def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pathlib.Path) -> None:
-    """1 -> 2 -> 3 -> 1 ps, a table in as many parts, Adam: every step is what it is without any move."""
+def test_training_moves_between_ps_counts(tmp_path: pathlib.Path) -> None:
+    """Training continues exactly over other numbers of ps, with the slots of Adam."""
     initial = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)
     moves = [1, 2, 3, 1]
     each = 3

@@ -64,6 +64,7 @@ def test_any_slices_restore_from_any_other(
     tmp_path_factory: pytest.TempPathFactory,
     drawn: list[tuple[np.ndarray, list[int], list[int]]],
 ) -> None:
+    """Any slices of a variable restore from any other slices."""
     directory = tmp_path_factory.mktemp("partitions")
     path = None
     for saving in (True, False):
@@ -84,7 +85,8 @@ def test_any_slices_restore_from_any_other(
                     assert harness.load_variable(path, f"v{i}").tobytes() == array.tobytes()
 
 
-def test_a_large_variable_in_slices(tmp_path: pathlib.Path, server: Any) -> None:
+def test_large_sliced_variable_comes_back(tmp_path: pathlib.Path, server: Any) -> None:
+    """A variable of several chunks in slices comes back as it was."""
     # 96 MiB: more than one chunk and one group
     table = np.arange(24 << 20, dtype=np.float32).reshape(-1, 1024)
     with rt.Graph().as_default() as graph, ckit.session(server, graph) as sess:

@@ -35,7 +35,8 @@ def _variables() -> tuple[rt.Graph, dict[str, rt.Variable]]:
 
 
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_a_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) -> None:
+def test_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) -> None:
+    """Checkpoints in directories of odd names are saved, found, restored and inspected."""
     graph, v = _variables()
     with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         names = ODD if transfer == "shared" else ODD[:2]
@@ -62,7 +63,8 @@ def test_a_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) ->
         assert step == 2 and arrays["a"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_backslash_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+def test_backslash_is_refused(tmp_path: pathlib.Path) -> None:
+    """A directory with a backslash is refused before a file is written."""
     with rt.Graph().as_default(), rt.Session() as sess:
         rt.Variable(np.float32(1), name="a")
         sess.run(rt.global_variables_initializer())
@@ -72,9 +74,8 @@ def test_a_backslash_is_refused_by_name(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sub/model.ckpt", "..", ".", "replaced", "", "a/"])
-def test_a_basename_under_which_nothing_would_be_found_again_is_refused(
-    tmp_path: pathlib.Path, name: str
-) -> None:
+def test_useless_basename_is_refused(tmp_path: pathlib.Path, name: str) -> None:
+    """A basename under which no checkpoint would be found again is refused."""
     with rt.Graph().as_default():
         harness.get_or_create_global_step()
         with pytest.raises(ValueError, match="checkpoint_basename is the first part"):
@@ -83,7 +84,8 @@ def test_a_basename_under_which_nothing_would_be_found_again_is_refused(
             harness.CheckpointSaverHook(str(tmp_path), save_steps=1, checkpoint_basename=name)
 
 
-def test_a_run_goes_on_in_a_directory_with_brackets(tmp_path: pathlib.Path) -> None:
+def test_run_continues_in_bracketed_directory(tmp_path: pathlib.Path) -> None:
+    """A run continues in a directory whose name has brackets."""
     logdir = str(tmp_path / "lr=[0.1]")
     for expected in (0, 5):
         graph = rt.Graph()
@@ -100,9 +102,10 @@ def test_a_run_goes_on_in_a_directory_with_brackets(tmp_path: pathlib.Path) -> N
     assert {"5", "10"} <= set(os.listdir(f"{logdir}/model.ckpt"))
 
 
-def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
+def test_unreadable_save_stays_invisible(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A save that cannot be read again fails, and its step stays invisible."""
     graph, v = _variables()
     with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
@@ -126,7 +129,8 @@ def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
         assert sorted(os.listdir(tmp_path / "m")) == ["1", "4"]
 
 
-def test_what_a_store_lacks_is_named(tmp_path: pathlib.Path) -> None:
+def test_lacking_arrays_are_named(tmp_path: pathlib.Path) -> None:
+    """Arrays and chunks that a store lacks are named."""
     half = rt.lowlevel.ArraySlice("half", (2,), np.dtype(np.float32), (4,), (0,), (2,))
     whole = rt.lowlevel.ArraySlice("whole", (2,), np.dtype(np.float32), (2,), (0,), (2,))
     storage.write_store(

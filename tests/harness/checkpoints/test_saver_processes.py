@@ -27,7 +27,8 @@ def _ones(n: int = 1000) -> np.ndarray:
     return np.ones(n, np.float32)
 
 
-def test_every_checkpoint_holds_whole_steps_of_all_workers(tmp_path: pathlib.Path) -> None:
+def test_checkpoints_hold_whole_steps(tmp_path: pathlib.Path) -> None:
+    """Every checkpoint holds whole steps of all workers."""
     graph, v = ckit.make_graph(
         {"a": 0 * _ones(), "b": 0 * _ones(), "c": 0 * _ones(), "global_step": np.int64(0)},
         {"b": 1, "c": 1},
@@ -66,7 +67,8 @@ def test_every_checkpoint_holds_whole_steps_of_all_workers(tmp_path: pathlib.Pat
     } == dict.fromkeys(("a", "b", "c", "global_step"), [int(os.path.basename(paths[-1]))])
 
 
-def test_restored_into_any_number_of_ps(tmp_path: pathlib.Path) -> None:
+def test_any_number_of_ps_restores(tmp_path: pathlib.Path) -> None:
+    """A checkpoint restores into any number of ps."""
     table = np.arange(24 * 5, dtype=np.float32).reshape(24, 5)
     slot = np.float64(0.25) * np.arange(7)
     path = None
@@ -100,7 +102,8 @@ def test_restored_into_any_number_of_ps(tmp_path: pathlib.Path) -> None:
     assert np.array_equal(found["table"], table) and np.array_equal(found["slot"], slot)
 
 
-def test_a_session_of_a_master_elsewhere_saves_and_restores(tmp_path: pathlib.Path) -> None:
+def test_remote_master_saves_and_restores(tmp_path: pathlib.Path) -> None:
+    """A session whose master is in another process saves and restores."""
     graph, v = ckit.make_graph({"a": _ones(), "b": 2 * _ones()}, {"b": 1})
     addresses = kit.addresses(ps=2, worker=1)
     with kit.processes(addresses, ("ps", 0), ("ps", 1), ("worker", 0)), graph.as_default():
@@ -114,7 +117,8 @@ def test_a_session_of_a_master_elsewhere_saves_and_restores(tmp_path: pathlib.Pa
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
 
 
-def test_without_a_shared_directory_shards_are_streamed(tmp_path: pathlib.Path) -> None:
+def test_stream_needs_no_shared_directory(tmp_path: pathlib.Path) -> None:
+    """Variables of all kinds are saved and restored by streams, without a shared directory."""
     big = np.arange(6 << 20, dtype=np.float32).reshape(-1, 1024)
     words = np.array([b"x", b"yy"], object)
     graph, v = ckit.make_graph(
@@ -139,7 +143,8 @@ def test_without_a_shared_directory_shards_are_streamed(tmp_path: pathlib.Path) 
     assert np.array_equal(ckit.plain_orbax(tmp_path / "m")[1]["n"], 5)
 
 
-def test_a_ps_that_does_not_see_the_directory_says_so(tmp_path: pathlib.Path) -> None:
+def test_unseen_directory_is_named_by_ps(tmp_path: pathlib.Path) -> None:
+    """A ps that does not see the directory says so and advises the stream transfer."""
     graph, v = ckit.make_graph({"a": _ones()})
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
@@ -156,7 +161,8 @@ def _slices(sess: rt.Session, v: dict[str, rt.Variable]) -> list[rt.lowlevel.Var
     return names.slices_of(sess, names.saved_variables(list(v.values())))
 
 
-def test_a_chief_that_was_replaced_is_refused(tmp_path: pathlib.Path) -> None:
+def test_replaced_chief_is_refused(tmp_path: pathlib.Path) -> None:
+    """A replaced chief can neither save nor restore."""
     graph, v = ckit.make_graph({"a": _ones(), "b": _ones()}, {"b": 1})
     with ckit.cluster(2) as (server, _), graph.as_default():
         with ckit.session(server, graph) as old, ckit.session(server, graph) as new:
@@ -179,7 +185,8 @@ def test_a_chief_that_was_replaced_is_refused(tmp_path: pathlib.Path) -> None:
             assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "2", "4"]
 
 
-def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path) -> None:
+def test_ps_death_in_save_hides_it(tmp_path: pathlib.Path) -> None:
+    """A ps that dies in a save leaves no visible checkpoint, and later saves succeed."""
     graph, v = ckit.make_graph(
         {"a": np.ones(40 << 20, np.uint8), "b": np.ones(40 << 20, np.uint8)}, {"b": 1}
     )
@@ -200,7 +207,8 @@ def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path)
             assert sorted(os.listdir(tmp_path / "m")) == ["1", "2"]
 
 
-def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_failed_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
+    """A restore that fails on one ps changes no variable on any ps."""
     graph, v = ckit.make_graph({"a": _ones(5000), "b": _ones(5000)}, {"b": 1})
     with (
         ckit.cluster(2, processes=True) as (server, _),
@@ -223,7 +231,8 @@ def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
         assert [x[0] for x in sess.run([v["a"], v["b"]])] == [7, 7]
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> None:
+def test_full_disk_is_reported(tmp_path: pathlib.Path) -> None:
+    """A full disk is reported, and the next save succeeds once there is room."""
     graph, v = ckit.make_graph({"a": np.ones(8 << 20, np.uint8)})
     with (
         ckit.cluster(1, processes=True) as (server, tasks),
@@ -245,7 +254,8 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> Non
         assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
 
 
-def test_updates_go_on_while_a_save_runs(tmp_path: pathlib.Path) -> None:
+def test_updates_continue_during_a_save(tmp_path: pathlib.Path) -> None:
+    """Updates continue during a save, which holds the values of its beginning."""
     size = 16 << 20
     graph, v = ckit.make_graph({"a": np.zeros(size, np.float32), "n": np.int32(0)})
     with (
@@ -265,7 +275,8 @@ def test_updates_go_on_while_a_save_runs(tmp_path: pathlib.Path) -> None:
         assert updates > 3
 
 
-def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
+def test_states_of_workers_are_saved(tmp_path: pathlib.Path) -> None:
+    """The states of other workers are saved with the variables."""
     graph, v = ckit.make_graph({"a": _ones()})
     code = (
         "import harness, json, sys, runtime as rt\n"
@@ -301,7 +312,8 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
         harness.forget_checkpointable("data")
 
 
-def test_random_kills_of_chief_and_ps() -> None:
+def test_random_kills_damage_no_checkpoint() -> None:
+    """Random kills of chief and ps leave every checkpoint whole."""
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}

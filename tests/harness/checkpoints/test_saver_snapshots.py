@@ -136,7 +136,8 @@ class Between(coordinator.CheckpointCoordinator):
             self._first_taken.set()
 
 
-def test_a_coordinator_that_stalls_begins_its_cut_again(tmp_path: pathlib.Path) -> None:
+def test_stalled_coordinator_cuts_again(tmp_path: pathlib.Path) -> None:
+    """A coordinator that stalls in a pause cuts again, and the checkpoint is of one instant."""
     with training() as train:
         stalled = Between(train, lambda: train.wait_for_steps(10, 60), pause_secs=0.2)
         path = harness.Saver().save(train.sess, tmp_path / "m", 1)
@@ -144,7 +145,8 @@ def test_a_coordinator_that_stalls_begins_its_cut_again(tmp_path: pathlib.Path) 
     assert_of_one_instant(path)
 
 
-def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> None:
+def test_always_stalled_coordinator_fails(tmp_path: pathlib.Path) -> None:
+    """A coordinator that stalls in every try fails with the reason, and training continues."""
     with training() as train:
         stalled = Between(train, lambda: train.wait_for_steps(10, 60), pause_secs=0.2, always=True)
         with pytest.raises(
@@ -157,7 +159,8 @@ def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> 
         assert train.wait_for_steps(10, 60)
 
 
-def test_another_saver_that_lets_go_opens_no_gate_but_its_own(tmp_path: pathlib.Path) -> None:
+def test_release_opens_only_own_gate(tmp_path: pathlib.Path) -> None:
+    """A Saver that releases its snapshot opens no gate of another Saver."""
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         saver = harness.Saver()
         snapshot = second.checkpoint_coordinator.snapshot(
@@ -169,7 +172,8 @@ def test_another_saver_that_lets_go_opens_no_gate_but_its_own(tmp_path: pathlib.
     assert_of_one_instant(path)
 
 
-def test_two_savers_that_cut_at_once_both_cut_at_an_instant(tmp_path: pathlib.Path) -> None:
+def test_concurrent_savers_cut_consistently(tmp_path: pathlib.Path) -> None:
+    """Two Savers that cut at once each hold values of one instant."""
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         savers = [harness.Saver(), harness.Saver()]
         paths: list[str] = []
@@ -220,7 +224,8 @@ class Unavailable(grpc.RpcError):
         return None
 
 
-def test_orders_whose_reply_was_lost_are_answered_as_the_first_time(tmp_path: pathlib.Path) -> None:
+def test_repeated_orders_get_same_answer(tmp_path: pathlib.Path) -> None:
+    """An order whose reply was lost is answered as the first time."""
     kinds = {"take", "write", "commit"}
     with training(ps_backups=1) as train:
         task = train.sess._engine.tasks[PS[1]]

@@ -85,9 +85,12 @@ def _values() -> dict[str, np.ndarray]:
     }
 
 
-def test_every_kind_of_variable_crosses_the_tensor_channel_and_nothing_of_it_grpc(
+def test_streams_use_the_tensor_channel(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
+    """Streamed variables of every kind cross the tensor channel, not gRPC, and the ps write no
+    file.
+    """
     values = _values()
     graph, v = ckit.make_graph(values, {"wide": 1, "words": 1, "truth": 1})
     messages: list[int] = []
@@ -155,7 +158,8 @@ def _processes(cluster: dict[str, list[str]], wheres: list[pathlib.Path]) -> Ite
 
 
 @pytest.mark.chaos
-def test_a_few_blocks_are_in_memory_whatever_the_size_of_the_model(tmp_path: pathlib.Path) -> None:
+def test_stream_holds_few_blocks(tmp_path: pathlib.Path) -> None:
+    """A stream holds a few blocks in memory, whatever the size of the model."""
     graph = rt.Graph()
     with graph.as_default(), rt.device("/job:ps/task:0"):
         wide = rt.Variable(
@@ -204,9 +208,10 @@ def _status(pid: int, name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
-def test_cut_connections_lose_and_double_nothing(
+def test_cut_streams_lose_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
+    """Streams whose connections are cut lose and repeat no bytes."""
     values = {
         n: np.random.default_rng(i).integers(0, 256, 5 * MIB, np.uint8) for i, n in enumerate("ab")
     }
@@ -228,9 +233,10 @@ def test_cut_connections_lose_and_double_nothing(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
-def test_a_ps_that_dies_in_the_middle(
+def test_ps_death_in_stream_changes_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, what: str
 ) -> None:
+    """A ps that dies in a streamed save or restore leaves no checkpoint and no changed variable."""
     graph, v = ckit.make_graph(
         {"a": ckit.filled(1, 5 * MIB), "b": ckit.filled(1, 5 * MIB)}, {"b": 1}
     )
@@ -254,9 +260,10 @@ def test_a_ps_that_dies_in_the_middle(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
-def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
-    tmp_path: pathlib.Path, small_blocks: None, what: str
-) -> None:
+def test_chief_death_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None, what: str) -> None:
+    """A ps frees what it holds for a chief that died in a stream, and the next chief saves and
+    restores.
+    """
     cluster = kit.addresses(ps=1, worker=1)
     with rt.Server(cluster, "ps", 0) as ps:
         command = [
@@ -293,9 +300,8 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
     assert not [n for n in os.listdir(tmp_path / "m") if "tmp" in n]
 
 
-def test_a_full_disk_of_the_chief_ends_the_save_and_frees_what_the_ps_holds(
-    tmp_path: pathlib.Path, small_blocks: None
-) -> None:
+def test_full_disk_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None) -> None:
+    """A full disk of the chief ends the save and frees what the ps holds."""
     graph, v = ckit.make_graph({"a": ckit.filled(1, 8 * MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         ps = made["/job:ps/task:0"]
@@ -318,9 +324,10 @@ def test_a_full_disk_of_the_chief_ends_the_save_and_frees_what_the_ps_holds(
             assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
 
 
-def test_a_checkpoint_job_of_another_chief_is_refused_in_the_middle(
+def test_replaced_chief_is_refused_midstream(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
+    """A chief that is replaced during a streamed save is refused."""
     graph, v = ckit.make_graph({"a": ckit.filled(1, 5 * MIB)})
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as old:
         ckit.initialize(old, list(v.values()))
@@ -336,9 +343,8 @@ def test_a_checkpoint_job_of_another_chief_is_refused_in_the_middle(
         assert saver.last_checkpoints == [f"{tmp_path}/m/1"]
 
 
-def test_a_client_without_a_tensor_channel_saves_and_restores(
-    tmp_path: pathlib.Path, small_blocks: None
-) -> None:
+def test_client_without_channel_streams(tmp_path: pathlib.Path, small_blocks: None) -> None:
+    """A client without a tensor channel saves and restores by stream."""
     values = _values()
     with kit.target_of_kind("remote master") as target:
         graph, v = ckit.make_graph(values)
@@ -356,9 +362,10 @@ def test_a_client_without_a_tensor_channel_saves_and_restores(
         assert np.array_equal(found[name], expected), name
 
 
-def test_a_stream_rests_while_somebody_trains(
+def test_stream_rests_during_training(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
+    """A stream rests while training goes on, and only then."""
     monkeypatch.setattr(pacing, "CORES_TO_SHARE", 1 << 20)  # as on a machine with few cores
     monkeypatch.setattr(pacing, "REST_SECS", 0.001)
     rests: list[float] = []
@@ -381,8 +388,8 @@ def test_a_stream_rests_while_somebody_trains(
         assert len(rests) == 1
 
 
-def test_a_job_that_no_order_names_is_ended_by_the_next_order(tmp_path: pathlib.Path) -> None:
-    """The order to drop a job may get lost while its session lives."""
+def test_unused_job_is_ended(tmp_path: pathlib.Path) -> None:
+    """A job that no order has named for long is ended by the next order."""
     graph, v = ckit.make_graph({"a": ckit.filled(1, MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         with ckit.session(made[kit.TARGET], graph) as sess:
@@ -402,8 +409,8 @@ def test_a_job_that_no_order_names_is_ended_by_the_next_order(tmp_path: pathlib.
             sess.checkpoint_coordinator.release(snapshot)
 
 
-def test_a_job_is_there_for_its_own_orders_however_late(tmp_path: pathlib.Path) -> None:
-    """A task that has written its part waits for the slowest one, and the chief asks it nothing meanwhile."""
+def test_job_waits_for_late_orders(tmp_path: pathlib.Path) -> None:
+    """A job serves its own orders, however late."""
     graph, v = ckit.make_graph({"a": ckit.filled(1, MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         with ckit.session(made[kit.TARGET], graph) as sess:
@@ -421,7 +428,8 @@ def test_a_job_is_there_for_its_own_orders_however_late(tmp_path: pathlib.Path) 
             assert job.ended.is_set()
 
 
-def test_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path, small_blocks: None) -> None:
+def test_stream_connections_end(tmp_path: pathlib.Path, small_blocks: None) -> None:
+    """The connections of a stream end with the stream."""
     graph, v = ckit.make_graph({"a": ckit.filled(1, 3 * MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         ps = made["/job:ps/task:0"]

@@ -11,7 +11,7 @@ from tests.runtime.kit import TARGET, servers
 
 
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
-def test_a_fetched_array_is_the_readers_own(tmp_path: pathlib.Path, transfer: str) -> None:
+def test_fetched_strings_belong_to_the_reader(tmp_path: pathlib.Path, transfer: str) -> None:
     """A reader that writes to a restored variable's fetched value changes no variable."""
     with rt.Graph().as_default(), servers(ps=1, worker=1) as made:
         with rt.device("/job:ps"):

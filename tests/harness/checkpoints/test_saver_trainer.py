@@ -69,7 +69,8 @@ def _trainers(
 
 
 @pytest.mark.timeout(200)
-def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str) -> None:
+def test_trainer_streams_without_shared_directory(tmp_path: pathlib.Path, mnist: str) -> None:
+    """The trainer saves by stream where each ps has a directory of its own."""
     flags = (
         "--logdir=run",
         "--checkpoint_transfer=stream",
@@ -88,7 +89,8 @@ def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str
 
 
 @pytest.mark.timeout(240)
-def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mnist: str) -> None:
+def test_restarted_worker_continues_its_data(tmp_path: pathlib.Path, mnist: str) -> None:
+    """A restarted worker continues with its own data."""
     logdir = tmp_path / "run"
     flags = (
         f"--logdir={logdir}",
@@ -107,7 +109,8 @@ def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mn
 
 
 @pytest.mark.timeout(200)
-def test_without_a_logdir_it_trains_and_writes_nothing(tmp_path: pathlib.Path, mnist: str) -> None:
+def test_empty_logdir_writes_nothing(tmp_path: pathlib.Path, mnist: str) -> None:
+    """A trainer without a logdir trains, says so once and writes no file."""
     # Summaries are on, as they are by default, and a test is due in the middle of the run.
     with _trainers(
         tmp_path, mnist, 1, 1, "--logdir=", "--train_steps=40", "--test_epochs=0.03"

@@ -66,9 +66,10 @@ def _init(path: str) -> None:
     ],
     ids=["load_variable", "of_another", "reader", "load_pytree", "tf1", "init_from_checkpoint"],
 )
-def test_no_value_is_given_of_a_checkpoint_with_a_damaged_file(
+def test_damaged_checkpoint_gives_no_value(
     copy: pathlib.Path, read: Callable[[str], object]
 ) -> None:
+    """No value of a checkpoint with a damaged file is returned."""
     step = copy / "model.ckpt" / "2"
     read(str(step))
     victim = _zero(step)
@@ -76,14 +77,14 @@ def test_no_value_is_given_of_a_checkpoint_with_a_damaged_file(
         read(str(step))
 
 
-def test_names_are_listed_without_reading_the_files(copy: pathlib.Path) -> None:
+def test_listing_reads_no_values(copy: pathlib.Path) -> None:
+    """list_variables lists names without reading the damaged files."""
     _zero(copy / "model.ckpt" / "2")
     assert dict(harness.list_variables(str(copy)))["net/w"] == VALUES.shape
 
 
-def test_a_reader_compares_the_files_once(
-    copy: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_compares_files_once(copy: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader compares each file with its checksum once."""
     from runtime.lowlevel import durability
 
     compared: list[str] = []
@@ -102,9 +103,10 @@ def test_a_reader_compares_the_files_once(
 
 
 @pytest.mark.parametrize("flags", [[], ["--values"], ["--verify"], ["--name=steps"]])
-def test_inspect_names_the_file_and_shows_the_newest_whole_one(
+def test_inspection_shows_newest_whole_step(
     copy: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
+    """The inspection names a damaged file and shows the newest whole step."""
     victim = _zero(copy / "model.ckpt" / "2")
     assert inspection.main([str(copy), *flags]) == 1
     shown = capsys.readouterr().out
@@ -113,9 +115,8 @@ def test_inspect_names_the_file_and_shows_the_newest_whole_one(
     assert f"{copy}/model.ckpt/1: " in shown
 
 
-def test_inspect_lists_a_step_whose_tree_cannot_be_read_as_damaged(
-    copy: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_tree_is_damaged(copy: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step whose tree cannot be read is listed as damaged."""
     tree = copy / "model.ckpt" / "2" / "default" / "_METADATA"
     tree.write_bytes(bytes(tree.stat().st_size))
     assert inspection.main([str(copy)]) == 1
@@ -125,9 +126,10 @@ def test_inspect_lists_a_step_whose_tree_cannot_be_read_as_damaged(
 
 
 @pytest.mark.cluster
-def test_a_damaged_value_of_another_program_is_one_line(
+def test_damaged_foreign_value_is_one_line(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A damaged value in a checkpoint of another program gives one line."""
     with ocp.StandardCheckpointer() as plain:
         plain.save(tmp_path / "params", {"w": np.random.default_rng(0).random(8192)})
     assert inspection.main([str(tmp_path / "params"), "--values"]) == 0
@@ -138,9 +140,10 @@ def test_a_damaged_value_of_another_program_is_one_line(
     assert capsys.readouterr().err.startswith("harness.inspect_checkpoint: ")
 
 
-def test_inspect_of_one_damaged_checkpoint_shows_nothing_of_it(
+def test_inspection_hides_damaged_values(
     copy: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The inspection of one damaged checkpoint shows none of its variables."""
     step = copy / "model.ckpt" / "2"
     victim = _zero(step)
     for flags in ([], ["--values"], ["--json"], ["--compare", str(copy / "model.ckpt" / "1")]):
@@ -151,9 +154,8 @@ def test_inspect_of_one_damaged_checkpoint_shows_nothing_of_it(
     assert f"is damaged: {victim.relative_to(step)}: " in capsys.readouterr().err
 
 
-def test_inspect_compares_the_other_steps_when_it_is_asked_to(
-    copy: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_checks_older_steps(copy: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--verify compares the files of the older steps too."""
     victim = _zero(copy / "model.ckpt" / "1")
     assert inspection.main([str(copy), "--json"]) == 0
     assert [step["complete"] for step in json.loads(capsys.readouterr().out)["steps"]] == [
@@ -166,9 +168,10 @@ def test_inspect_compares_the_other_steps_when_it_is_asked_to(
 
 
 @pytest.mark.parametrize("how", ["emptied", "zeroed", "lost"])
-def test_a_checkpoint_without_its_last_file_is_not_complete(
+def test_missing_last_file_is_incomplete(
     copy: pathlib.Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
+    """A checkpoint without its last file is damaged, and its values can still be shown."""
     step = copy / "model.ckpt" / "2"
     label = step / "_CHECKPOINT_METADATA"
     size = label.stat().st_size

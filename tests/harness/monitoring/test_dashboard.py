@@ -32,13 +32,15 @@ ABSENT = ("device_", "backup_", "checkpoint_seconds", "errors_", "refused_")
 TIMEOUT_SECS = 100.0
 
 
-def test_the_dashboard_shows_what_tasks_tell() -> None:
+def test_dashboard_shows_existing_metrics() -> None:
+    """Every panel of the dashboard shows metrics that tasks export."""
     told = {f"bellwether_{name}" for name in (*rt.lowlevel.METRICS, "started_unix_secs")}
     shown = [set(re.findall(r"bellwether_\w+", expression)) for expression in EXPRESSIONS]
     assert all(shown) and set().union(*shown) <= told
 
 
 def test_panels_do_not_overlap() -> None:
+    """Panels have places, numbers and titles of their own, and each is described."""
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in PANELS}
     assert (
         len(places)
@@ -108,7 +110,8 @@ def ask(address: str, query: str) -> list[Any]:
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus"
 )
-def test_a_prometheus_answers_every_panel(tmp_path: pathlib.Path) -> None:
+def test_prometheus_answers_every_panel(tmp_path: pathlib.Path) -> None:
+    """A real Prometheus answers every panel of the dashboard for a training cluster."""
     checked = subprocess.run(
         ["promtool", "check", "config", CONFIGS / "prometheus.yml"], capture_output=True, text=True
     )

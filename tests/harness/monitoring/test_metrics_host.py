@@ -36,7 +36,8 @@ def scrape(endpoint: MetricsServer, host: str = "127.0.0.1") -> str:
         return str(answer.read().decode())
 
 
-def test_figures_are_for_this_machine_unless_somebody_says_else(server: rt.Server) -> None:
+def test_figures_stay_on_this_machine(server: rt.Server) -> None:
+    """The figures are for this machine only, unless the task itself is insecure."""
     outer = [
         a.address
         for found in psutil.net_if_addrs().values()
@@ -59,7 +60,8 @@ def test_figures_are_for_this_machine_unless_somebody_says_else(server: rt.Serve
             ] == []
 
 
-def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_chooses_the_host(server: rt.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--metrics_host chooses the address of the figures."""
     flags.FLAGS.mark_as_parsed()
     made = []
 
@@ -76,7 +78,8 @@ def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.cluster  # waits for a limit of seconds
-def test_half_requests_hold_few_threads_and_not_for_long(server: rt.Server) -> None:
+def test_half_requests_hold_few_threads(server: rt.Server) -> None:
+    """Half requests hold a bounded number of threads for a bounded time."""
     before = threading.active_count()
     with MetricsServer(server, 0) as endpoint:
         half = []
@@ -112,7 +115,8 @@ def scrape_soon(endpoint: MetricsServer) -> str:
 
 
 @pytest.mark.cluster  # waits for a limit of seconds
-def test_a_client_that_dribbles_is_hung_up_on_all_the_same(server: rt.Server) -> None:
+def test_dribbling_client_is_disconnected(server: rt.Server) -> None:
+    """A client that sends a byte at a time is disconnected after the time of a request."""
     with (
         MetricsServer(server, 0) as endpoint,
         socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as sock,

@@ -40,13 +40,15 @@ def record(message: str, error: bool = False) -> logging.LogRecord:
     return logging.LogRecord("absl", logging.WARNING, "dir/file.py", 12, message, (), info)
 
 
-def test_a_log_line_names_the_task_and_is_one_line() -> None:
+def test_log_line_names_the_task() -> None:
+    """A log line names the task and is one line, and an exception keeps its traceback."""
     line = TaskFormatter("worker/1").format(record("two\nlines"))
     assert line.startswith("W") and line.endswith(" worker/1 file.py:12] two lines")
     assert "ValueError: broken" in TaskFormatter("").format(record("x", error=True))
 
 
-def test_a_json_line_is_one_object() -> None:
+def test_json_line_is_one_object() -> None:
+    """A JSON log line is one object with level, task, source, message, time and exception."""
     line = JsonFormatter("ps/0").format(record("two\nlines", error=True))
     assert "\n" not in line
     found = json.loads(line)
@@ -74,7 +76,8 @@ app.run(main)
 
 
 @pytest.mark.cluster
-def test_log_json_of_a_program() -> None:
+def test_log_json_covers_a_program() -> None:
+    """With --log_json every line of a program is JSON."""
     command = [sys.executable, "-c", PROGRAM, "--log_json", "--metrics_port=0"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = [json.loads(line) for line in ran.stderr.splitlines()]
@@ -83,7 +86,8 @@ def test_log_json_of_a_program() -> None:
     assert any("figures for Prometheus at port" in line["message"] for line in lines)
 
 
-def test_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
+def test_profile_covers_the_given_steps(tmp_path: pathlib.Path) -> None:
+    """A profile covers the given steps and is written when they are over."""
     with (
         flagsaver.flagsaver(profile_steps="2:4"),
         StepProfiler.from_flags(str(tmp_path)) as profiler,
@@ -104,9 +108,10 @@ def test_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
     assert "/host:CPU" in {plane.name for plane in ProfileData.from_file(str(planes)).planes}
 
 
-def test_other_workers_take_no_steps_out_of_the_profile(
+def test_profile_counts_own_steps(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A profile covers the given number of this task's own steps."""
     caplog.set_level(logging.INFO)
     seen: list[int | str] = []
     monkeypatch.setattr("jax.profiler.start_trace", lambda *_, **__: seen.append("start"))
@@ -119,16 +124,18 @@ def test_other_workers_take_no_steps_out_of_the_profile(
     assert "profiling 3 steps of this task from global step 316 on" in caplog.messages
 
 
-def test_a_run_that_is_past_them_already_is_not_profiled(tmp_path: pathlib.Path) -> None:
+def test_past_steps_are_not_profiled(tmp_path: pathlib.Path) -> None:
+    """A run that is past the given steps is not profiled."""
     with StepProfiler(2, 4, str(tmp_path)) as profiler:
         for step in (4, 5, 6):
             profiler.step(step)
     assert not list(tmp_path.iterdir())
 
 
-def test_under_the_launcher_a_line_leaves_the_task_out_but_json_does_not(
+def test_launcher_lines_omit_the_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Under the launcher a log line leaves the task out, and a JSON line does not."""
     handler = absl_logging.get_absl_handler()
     old = handler.formatter
     try:
@@ -146,12 +153,14 @@ def test_under_the_launcher_a_line_leaves_the_task_out_but_json_does_not(
 
 
 @pytest.mark.parametrize("spec", ["5", "5:5", "7:5", "a:b"])
-def test_a_wrong_span_is_refused(spec: str) -> None:
+def test_wrong_profile_span_is_refused(spec: str) -> None:
+    """A wrong span of --profile_steps is refused."""
     with flagsaver.flagsaver(profile_steps=spec), pytest.raises(ValueError, match="steps"):
         StepProfiler.from_flags("dir")
 
 
-def test_without_the_flag_nothing_is_profiled(tmp_path: pathlib.Path) -> None:
+def test_no_flag_means_no_profile(tmp_path: pathlib.Path) -> None:
+    """Without --profile_steps no step is profiled."""
     with (
         flagsaver.flagsaver(profile_steps=None),
         StepProfiler.from_flags(str(tmp_path)) as profiler,

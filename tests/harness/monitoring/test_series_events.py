@@ -38,7 +38,8 @@ def wait_for(logdir: pathlib.Path, true: Callable[[Series], bool]) -> Series:
     return found
 
 
-def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> None:
+def test_series_show_recoveries_and_checkpoints(tmp_path: pathlib.Path) -> None:
+    """The event file shows recoveries, lost steps, and the time and size of checkpoints."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), summary_secs=0.1) as c:
         c.ps(0)
         second = c.ps(1)
@@ -68,7 +69,8 @@ def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> Non
     assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4
 
 
-def test_a_dropped_gradient_is_seen(tmp_path: pathlib.Path) -> None:
+def test_series_show_dropped_gradients(tmp_path: pathlib.Path) -> None:
+    """The event file shows a gradient that was dropped as stale."""
     with servers(sockets=True, ps=1, worker=1) as made, harness.FileWriter(tmp_path) as writer:
         series = harness.StandardSeries(made[TARGET].cluster, writer)
         with rt.Graph().as_default() as graph:

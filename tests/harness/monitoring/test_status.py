@@ -64,7 +64,8 @@ def run_status(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
-def test_a_worker_that_has_finished_is_done_and_not_down(run_status: Callable[..., Ran]) -> None:
+def test_finished_worker_is_done(run_status: Callable[..., Ran]) -> None:
+    """A worker that has finished is shown as done, and a worker that vanished as down."""
     with servers(ps=1, worker=2) as made:
         train(made[TARGET], 1)
         finished = made["/job:worker/task:1"]
@@ -94,6 +95,7 @@ def test_a_worker_that_has_finished_is_done_and_not_down(run_status: Callable[..
 
 
 def test_figures_are_differences_over_time() -> None:
+    """Figures are differences between two reports over their time."""
     before = report(
         {"steps_total": 10, "step_seconds_total": 1.0, "compute_seconds_total": 0.5}, (5, 0, 0)
     )
@@ -113,7 +115,8 @@ def test_figures_are_differences_over_time() -> None:
     assert not {"apply_ms", "updates_per_sec", "queue_depth"} & found.keys()
 
 
-def test_a_task_that_restarted_counts_from_its_start() -> None:
+def test_restarted_task_counts_anew() -> None:
+    """A task that was started again counts from its start."""
     before, now = (
         report({"steps_total": 100}, incarnation=1),
         report({"steps_total": 5}, incarnation=2),
@@ -132,11 +135,13 @@ def test_a_task_that_restarted_counts_from_its_start() -> None:
         (1e17, "100000 TB"),
     ],
 )
-def test_sizes(count: float, text: str) -> None:
+def test_sizes_have_decimal_units(count: float, text: str) -> None:
+    """Sizes are shown in decimal units."""
     assert sizes(count) == text
 
 
 def test_table_is_aligned() -> None:
+    """The columns of a table are aligned, numbers to the right."""
     assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x"
     rows = [
         ["A", "BYTES", "CPU"],
@@ -147,18 +152,22 @@ def test_table_is_aligned() -> None:
     assert table(rows) == "A    BYTES   CPU\nx      8 B    7%\ny  12.1 KB\nz   314 KB  100%"
 
 
-def test_a_cluster_is_written_as_jobs_and_hosts() -> None:
+def test_cluster_flag_lists_jobs_and_hosts() -> None:
+    """--cluster lists jobs and hosts."""
     wanted = rt.ClusterSpec({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
     assert status.parse_cluster("ps=a:1, b:1;worker=c:1;") == wanted
 
 
 @pytest.mark.parametrize("text", ["nonsense", "ps", "ps=", "=a:1", "ps=a:1,"])
-def test_what_is_no_cluster_is_refused(text: str) -> None:
+def test_malformed_cluster_is_refused(text: str) -> None:
+    """A malformed --cluster is refused."""
     with pytest.raises(rt.InvalidArgumentError, match="--cluster"):
         status.parse_cluster(text)
 
 
-def test_a_ps_without_its_backup_is_shown() -> None:
+def test_missing_backup_is_shown() -> None:
+    """A ps whose backup cannot be used is shown."""
+
     def state(values: dict[str, float]) -> str:
         found = report(values)
         return status.as_rows([TaskStatus(found.task, "a:1", found)], 15.0)[1][1]
@@ -173,7 +182,8 @@ def test_a_ps_without_its_backup_is_shown() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None:
+def test_one_target_shows_the_cluster(run_status: Callable[..., Ran]) -> None:
+    """One target shows the whole cluster, with its steps and variables."""
     with servers(ps=1, worker=2) as made:
         train(made[TARGET], 5)
         shown = run_status(f"--target={made[TARGET].address}", "--variables")
@@ -197,7 +207,7 @@ def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None
 
 @pytest.mark.cluster
 def test_threads_of_a_process_are_listed_by_owner(run_status: Callable[..., Ran]) -> None:
-    """`--threads` shows the owner, the name and the count of each running thread of another process."""
+    """--threads lists the owner, the name and the count of each thread of another process."""
     cluster = addresses(ps=1)
     address = cluster["ps"][0]
     with processes(cluster, ("ps", 0)):
@@ -216,7 +226,8 @@ def test_threads_of_a_process_are_listed_by_owner(run_status: Callable[..., Ran]
     assert not without["tasks"][0]["threads"]
 
 
-def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> None:
+def test_missing_task_breaks_the_whole(run_status: Callable[..., Ran]) -> None:
+    """A cluster with a missing task is not whole, and the command exits with 1."""
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0):
         shown = run_status(f"--cluster=ps={cluster['ps'][0]};worker={cluster['worker'][0]}")
@@ -224,7 +235,8 @@ def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> No
     assert "down: nobody listens" in shown.stdout and "not whole: /job:ps/task:0" in shown.stdout
 
 
-def test_a_task_of_another_cluster_is_named() -> None:
+def test_task_of_other_cluster_is_named() -> None:
+    """A task that knows another cluster is a problem."""
     with servers(worker=1) as made:
         other = rt.ClusterSpec({"worker": [made[TARGET].address], "other": ["localhost:1"]})
         states = Sampler(other).sample()
@@ -245,16 +257,18 @@ def test_a_task_of_another_cluster_is_named() -> None:
         (("word", "--target=localhost:1"), 2, "unrecognized arguments: word"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_status_mistakes_are_one_line(
     run_status: Callable[..., Ran], flags: tuple[str, ...], code: int, said: str
 ) -> None:
+    """A mistake on the command line gives one line and code 2."""
     found = run_status(*flags)
     assert (found.returncode, found.stderr.count("\n")) == (code, 1)
     assert said in found.stderr
 
 
 @pytest.mark.cluster
-def test_watch_goes_on_until_it_is_stopped() -> None:
+def test_watch_continues_until_stopped() -> None:
+    """--watch prints again and again until Ctrl-C, and exits with 0."""
     with servers(worker=1) as made:
         command = [
             sys.executable,
@@ -283,7 +297,8 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
 
 
 @pytest.mark.cluster
-def test_watch_ends_without_a_word_when_nobody_reads_any_more() -> None:
+def test_watch_ends_with_its_reader() -> None:
+    """--watch ends silently by SIGPIPE's code when its reader has gone."""
     with servers(worker=1) as made:
         process = subprocess.Popen(
             [
@@ -314,7 +329,8 @@ def test_watch_ends_without_a_word_when_nobody_reads_any_more() -> None:
 # -- series and Prometheus --------------------------------------------------------------------------------------------
 
 
-def test_standard_series_of_a_run(tmp_path: pathlib.Path) -> None:
+def test_standard_series_are_written(tmp_path: pathlib.Path) -> None:
+    """The standard series of a run are written with their layout."""
     with servers(sockets=True, ps=1, worker=1) as made, harness.FileWriter(tmp_path) as writer:
         series = harness.StandardSeries(made[TARGET].cluster, writer)
         train(made[TARGET], 5)
@@ -345,6 +361,7 @@ def test_standard_series_of_a_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_series_is_in_the_layout() -> None:
+    """Every series is in the layout of TensorBoard."""
     values = {
         "calls_total": 1.0,
         "queue_depth_max": 1.0,
@@ -368,7 +385,8 @@ def test_every_series_is_in_the_layout() -> None:
     assert found["device_memory_bytes/ps_0_GPU_0"] == 5.0 and found["steps_lost/ps_0"] == 3.0
 
 
-def test_a_task_that_is_away_costs_only_its_own_series(tmp_path: pathlib.Path) -> None:
+def test_absent_task_costs_own_series(tmp_path: pathlib.Path) -> None:
+    """A task that is away costs its own series only."""
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0), harness.FileWriter(tmp_path) as writer:
         found = harness.StandardSeries(rt.ClusterSpec(cluster), writer).write(1)
@@ -382,6 +400,7 @@ def scrape(port: int) -> dict[str, Any]:
 
 
 def test_prometheus_scrapes_the_same_figures() -> None:
+    """Prometheus scrapes the figures with types, labels and help."""
     with servers(sockets=True, ps=1, worker=1) as made:
         train(made[TARGET], 4)
         with MetricsServer(made["/job:ps/task:0"], 0) as endpoint:
@@ -405,7 +424,8 @@ def test_prometheus_scrapes_the_same_figures() -> None:
         scrape(endpoint.port)
 
 
-def test_the_documented_series_are_those_that_there_are() -> None:
+def test_documented_series_exist() -> None:
+    """The page on monitoring lists exactly the series that exist."""
     values = dict.fromkeys(rt.lowlevel.METRICS, 1.0) | {"device_memory_bytes/GPU:0": 1.0}
     values |= {"device_peak_memory_bytes/GPU:0": 1.0, "device_limit_bytes/GPU:0": 1.0}
     found = {tag.partition("/")[0] for tag in series(report(values, (1, 0, 0)))}
@@ -419,7 +439,8 @@ def test_the_documented_series_are_those_that_there_are() -> None:
     assert all(cell.strip() for row in rows for cell in row)
 
 
-def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
+def test_backup_figures_are_shown() -> None:
+    """The figures of a ps with a backup are exported and written."""
     cluster = addresses(ps=2, worker=1)
     with contextlib.ExitStack() as stack:
         made = [
@@ -438,5 +459,6 @@ def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
     assert series(lost)["backup_recoveries/ps_0"] == 2.0
 
 
-def test_what_tasks_say_moves_no_cursor() -> None:
+def test_table_shows_no_escapes() -> None:
+    """A table shows no escape sequence that a task has sent."""
     assert "\x1b" not in table([["task", "error"], ["ps/0", "\x1b[2Jgone"]])

@@ -85,7 +85,8 @@ def argument(cluster: InProcessCluster) -> str:
 
 
 @pytest.mark.cluster
-def test_a_terminal_shows_colours_and_all_that_a_pipe_shows(cluster: InProcessCluster) -> None:
+def test_terminal_adds_only_colours(cluster: InProcessCluster) -> None:
+    """A terminal shows what a pipe shows, with colours."""
     with Terminal(argument(cluster)) as terminal:
         terminal.read_until("")
         assert terminal.process.wait(TIMEOUT_SECS) == 0
@@ -107,9 +108,10 @@ def test_a_terminal_shows_colours_and_all_that_a_pipe_shows(cluster: InProcessCl
 
 
 @pytest.mark.cluster
-def test_a_watched_cluster_is_redrawn_in_place_and_a_lost_task_is_red(
+def test_watch_redraws_in_place(
     cluster: InProcessCluster,
 ) -> None:
+    """A watched cluster is redrawn in place, with a lost task in red."""
     lonely = argument(cluster) + ",127.0.0.1:1"  # a worker that is not there
     with Terminal(lonely, "--watch") as terminal:
         terminal.read_until("not whole: /job:worker/task:2", times=3)
@@ -122,7 +124,8 @@ def test_a_watched_cluster_is_redrawn_in_place_and_a_lost_task_is_red(
 
 
 @pytest.mark.cluster
-def test_a_narrow_terminal_has_a_line_for_each_task(cluster: InProcessCluster) -> None:
+def test_narrow_terminal_keeps_task_lines(cluster: InProcessCluster) -> None:
+    """A narrow terminal has one line for each task."""
     with Terminal(argument(cluster), columns=80) as terminal:
         terminal.read_until("")
         assert terminal.process.wait(TIMEOUT_SECS) == 0
@@ -136,7 +139,8 @@ def test_a_narrow_terminal_has_a_line_for_each_task(cluster: InProcessCluster) -
 
 
 @pytest.mark.cluster
-def test_a_dumb_terminal_has_the_plain_table(cluster: InProcessCluster) -> None:
+def test_dumb_terminal_has_plain_table(cluster: InProcessCluster) -> None:
+    """A dumb terminal has the plain table."""
     with Terminal(argument(cluster), env={"TERM": "dumb"}) as terminal:
         terminal.read_until("")
         assert terminal.process.wait(TIMEOUT_SECS) == 0

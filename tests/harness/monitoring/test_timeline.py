@@ -15,7 +15,8 @@ from tests.harness.monitoring.trace_format import problems
 from tests.runtime.kit import TARGET, servers
 
 
-def test_trace_of_a_step_over_two_tasks(tmp_path: pathlib.Path) -> None:
+def test_trace_covers_two_tasks(tmp_path: pathlib.Path) -> None:
+    """The trace of a step shows the stages and transfers of both tasks in order."""
     metadata = rt.RunMetadata()
     with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
@@ -46,7 +47,8 @@ def test_trace_of_a_step_over_two_tasks(tmp_path: pathlib.Path) -> None:
     assert {e["cat"] for e in events if "cat" in e} == {"stage", "send", "recv"}
 
 
-def test_transfers_at_once_get_rows_of_their_own() -> None:
+def test_concurrent_transfers_have_own_rows() -> None:
+    """Transfers at the same time have rows of their own."""
     metadata = rt.RunMetadata()
     with servers(sockets=True, ps=2, worker=2) as made, rt.Graph().as_default() as graph:
         variables = []
@@ -79,6 +81,7 @@ spans = st.lists(
 
 @given(st.lists(spans, min_size=1, max_size=3).filter(any))
 def test_any_spans_make_a_valid_trace(devices: list[list[tuple[str, int, int]]]) -> None:
+    """Any spans make a valid trace with one event each, from time 0 on."""
     metadata = rt.RunMetadata()
     base = 1_700_000_000_000_000_000
     for number, nodes in enumerate(devices):
@@ -111,7 +114,9 @@ def test_any_spans_make_a_valid_trace(devices: list[list[tuple[str, int, int]]])
         ({"ts": 40.0}, "not in the order of time"),
     ],
 )
-def test_the_reader_is_strict(change: dict[str, Any], said: str) -> None:
+def test_trace_reader_is_strict(change: dict[str, Any], said: str) -> None:
+    """The reader of these tests finds every wrong field of an event."""
+
     def event(ts: float) -> dict[str, Any]:
         return {
             "name": "a",
@@ -138,5 +143,6 @@ def test_the_reader_is_strict(change: dict[str, Any], said: str) -> None:
 
 
 def test_metadata_without_a_trace_is_refused() -> None:
+    """Metadata of a run without a full trace is refused."""
     with pytest.raises(ValueError, match="FULL_TRACE"):
         timeline.chrome_trace(rt.RunMetadata())

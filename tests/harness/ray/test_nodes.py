@@ -39,9 +39,10 @@ pytestmark = [
 ]
 
 
-def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(
+def test_tasks_move_from_dead_nodes(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A worker and a ps whose nodes lose their power continue on other nodes."""
     (tmp_path / "auth").write_text("0123456789abcdef" * 4)
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-m", "tests.harness.ray.nodes_program", str(tmp_path)],

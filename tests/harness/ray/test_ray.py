@@ -90,9 +90,10 @@ def results(program: Program) -> list[Any]:
     return found
 
 
-def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_again(
+def test_mnist_trains_through_killed_worker(
     start: Any,
 ) -> None:
+    """MNIST trains from a function, and a killed worker is started again alone."""
     program = start("mnist", "--train_steps=6000")
     worker = task(program, "worker/1")
     assert worker.environ()[_ATTEMPT] == "0"
@@ -106,9 +107,8 @@ def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_aga
     assert results(program) == [None, None]
 
 
-def test_no_update_is_lost_to_deaths_and_the_results_come_back(
-    start: Any, tmp_path: pathlib.Path
-) -> None:
+def test_results_come_back_after_deaths(start: Any, tmp_path: pathlib.Path) -> None:
+    """A killed ps and a killed actor come back, and the results of the functions are returned."""
     program = start("count", "1000000000")
     program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
     until(lambda: list((tmp_path / "run").glob("model.ckpt*/[1-9]*")), "a checkpoint is there")
@@ -132,9 +132,8 @@ def test_no_update_is_lost_to_deaths_and_the_results_come_back(
     assert first[:2] == ("worker/0", 0) and second[:2] == ("worker/1", 1)
 
 
-def test_an_evaluator_follows_the_checkpoints_and_nobody_waits_for_it(
-    start: Any, tmp_path: pathlib.Path
-) -> None:
+def test_evaluator_follows_checkpoints(start: Any, tmp_path: pathlib.Path) -> None:
+    """An evaluator follows the checkpoints, is started again alone, and holds up no stop."""
     program = start("evaluator")
     program.expect(r"evaluator/0 .*step \d+: .*accuracy", TIMEOUT_SECS)
     evaluator, worker = task(program, "evaluator/0"), task(program, "worker/0")
@@ -154,9 +153,8 @@ def worker_config(other: psutil.Process, index: int) -> str:
     return json.dumps(config)
 
 
-def test_a_command_is_told_by_flags_and_ctrl_c_lets_the_chief_save(
-    start: Any, tmp_path: pathlib.Path
-) -> None:
+def test_ctrl_c_lets_chief_save(start: Any, tmp_path: pathlib.Path) -> None:
+    """A command receives its role by flags, and Ctrl-C lets the chief save."""
     program = start("trainer")
     program.expect(r"worker/1 .* step \d", TIMEOUT_SECS)
     assert "--job_name=ps" in task(program, "ps/0").cmdline()
@@ -168,7 +166,8 @@ def test_a_command_is_told_by_flags_and_ctrl_c_lets_the_chief_save(
     assert (tmp_path / "run" / "model.ckpt" / str(saved)).exists()
 
 
-def test_nothing_outlives_a_driver_that_is_killed(start: Any) -> None:
+def test_killed_driver_leaves_no_process(start: Any) -> None:
+    """No process outlives a driver that is killed."""
     program = start("count", "1000000000")
     program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
     processes = below(program)
@@ -180,9 +179,10 @@ def test_nothing_outlives_a_driver_that_is_killed(start: Any) -> None:
     assert alive == []
 
 
-def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_does_not_help(
+def test_fatal_error_comes_back_once(
     start: Any,
 ) -> None:
+    """An error for good comes back with its code and is not tried again."""
     program = start("wrong value")
     said = program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
     assert said == (
@@ -194,7 +194,8 @@ def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_doe
     assert not program.lines("restart 1 of")
 
 
-def test_what_cannot_be_pickled_is_one_line(start: Any) -> None:
+def test_unpicklable_result_is_one_line(start: Any) -> None:
+    """A result that cannot be pickled gives one line."""
     program = start("no pickle")
     assert (
         "what the function returns cannot be pickled"
@@ -203,7 +204,8 @@ def test_what_cannot_be_pickled_is_one_line(start: Any) -> None:
     assert program.wait() == 2
 
 
-def test_a_wait_for_nodes_says_what_is_missing_and_can_be_ended(start: Any) -> None:
+def test_wait_for_nodes_names_resources(start: Any) -> None:
+    """A wait for nodes names the missing resources and ends by SIGTERM."""
     program = start("too large")
     said = program.expect(
         r"still waiting for places for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS

@@ -54,9 +54,10 @@ def steps(path: pathlib.Path) -> list[int]:
     return [event.step for event in read_events(str(path)) if event.HasField("summary")]
 
 
-def test_a_full_disk_delays_events_and_the_file_is_readable_all_the_time(
+def test_full_disk_delays_events(
     tmp_path: pathlib.Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A full disk delays events, and the file stays readable all the time."""
     with FileWriter(tmp_path) as writer:
         for step in range(3):
             writer.add_scalars({"a": step}, step)
@@ -81,12 +82,13 @@ def test_a_full_disk_delays_events_and_the_file_is_readable_all_the_time(
     assert steps(path) == list(range(7))
 
 
-def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
+def test_lost_events_are_counted(
     tmp_path: pathlib.Path,
     disk: Disk,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Events beyond the kept bytes are lost and counted, and later events are whole."""
     monkeypatch.setattr(event_file, "KEEP_BYTES", 200)
     before = rt.lowlevel.metrics.read().get("events_lost_total", 0.0)
     with FileWriter(tmp_path) as writer:
@@ -106,9 +108,11 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     assert f"; {lost} events were lost" in caplog.text
 
 
-def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(
+def test_cloud_store_writes_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Many events for a cloud store are written before the flush period ends."""
+
     class Store:
         def open(self, path: str) -> "Store":
             return self
@@ -133,9 +137,10 @@ def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(
     assert not waits
 
 
-def test_a_disk_that_stays_full_costs_the_events_only(
+def test_full_disk_costs_events_only(
     tmp_path: pathlib.Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A disk that stays full costs events and raises no error."""
     writer = FileWriter(tmp_path)
     writer.add_scalars({"a": 0.0}, 0)
     assert writer.flush()
@@ -150,9 +155,10 @@ def test_a_disk_that_stays_full_costs_the_events_only(
     writer.close()
 
 
-def test_a_disk_without_a_free_inode_is_waited_for(
+def test_missing_inode_is_waited_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Events wait for a disk on which no file can be made."""
     real, full = os.open, True
 
     def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -169,9 +175,10 @@ def test_a_disk_without_a_free_inode_is_waited_for(
     assert steps(events_file(tmp_path)) == [1]
 
 
-def test_a_failed_sync_writes_the_same_bytes_again(
+def test_failed_sync_repeats_the_bytes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a failed sync the same bytes are written again."""
     broken = True
 
     def fsync(file: int) -> None:
@@ -192,9 +199,10 @@ def test_a_failed_sync_writes_the_same_bytes_again(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_story_of_a_full_disk_gives_a_prefix_of_the_same_stream(
+def test_file_is_prefix_of_stream(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    """After any failures of the disk the file is a prefix of the stream of records."""
     path = tmp_path_factory.mktemp("records") / "file"
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)

@@ -125,19 +125,22 @@ def page(logdir: pathlib.Path) -> Iterator[str]:
         yield base
 
 
-def test_scalars(page: str) -> None:
+def test_tensorboard_shows_scalars(page: str) -> None:
+    """TensorBoard shows the scalars of each step."""
     found = get(page, "data/plugin/scalars/scalars", run=".", tag="loss")
     assert [point[1] for point in found] == [0, 1, 2, 3, 4]
     assert found[0][2] == 0.0 and found[1][2] != 0.0
 
 
-def test_histograms(page: str) -> None:
+def test_tensorboard_shows_histograms(page: str) -> None:
+    """TensorBoard shows the histograms with all their elements."""
     found = get(page, "data/plugin/histograms/histograms", run=".", tag="weights")
     assert len(found) == 5
     assert sum(count for _, _, count in found[0][2]) == 12
 
 
-def test_images(page: str) -> None:
+def test_tensorboard_shows_images(page: str) -> None:
+    """TensorBoard shows an image of the right size."""
     found = get(page, "data/plugin/images/images", run=".", tag="picture/image", sample="0")
     with urllib.request.urlopen(
         f"{page}/data/plugin/images/individualImage?{found[0]['query']}"
@@ -145,11 +148,13 @@ def test_images(page: str) -> None:
         assert Image.open(io.BytesIO(answer.read())).size == (8, 8)
 
 
-def test_text(page: str) -> None:
+def test_tensorboard_shows_text(page: str) -> None:
+    """TensorBoard renders a text summary as Markdown."""
     assert "<em>text</em>" in get(page, "data/plugin/text/text", run=".", tag="note")[0]["text"]
 
 
-def test_audio(page: str) -> None:
+def test_tensorboard_plays_audio(page: str) -> None:
+    """TensorBoard serves an audio clip as a WAV file."""
     found = get(page, "data/plugin/audio/audio", run=".", tag="tone/audio", sample="0")
     with urllib.request.urlopen(
         f"{page}/data/plugin/audio/individualAudio?{found[0]['query']}"
@@ -157,13 +162,15 @@ def test_audio(page: str) -> None:
         assert answer.read().startswith(b"RIFF")
 
 
-def test_graph(page: str) -> None:
+def test_tensorboard_shows_the_graph(page: str) -> None:
+    """TensorBoard shows the graph with the devices of ps and worker."""
     graph = get(page, "data/plugin/graphs/graph", run=".").decode()
     assert 'name: "model/product"' in graph
     assert 'device: "/job:ps/task:0"' in graph and 'device: "/job:worker/task:0"' in graph
 
 
-def test_run_metadata(page: str) -> None:
+def test_tensorboard_shows_run_metadata(page: str) -> None:
+    """TensorBoard shows the traced step with shapes, bytes and times."""
     found = get(page, "data/plugin/graphs/run_metadata", run=".", tag="step 4").decode()
     assert 'device: "/job:ps/replica:0/task:0/device:CPU:0"' in found
     assert 'node_name: "model/product"' in found
@@ -180,7 +187,8 @@ def test_run_metadata(page: str) -> None:
     ]
 
 
-def test_hparams(page: str) -> None:
+def test_tensorboard_shows_hyperparameters(page: str) -> None:
+    """TensorBoard shows the hyperparameters and their metric."""
     body = json.dumps({"experimentName": ""}).encode()
     request = urllib.request.Request(
         f"{page}/data/plugin/hparams/experiment",
@@ -194,7 +202,8 @@ def test_hparams(page: str) -> None:
     assert [m["name"]["tag"] for m in found["metricInfos"]] == ["loss"]
 
 
-def test_custom_scalars(page: str) -> None:
+def test_tensorboard_shows_the_layout(page: str) -> None:
+    """TensorBoard shows the layout of the standard series."""
     found = get(page, "data/plugin/custom_scalars/layout")
     assert [category["title"] for category in found["category"]] == list(LAYOUT)
 
@@ -212,7 +221,8 @@ const found = (name) => all.filter((e) => e.nodeName === name);
 
 
 @pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
-def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
+def test_browser_shows_scalars_and_graph(page: str, tmp_path: pathlib.Path) -> None:
+    """The pages of scalars and graph are drawn in a browser, with the times of a traced step."""
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"{page}/#scalars")
         browser.wait_text("loss")

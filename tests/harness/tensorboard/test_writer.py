@@ -25,14 +25,16 @@ def events(logdir: pathlib.Path) -> list:
     return [event for path in files(logdir) for event in read_events(str(path))]
 
 
-def test_names_and_first_record(tmp_path: pathlib.Path) -> None:
+def test_event_file_has_tensorflow_name(tmp_path: pathlib.Path) -> None:
+    """An event file has TensorFlow's name and first record, in a directory that is made."""
     FileWriter(tmp_path / "new" / "dir", filename_suffix=".worker1").close()
     (path,) = files(tmp_path / "new" / "dir")
     assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\..+\.worker1", path.name)
     assert [e.file_version for e in read_events(str(path))] == ["brain.Event:2"]
 
 
-def test_events_are_in_the_file_in_the_order_they_were_added(tmp_path: pathlib.Path) -> None:
+def test_events_keep_their_order(tmp_path: pathlib.Path) -> None:
+    """Events are in the file in the order of their calls."""
     with FileWriter(tmp_path, rt.Graph()) as writer:
         writer.add_session_log("START", 3)
         writer.add_summary(
@@ -56,7 +58,8 @@ def test_events_are_in_the_file_in_the_order_they_were_added(tmp_path: pathlib.P
     assert found[5].session_log.checkpoint_path == "model.ckpt"
 
 
-def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> None:
+def test_flush_writes_everything(tmp_path: pathlib.Path) -> None:
+    """flush returns when every event is on disk."""
     with FileWriter(tmp_path, flush_secs=1000) as writer:
         for step in range(500):
             writer.add_scalars({"a": step}, step)
@@ -80,7 +83,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.cluster
-def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path: pathlib.Path) -> None:
+def test_forked_child_does_not_hang(tmp_path: pathlib.Path) -> None:
+    """A forked child with a writer ends without the threads of its parent."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(tmp_path)], cwd=ROOT, timeout=120, check=False
     )
@@ -89,7 +93,8 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path: pathlib.Path
 
 
 @pytest.mark.disk  # waits for the flush of every two seconds
-def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> None:
+def test_events_reach_disk_soon(tmp_path: pathlib.Path) -> None:
+    """By default an event is on disk soon."""
     with FileWriter(tmp_path) as writer:
         for step in range(2):  # the second comes after the flush at the start
             writer.add_scalars({"a": step}, step)
@@ -100,7 +105,8 @@ def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> 
             assert [e.step for e in events(tmp_path)[1:]] == list(range(step + 1))
 
 
-def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
+def test_many_threads_lose_no_event(tmp_path: pathlib.Path) -> None:
+    """Events of many threads are all written, in each thread's order."""
     with FileWriter(tmp_path) as writer:
         threads = [
             threading.Thread(
@@ -117,7 +123,8 @@ def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
         assert [e.step for e in found if e.summary.value[0].tag == f"t{k}"] == list(range(50))
 
 
-def test_events_after_close_are_in_a_new_file(tmp_path: pathlib.Path) -> None:
+def test_events_after_close_use_new_file(tmp_path: pathlib.Path) -> None:
+    """Events after close are in a new file."""
     writer = FileWriter(tmp_path)
     for step in range(3):
         writer.add_scalars({"a": 1.0}, step)
@@ -128,13 +135,15 @@ def test_events_after_close_are_in_a_new_file(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_program_that_forgets_to_close_loses_nothing(tmp_path: pathlib.Path) -> None:
+def test_forgotten_close_loses_no_event(tmp_path: pathlib.Path) -> None:
+    """A program that forgets to close its writer loses no event."""
     code = "import sys, harness; harness.FileWriter(sys.argv[1], flush_secs=1000).add_scalars({'a': 1.0}, 7)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
     assert [e.step for e in events(tmp_path)[1:]] == [7]
 
 
-def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
+def test_writer_refuses_wrong_types(tmp_path: pathlib.Path) -> None:
+    """Summaries and graphs of wrong types are refused."""
     with FileWriter(tmp_path) as writer:
         with pytest.raises(TypeError, match="add_summary takes"):
             writer.add_summary("text", 1)
@@ -142,8 +151,8 @@ def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
             writer.add_graph("text")
 
 
-def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Path) -> None:
-    """Each of four starts ended with a traceback of Python's."""
+def test_unwritable_directory_is_one_line(tmp_path: pathlib.Path) -> None:
+    """A directory that cannot be written to raises an error of one line."""
     (tmp_path / "file").touch()
     for place, why in (
         (tmp_path / "file" / "run", "Not a directory"),
@@ -156,13 +165,14 @@ def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Pat
         assert "\n" not in caught.value.message
 
 
-def test_writers_of_the_cache_name_their_directory(tmp_path: pathlib.Path) -> None:
-    """Programs of TensorFlow ask these, and a Supervisor's, which are none of harness.tf1's own."""
+def test_cached_writers_name_their_directory(tmp_path: pathlib.Path) -> None:
+    """A writer of the cache returns its directory from get_logdir."""
     assert FileWriterCache.get(tmp_path).get_logdir() == str(tmp_path)
     FileWriterCache.clear()
 
 
-def test_cache_gives_one_writer_per_directory(tmp_path: pathlib.Path) -> None:
+def test_cache_holds_writer_per_directory(tmp_path: pathlib.Path) -> None:
+    """The cache holds one writer for each directory."""
     try:
         assert FileWriterCache.get(tmp_path / "a") is FileWriterCache.get(str(tmp_path / "a"))
         assert FileWriterCache.get(tmp_path / "a") is not FileWriterCache.get(tmp_path / "b")
@@ -170,7 +180,8 @@ def test_cache_gives_one_writer_per_directory(tmp_path: pathlib.Path) -> None:
         FileWriterCache.clear()
 
 
-def test_graph_has_scopes_devices_shapes_and_edges() -> None:
+def test_graph_def_has_all_parts() -> None:
+    """A graph in an event file has scopes, devices, shapes and edges."""
     with rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:1"):
             w = rt.Variable([1.0, 2.0], name="w")
@@ -201,7 +212,8 @@ def write_run(
             writer.add_scalars({tag: base + step for tag, base in tags.items()}, step)
 
 
-def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: pathlib.Path) -> None:
+def test_cut_file_is_read_partly(tmp_path: pathlib.Path) -> None:
+    """An event file that was cut off is read up to the cut."""
     write_run(tmp_path, 0, range(5), {"a": 0})
     (path,) = files(tmp_path)
     data = path.read_bytes()
@@ -210,8 +222,8 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: pathlib.Path) -> 
     assert isinstance(next(iter(read_events(str(path)))), event_pb2.Event)
 
 
-def test_on_scalars_gets_every_number(tmp_path: pathlib.Path) -> None:
-    """A tracker is called with each number and its step; its errors are logged and end nothing."""
+def test_on_scalars_receives_every_number(tmp_path: pathlib.Path) -> None:
+    """on_scalars is called with each number and its step, and its errors end nothing."""
     got: list[tuple[dict[str, float], int | None]] = []
     with FileWriter(str(tmp_path)) as writer:
         writer.on_scalars = lambda scalars, step: got.append((dict(scalars), step))
@@ -224,7 +236,9 @@ def test_on_scalars_gets_every_number(tmp_path: pathlib.Path) -> None:
     assert got == [({"loss": 1.0, "rate": 2.0}, 3), ({"loss": 0.5}, None)]
 
 
-def test_options_have_names(tmp_path: pathlib.Path) -> None:
-    """TensorFlow's third argument, the length of a queue, is not taken for seconds."""
+def test_writer_options_are_keywords(tmp_path: pathlib.Path) -> None:
+    """The options of a writer must be named, so that TensorFlow's queue length is not taken for
+    seconds.
+    """
     with pytest.raises(TypeError, match="positional"):
         FileWriter(tmp_path, None, 10, 30)  # type: ignore[misc]

@@ -16,7 +16,8 @@ from harness.testing import Fault, FaultPlan, Kind, Links, no_leaks
 TASKS = ["ps:0", "ps:1", "worker:0", "worker:1"]
 
 
-def test_a_plan_is_a_value_that_tells_what_it_does() -> None:
+def test_plan_is_a_printable_value() -> None:
+    """A fault plan is a value that prints its faults."""
     empty = FaultPlan(seed=7)
     plan = (
         empty.kill("worker", 1, at_step=200)
@@ -33,12 +34,14 @@ def test_a_plan_is_a_value_that_tells_what_it_does() -> None:
     )
 
 
-def test_a_plan_without_a_seed_draws_one() -> None:
+def test_plan_draws_a_seed() -> None:
+    """A plan without a seed draws a seed."""
     assert FaultPlan().seed != FaultPlan().seed
     assert FaultPlan().kill("ps", 0).seed is not None
 
 
-def test_mistakes_are_told() -> None:
+def test_impossible_faults_are_refused() -> None:
+    """Faults with contradictory or negative times are refused."""
     with pytest.raises(ValueError, match="at_step or at_secs, not both"):
         FaultPlan().kill("ps", 0, at_step=1, at_secs=1)
     with pytest.raises(ValueError, match="freeze ps:0: secs=-1 is below 0"):
@@ -47,6 +50,7 @@ def test_mistakes_are_told() -> None:
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.floats(1, 1000))
 def test_random_plans_repeat_and_are_fair(seed: int, count: int, over_secs: float) -> None:
+    """A random plan repeats with its seed and hits all tasks equally often."""
     plan = FaultPlan.random(TASKS, count, over_secs, seed=seed)
     assert plan == FaultPlan.random(TASKS, count, over_secs, seed=seed)
     assert len(plan.faults) == count
@@ -71,6 +75,7 @@ def answer(sock: socket.socket) -> str:
 
 
 def test_links_carry_drop_and_reset() -> None:
+    """Links carry bytes, hold them while cut, and reset connections."""
     with no_leaks(), socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         links = Links(["a:0", "b:0"], lambda asked: "b:0" if asked == port else "")
@@ -104,7 +109,8 @@ def test_links_carry_drop_and_reset() -> None:
             links.close()
 
 
-def test_links_tell_when_nobody_listens() -> None:
+def test_links_report_an_absent_listener() -> None:
+    """A link answers 502 when no task listens at the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     links = Links(["a:0"], lambda asked: "")
@@ -121,6 +127,7 @@ def leak_thread() -> None:
 
 @pytest.mark.cluster
 def test_leaks_are_found(tmp_path: pathlib.Path) -> None:
+    """Threads, sockets, files and processes that a block leaves behind are named."""
     kept: list[object] = []
     with pytest.raises(AssertionError, match="left behind: thread forgotten"), no_leaks(secs=0.05):
         leak_thread()
@@ -145,6 +152,7 @@ def test_leaks_are_found(tmp_path: pathlib.Path) -> None:
         leak_thread()  # it ends in time
 
 
-def test_an_error_of_the_block_is_not_hidden() -> None:
+def test_block_error_is_not_hidden() -> None:
+    """An error of the block is raised in place of its leaks."""
     with pytest.raises(KeyError, match="mine"), no_leaks(secs=0.0):
         raise KeyError("mine")

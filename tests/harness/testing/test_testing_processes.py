@@ -20,9 +20,10 @@ IMPORTED = "'jax' in sys.modules"
 
 
 @pytest.mark.chaos
-def test_python_programs_are_forked_from_a_process_that_has_imported_jax(
+def test_python_programs_are_forked_warm(
     tmp_path: pathlib.Path,
 ) -> None:
+    """Python programs start from a process that has imported JAX, as files, code or modules."""
     script = tmp_path / "script.py"
     script.write_text(
         f"import os, sys; print(__name__, {IMPORTED}, sys.argv[1:], sys.path[0], os.getcwd())"
@@ -40,25 +41,29 @@ def test_python_programs_are_forked_from_a_process_that_has_imported_jax(
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_a_variable_that_jax_reads_when_it_is_imported_is_obeyed(value: str) -> None:
+def test_jax_import_variables_are_obeyed(value: str) -> None:
+    """A forked program obeys the variables that JAX reads when it is imported."""
     code = "import jax; print(jax.config.jax_enable_x64)"
     with Program("python", "-c", code, env={"JAX_ENABLE_X64": value}) as program:
         assert program.result() == str(value == "1")
 
 
-def test_a_cold_program_has_imported_nothing() -> None:
+def test_cold_program_imports_nothing() -> None:
+    """A cold program starts without JAX."""
     with Program("python", "-c", f"import sys; print({IMPORTED})", cold=True) as program:
         assert program.result() == "False"
 
 
-def test_forked_programs_draw_numbers_of_their_own() -> None:
+def test_forked_programs_draw_own_numbers() -> None:
+    """Forked programs draw random numbers of their own."""
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
     with programs() as start:
         drawn = [start("python", "-c", code).result().split() for _ in range(3)]
     assert len({number for numbers in drawn for number in numbers}) == 6
 
 
-def test_a_program_ends_as_it_would_have_ended_by_itself() -> None:
+def test_forked_program_ends_as_usual() -> None:
+    """A forked program ends with the codes, tracebacks and exit handlers of a program of its own."""
     with programs() as start:
         assert start("python", "-c", "import sys; sys.exit(3)").wait() == 3
         raised = start(
@@ -72,7 +77,8 @@ def test_a_program_ends_as_it_would_have_ended_by_itself() -> None:
         assert start("sh", "-c", "kill -TERM $$").wait() == -signal.SIGTERM
 
 
-def test_what_a_program_leaves_behind_in_its_group_ends_with_it() -> None:
+def test_program_takes_its_group_along() -> None:
+    """Processes that a program leaves in its group end with the program."""
     code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
     with Program("python", "-c", code) as program:
         left = psutil.Process(int(program.expect(r"(\d+)")[1]))
@@ -81,10 +87,10 @@ def test_what_a_program_leaves_behind_in_its_group_ends_with_it() -> None:
         assert not left.is_running()
 
 
-def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(
+def test_clusters_share_the_forking_process(
     tmp_path: pathlib.Path,
 ) -> None:
-    """And the end of one is not that of the other's tasks."""
+    """Clusters of one process fork their tasks from one parent and end independently."""
     command = [
         "python",
         "-c",
@@ -108,7 +114,8 @@ for _ in range(4):
 """
 
 
-def test_a_task_that_is_frozen_has_stopped_already() -> None:
+def test_freeze_returns_when_stopped() -> None:
+    """freeze returns when the task has stopped, and thaw when it runs."""
     with LocalCluster(["python", "-c", BUSY], ps=0, workers=1, preload=PRELOAD) as cluster:
         cluster.expect("worker:0", "BUSY")
         process = psutil.Process(cluster.lives("worker:0")[0].pid)
@@ -120,7 +127,8 @@ def test_a_task_that_is_frozen_has_stopped_already() -> None:
 
 
 @pytest.mark.chaos
-def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
+def test_killed_forking_process_is_replaced() -> None:
+    """A forking process that was killed is replaced for the next cluster."""
     # one that no other test uses
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}
     first = Zygote.lasting((), env)
@@ -151,7 +159,8 @@ def answer(greeting: str, pipe: Connection) -> None:
     sys.exit(4)
 
 
-def test_a_task_hears_and_says() -> None:
+def test_task_answers_requests() -> None:
+    """A task answers requests, may be frozen meanwhile, and its end is reported."""
     with no_leaks(), Task(answer, "hello") as task:
         ready: Any = task.hear("READY")
         assert ready == ("READY", task.pid)
@@ -169,7 +178,8 @@ def test_a_task_hears_and_says() -> None:
             task.hear("NAME")
 
 
-def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
+def test_program_reads_input_and_restarts() -> None:
+    """A program reads the lines that are entered, and can be started again."""
     with (
         no_leaks(),
         Program("python", "-c", "print('read', input(), flush=True); input()") as program,
@@ -184,7 +194,8 @@ def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
         program.expect("EOFError")
 
 
-def test_a_program_that_does_not_end_is_said_to() -> None:
+def test_endless_program_is_reported() -> None:
+    """A program that does not end in time is reported with its last lines."""
     with Program(
         "python", "-c", "import signal; print('here', flush=True); signal.pause()"
     ) as program:

@@ -12,7 +12,8 @@ gymnasium = pytest.importorskip("gymnasium")
 from models.cartpole import trainer  # noqa: E402
 
 
-def test_advantages_are_those_of_the_formula() -> None:
+def test_player_begins_games_without_advantage() -> None:
+    """A player returns moves of all games, and the move that begins a game has no advantage."""
     player = trainer.Player(games=3, seed=0)
     params = trainer.init_params()
     for _ in range(4):  # games end and begin
@@ -29,7 +30,8 @@ def test_advantages_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.nightly  # a whole training
-def test_it_is_solved(tmp_path: pathlib.Path) -> None:
+def test_cartpole_is_solved(tmp_path: pathlib.Path) -> None:
+    """Two workers solve CartPole."""
     launcher = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=2", "--"]
     program = [sys.executable, "-m", "models.cartpole.trainer", f"--logdir={tmp_path}"]
     done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=280)

@@ -177,9 +177,10 @@ class TestRead:
     """One file."""
 
     @given(shape=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 100))
-    def test_what_was_written_is_read(
+    def test_written_file_is_read(
         self, tmp_path_factory: pytest.TempPathFactory, shape: list[int], seed: int
     ) -> None:
+        """A file in MNIST's format is read as it was written."""
         array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
         path = tmp_path_factory.mktemp("idx") / "file"
         path.write_bytes(idx_bytes(array))
@@ -189,6 +190,7 @@ class TestRead:
 
     @pytest.mark.parametrize("suffix", ["", ".gz"])
     def test_every_truncation_is_found(self, tmp_path: Path, suffix: str) -> None:
+        """Every truncation of a file is found."""
         content = idx_bytes(np.arange(18, dtype=np.uint8).reshape(2, 3, 3))
         whole = gzip.compress(content) if suffix else content
         path = tmp_path / f"images{suffix}"
@@ -205,7 +207,8 @@ class TestRead:
         # gzip ends with its own checksum and length
         assert refused >= len(whole) - (10 if suffix else 0)
 
-    def test_checksum_is_of_the_decompressed_bytes(self, tmp_path: Path) -> None:
+    def test_checksum_covers_decompressed_bytes(self, tmp_path: Path) -> None:
+        """The checksum covers the decompressed bytes."""
         content = idx_bytes(np.arange(4, dtype=np.uint8))
         sha256 = hashlib.sha256(content).hexdigest()
         for level in (1, 9):
@@ -218,7 +221,8 @@ class TestRead:
                 mnist_files.read(path, "0" * 64)
 
     @pytest.mark.parametrize("place", [0, -8])
-    def test_damaged_gzip_is_found_by_itself(self, tmp_path: Path, place: int) -> None:
+    def test_damaged_gzip_is_found(self, tmp_path: Path, place: int) -> None:
+        """A damaged gzip file is called damaged."""
         content = idx_bytes(np.arange(200, dtype=np.uint8))
         compressed = bytearray(gzip.compress(content))
         compressed[place] ^= 1
@@ -231,6 +235,7 @@ class TestRead:
         "size", [(64 << 20) + 1, pytest.param(1 << 30, marks=pytest.mark.disk)]
     )
     def test_decompression_is_bounded(self, tmp_path: Path, size: int) -> None:
+        """Decompression stops at the size of an MNIST file."""
         path = tmp_path / "bomb.gz"
         with gzip.open(path, "wb", 1) as file:
             for _ in range(size >> 20):
@@ -247,7 +252,10 @@ class TestGivenDirectory:
     """--data_dir and $MNIST_DIR: used as they are, or an error; never changed, never replaced by something else."""
 
     @pytest.mark.parametrize("compress", [False, True])
-    def test_values(self, tmp_path: Path, files: dict[str, bytes], compress: bool) -> None:
+    def test_given_directory_gives_values(
+        self, tmp_path: Path, files: dict[str, bytes], compress: bool
+    ) -> None:
+        """A given directory gives images from 0 to 1 and labels, compressed or not."""
         directory = write(tmp_path / "given", files, compress)
         mnist = data.load(str(directory), checksums=sums(files))
         assert (len(mnist.train), len(mnist.test), mnist.name) == (40, 10, "mnist")
@@ -261,6 +269,7 @@ class TestGivenDirectory:
     def test_data_dir_beats_the_environment(
         self, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """--data_dir beats MNIST_DIR."""
         monkeypatch.setenv("MNIST_DIR", str(write(tmp_path / "environment", files)))
         assert "environment (MNIST_DIR)" in data.load(None, checksums=sums(files)).source
         flag = write(tmp_path / "flag", files)
@@ -270,6 +279,7 @@ class TestGivenDirectory:
     def test_missing_file_is_named(
         self, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, missing: str
     ) -> None:
+        """A missing file is named with the flag or variable of its directory."""
         directory = write(
             tmp_path / "given", {name: files[name] for name in files if name != missing}
         )
@@ -282,12 +292,14 @@ class TestGivenDirectory:
     def test_command_ends_with_the_reason(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        """The data command ends with the reason and the code for data."""
         with pytest.raises(SystemExit) as ended:
             data.main(["data", str(tmp_path)])
         assert ended.value.code == exit_codes.DATA.plain
         assert f"--data_dir={tmp_path} has neither" in capsys.readouterr().err
 
-    def test_directory_that_does_not_exist_is_an_error(self, tmp_path: Path) -> None:
+    def test_missing_directory_is_an_error(self, tmp_path: Path) -> None:
+        """A directory that does not exist is an error."""
         with pytest.raises(DataError, match="nowhere has neither"):
             data.load(str(tmp_path / "nowhere"))
 
@@ -295,6 +307,7 @@ class TestGivenDirectory:
     def test_corrupt_file_is_named_and_kept(
         self, tmp_path: Path, files: dict[str, bytes], compress: bool
     ) -> None:
+        """A corrupt file of the user is named and kept."""
         directory = write(tmp_path / "given", files, compress)
         path = directory / (TEST_IMAGES + (".gz" if compress else ""))
         path.write_bytes(path.read_bytes()[:-100])
@@ -306,9 +319,8 @@ class TestGivenDirectory:
             data.load(str(directory), checksums=sums(files))
         assert path.read_bytes() == before
 
-    def test_other_data_in_the_same_format_is_refused(
-        self, tmp_path: Path, files: dict[str, bytes]
-    ) -> None:
+    def test_other_data_is_refused(self, tmp_path: Path, files: dict[str, bytes]) -> None:
+        """Other data in the same format are refused."""
         with pytest.raises(DataError, match=f"{TRAIN_IMAGES} is not the original file"):
             data.load(str(write(tmp_path / "given", files)))
 
@@ -316,9 +328,10 @@ class TestGivenDirectory:
 class TestDownload:
     """The cache."""
 
-    def test_downloads_once(
+    def test_data_are_downloaded_once(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, nobody: str
     ) -> None:
+        """The data are downloaded once and then read from the cache."""
         mirror = make_mirror(files)
         first = data.load(mirrors=[mirror.address], checksums=sums(files))
         assert sorted(mirror.downloaded) == sorted(f"{name}.gz" for name in files)
@@ -327,9 +340,10 @@ class TestDownload:
         np.testing.assert_array_equal(first.train.pixels, second.train.pixels)
         assert second.name == "mnist"
 
-    def test_next_mirror_when_one_is_down_lacks_the_file_or_lies(
+    def test_next_mirror_replaces_bad_one(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, nobody: str
     ) -> None:
+        """The next mirror is used when a mirror is down, lacks the file or serves wrong bytes."""
         empty, liar, good = (
             make_mirror({}),
             make_mirror(dict.fromkeys(files, b"advertisement")),
@@ -339,9 +353,10 @@ class TestDownload:
         assert len(data.load(mirrors=addresses, checksums=sums(files)).train) == 40
         assert visible(cache) == set(files)
 
-    def test_what_was_downloaded_before_is_kept(
+    def test_downloaded_files_are_kept(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """Files that were downloaded before are kept."""
         write(cache, {TRAIN_IMAGES: files[TRAIN_IMAGES]})
         mirror = make_mirror(files)
         data.load(mirrors=[mirror.address], checksums=sums(files))
@@ -351,22 +366,25 @@ class TestDownload:
     def test_corrupt_download_is_replaced(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """A corrupt file in the cache is replaced."""
         write(cache, files | {TRAIN_LABELS: files[TRAIN_LABELS][:-1]})
         mirror = make_mirror(files)
         mnist = data.load(mirrors=[mirror.address], checksums=sums(files))
         assert mirror.downloaded == [f"{TRAIN_LABELS}.gz"]
         np.testing.assert_array_equal(mnist.train.labels, list(files[TRAIN_LABELS][8:]))
 
-    def test_corrupt_download_is_deleted_and_not_trained_on_without_a_network(
+    def test_corrupt_download_is_never_used(
         self, cache: Path, files: dict[str, bytes], nobody: str
     ) -> None:
+        """Without a network a corrupt file in the cache is deleted and not trained on."""
         write(cache, files | {TRAIN_LABELS: files[TRAIN_LABELS][:-1]})
         assert data.load(mirrors=[nobody], checksums=sums(files)).name == "digits"
         assert visible(cache) == set(files) - {TRAIN_LABELS}
 
-    def test_mirrors_that_all_lie_are_an_error(
+    def test_lying_mirrors_are_an_error(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """Mirrors that all serve wrong bytes are an error."""
         mirror = make_mirror(files | {TRAIN_IMAGES: files[TEST_IMAGES]})
         with pytest.raises(
             DataError,
@@ -375,9 +393,10 @@ class TestDownload:
             data.load(mirrors=[mirror.address], checksums=sums(files))
         assert visible(cache) == set()
 
-    def test_interrupted_download_leaves_nothing(
+    def test_interrupted_download_leaves_no_file(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """An interrupted download leaves no file."""
         mirror = make_mirror(files, cut=20)
         with pytest.raises(ConnectionError, match="no MNIST mirror"):
             mnist_files.fetch(cache, [mirror.address], sums(files))
@@ -385,9 +404,10 @@ class TestDownload:
         assert visible(cache) == set()
 
     @pytest.mark.cluster
-    def test_killed_download_leaves_nothing_and_no_lock(
+    def test_killed_download_leaves_no_lock(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """A killed download leaves neither a file nor a lock."""
         mirror = make_mirror(files)
         mirror.stall = True
         with loader(mirror, files) as process:
@@ -399,13 +419,14 @@ class TestDownload:
         assert len(data.load(mirrors=[mirror.address], checksums=sums(files)).train) == 40
         assert visible(cache) == set(files)
 
-    def test_lock_that_is_never_released_is_named(
+    def test_stuck_lock_is_named(
         self,
         cache: Path,
         files: dict[str, bytes],
         make_mirror: MakeMirror,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        """A lock that is never released is named."""
         monkeypatch.setattr(mnist_files, "_LOG_SECS", 0.1)
         monkeypatch.setattr(mnist_files, "_LOCK_SECS", 0.3)
         cache.mkdir(parents=True)
@@ -414,24 +435,27 @@ class TestDownload:
             with pytest.raises(DataError, match=f"{cache / 'lock'} has been held for"):
                 mnist_files.fetch(cache, [make_mirror(files).address], sums(files))
 
-    def test_leftover_of_a_killed_process_is_removed(
+    def test_leftover_file_is_removed(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """The leftover of a killed process is removed."""
         write(cache, {"tmpk1ll3d": b"half"})
         data.load(mirrors=[make_mirror(files).address], checksums=sums(files))
         assert visible(cache) == set(files)
 
-    def test_cache_that_cannot_be_made_is_an_error(
+    def test_impossible_cache_is_an_error(
         self, tmp_path: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """A cache that cannot be made is an error with advice."""
         (tmp_path / "cache").write_text("a file where the directory should be")
         with pytest.raises(DataError, match="cannot use the data cache .*XDG_CACHE_HOME"):
             data.load(mirrors=[make_mirror(files).address], checksums=sums(files))
 
     @pytest.mark.cluster
-    def test_processes_that_start_at_once_download_once(
+    def test_concurrent_processes_download_once(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
+        """Processes that start at once download the data once."""
         mirror = make_mirror(files)
         started = [loader(mirror, files) for _ in range(3)]
         assert [process.communicate(timeout=60)[0].strip() for process in started] == [b"40"] * 3
@@ -442,7 +466,8 @@ class TestDownload:
 class TestDigits:
     """What stands in for MNIST without a network."""
 
-    def test_format_and_split(self, nobody: str) -> None:
+    def test_digits_have_mnists_format(self, nobody: str) -> None:
+        """The digits that stand in for MNIST have its format and a balanced split."""
         mnist = data.load(mirrors=[nobody])
         assert mnist.name == "digits" and "NOT MNIST" in mnist.source
         assert (len(mnist.train), len(mnist.test)) == (1437, 360)
@@ -463,7 +488,8 @@ class TestDigits:
         ).sum(1)
         assert (middle.argmax(1) == mnist.test.labels).mean() > 0.8
 
-    def test_notice_is_loud(self, nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_digits_are_announced(self, nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+        """A warning says that the data are not MNIST."""
         data.load(mirrors=[nobody])
         warnings = [
             record.getMessage() for record in caplog.records if record.levelname == "WARNING"
@@ -491,9 +517,10 @@ class TestBatches:
         num_shards=st.integers(1, 5),
         epochs=st.integers(1, 3),
     )
-    def test_every_example_once_per_epoch_over_all_shards(
+    def test_epoch_covers_all_shards_once(
         self, size: int, batch_size: int, seed: int, num_shards: int, epochs: int
     ) -> None:
+        """An epoch over all shards holds every example once."""
         num_shards = min(num_shards, size)
         seen: Counter[tuple[int, int]] = Counter()  # (epoch, example)
         for shard in range(num_shards):
@@ -517,9 +544,10 @@ class TestBatches:
         before=st.integers(0, 12),
         num_shards=st.integers(1, 3),
     )
-    def test_restored_stream_goes_on(
+    def test_restored_stream_continues(
         self, size: int, first_size: int, second_size: int, before: int, num_shards: int
     ) -> None:
+        """A restored stream continues where it was, with another batch size too."""
         num_shards = min(num_shards, size)
         stream = data.Batches(numbered(size), 1, 7, num_shards - 1, num_shards)
         expected = [int(stream.next()[1][0]) for _ in range(before * first_size + 5 * second_size)]
@@ -531,7 +559,8 @@ class TestBatches:
         drawn += [label for _ in range(5) for label in second.next()[1].tolist()]
         assert drawn == expected
 
-    def test_images_belong_to_labels_and_suit_xla(self) -> None:
+    def test_batches_pair_images_and_labels(self) -> None:
+        """Batches pair images with their labels in aligned buffers that are used once."""
         batches = data.Batches(numbered(1000), 100, seed=3)
         kept = []
         for _ in range(25):
@@ -549,6 +578,8 @@ class TestBatches:
             )
 
     def test_epochs_and_seeds_differ(self) -> None:
+        """Epochs and seeds differ in their order, and a seed repeats."""
+
         def epoch(batches: data.Batches) -> list[int]:
             return [label for _ in range(10) for label in batches.next()[1].tolist()]
 
@@ -573,12 +604,16 @@ class TestBatches:
             ({"num_shards": 11}, "10 examples cannot be shared by 11 workers"),
         ],
     )
-    def test_bad_arguments(self, arguments: dict[str, int], complaint: str) -> None:
+    def test_bad_batch_arguments_are_refused(
+        self, arguments: dict[str, int], complaint: str
+    ) -> None:
+        """Bad arguments of Batches are refused."""
         with pytest.raises(ValueError, match=complaint):
             data.Batches(numbered(10), **({"batch_size": 2, "seed": 0} | arguments))
 
     @pytest.mark.parametrize("change", ["seed", "shard_index", "num_shards", "num_examples"])
     def test_state_of_another_stream_is_refused(self, change: str) -> None:
+        """The state of another stream is refused."""
         batches = data.Batches(numbered(10), 2, seed=0, shard_index=1, num_shards=3)
         state = batches.state()
         with pytest.raises(ValueError, match=f"saved batches had {change}="):
@@ -586,11 +621,13 @@ class TestBatches:
 
     @pytest.mark.parametrize("change", [{"epoch": -1}, {"position": -1}, {"position": 11}])
     def test_state_that_points_nowhere_is_refused(self, change: dict[str, int]) -> None:
+        """A state with an impossible place is refused."""
         batches = data.Batches(numbered(10), 2, seed=0)
         with pytest.raises(ValueError, match="no such place"):
             batches.restore(batches.state() | change)
 
     def test_chunks_cover_the_split_in_order(self) -> None:
+        """Chunks cover the split in order."""
         chunks = list(numbered(25).chunks(10))
         assert [len(labels) for _, labels in chunks] == [10, 10, 5]
         np.testing.assert_array_equal(
@@ -602,7 +639,8 @@ class TestBatches:
 
 
 @real_mnist.needed
-def test_real_mnist() -> None:
+def test_real_mnist_has_known_figures() -> None:
+    """The real MNIST has its known sizes, counts and mean."""
     mnist = data.load(real_mnist.DIRECTORY)
     assert mnist.train.pixels.shape == (60_000, 784) and mnist.test.pixels.shape == (10_000, 784)
     assert np.bincount(mnist.train.labels).tolist() == [

@@ -19,22 +19,26 @@ PROGRAM = (ROOT / "models" / "mnist" / "minimal.py").read_text()
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readme_shows_the_whole_program() -> None:
+def test_readme_shows_the_program() -> None:
+    """The README shows the whole program."""
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert blocks == [PROGRAM]
 
 
-def test_it_is_one_page() -> None:
+def test_program_is_one_page() -> None:
+    """The program and the README are short."""
     assert len(PROGRAM.splitlines()) < 80
     assert len(README.split()) < 1350
 
 
-def test_the_readme_starts_it_as_it_says_itself() -> None:
+def test_readme_starts_the_program() -> None:
+    """The README starts the program by the command in the program."""
     (command,) = re.findall(r"^python -m harness\.launch .*$", PROGRAM, re.MULTILINE)
     assert command in README.replace(PROGRAM, "")
 
 
-def test_the_readme_names_commands_and_pages_that_are_there() -> None:
+def test_readme_names_existing_pages() -> None:
+    """The README names pages and commands that exist."""
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links and [link for link in links if not (ROOT / link).exists()] == []
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -42,7 +46,8 @@ def test_the_readme_names_commands_and_pages_that_are_there() -> None:
 
 
 @pytest.mark.chaos
-def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
+def test_readme_commands_run_on_hosts(tmp_path: pathlib.Path) -> None:
+    """The README's commands for several hosts train the program."""
     commands = re.findall(r"^(?:ps|w)\d\$ +(python .*)$", README, re.MULTILINE)
     assert len(commands) == 3
     names = ["ps0:2222", "w0:2222", "w1:2222"]
@@ -61,7 +66,8 @@ def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("source", ["mnist", "digits"])
-def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
+def test_minimal_program_trains(tmp_path: pathlib.Path, source: str) -> None:
+    """The program trains to 93 %, on MNIST or without a network on the digits."""
     if source == "mnist" and real_mnist.NONE_HERE:
         pytest.skip(real_mnist.NONE_HERE)
     # the discard port as a proxy: there is no network, so scikit-learn's digits stand in

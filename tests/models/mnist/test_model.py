@@ -20,6 +20,7 @@ def arrays(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
 
 
 def test_parameters_follow_from_seed_and_size() -> None:
+    """Parameters follow from the seed and the size."""
     first, again, other = model.init(3, 20), model.init(3, 20), model.init(4, 20)
     assert all(value.dtype == np.float32 for value in first.values())
     for name, value in first.items():
@@ -29,19 +30,22 @@ def test_parameters_follow_from_seed_and_size() -> None:
     assert model.init(3, 21)["w1"].shape == (first["w1"].shape[0], 21)
 
 
-def test_sizes_of_the_classic_recipe() -> None:
+def test_parameters_have_classic_sizes() -> None:
+    """Parameters have the sizes of the classic recipe."""
     shapes = {name: value.shape for name, value in model.init(0, 100).items()}
     assert shapes == {"w1": (784, 100), "b1": (100,), "w2": (100, 10), "b2": (10,)}
 
 
 def test_weights_are_truncated_normal() -> None:
+    """Weights are drawn from a truncated normal distribution."""
     weights = model.init(0, 100)["w1"] * np.sqrt(784)
     assert np.abs(weights).max() <= 2
     assert weights.mean() == pytest.approx(0, abs=0.02)
     assert weights.std() == pytest.approx(0.88, abs=0.01)  # a normal cut at two deviations
 
 
-def test_loss_and_accuracy_by_their_definitions() -> None:
+def test_loss_and_accuracy_match_definitions() -> None:
+    """Loss and accuracy match their definitions."""
     rng = np.random.default_rng(0)
     params = arrays(
         {name: rng.normal(scale=0.2, size=value.shape) for name, value in model.init(0, 8).items()}
@@ -63,7 +67,8 @@ def test_loss_and_accuracy_by_their_definitions() -> None:
     assert float(model.accuracy(params, images, best.at[:3].add(1))) == pytest.approx(4 / 7)
 
 
-def test_mlp_against_numpy() -> None:
+def test_logits_match_numpy() -> None:
+    """The logits match a calculation in NumPy."""
     params = model.init(1, 5)
     images = np.random.default_rng(1).random((4, 784), np.float32)
     hidden = 1 / (1 + np.exp(-(images @ params["w1"] + params["b1"])))
@@ -75,6 +80,7 @@ def test_mlp_against_numpy() -> None:
 
 @pytest.mark.cluster  # seconds of compiling
 def test_gradient_matches_finite_differences() -> None:
+    """The gradient matches finite differences."""
     params = arrays(model.init(0, 6))
     rng = np.random.default_rng(0)
     images, labels = (
@@ -121,14 +127,16 @@ def train(mnist: data.Mnist, tx: optax.GradientTransformation, steps: int) -> fl
 
 @pytest.mark.chaos
 @real_mnist.needed
-def test_learns_mnist() -> None:
+def test_model_learns_mnist() -> None:
+    """The model learns MNIST to 92 % in 300 steps."""
     mnist = data.load(real_mnist.DIRECTORY)
     assert mnist.name == "mnist"
     assert train(mnist, optax.adam(0.01), 300) > 0.92
 
 
 @pytest.mark.chaos
-def test_learns_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_learns_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model learns the digits to 92 % in 300 steps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("MNIST_DIR", raising=False)
     mnist = data.load(mirrors=[])

@@ -26,12 +26,14 @@ def parsed() -> Iterator[Callable[..., Config]]:
         yield parse
 
 
-def test_an_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
+def test_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
+    """An unknown value of --sync is refused."""
     with pytest.raises(flags.IllegalFlagValueError, match="sync"):
         parsed("--sync=never")
 
 
 def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
+    """Each mode has its optimizer and its batches in a step."""
     optimizer = harness.Optimizer(optax.sgd(0.1))
     three = ("--worker_hosts=a:1,b:1,c:1", "--job_name=worker")
     for arguments, kind, batches in [
@@ -67,7 +69,8 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
         ),
     ],
 )
-def test_flags_that_do_not_fit_are_one_line(arguments: list[str], names: str) -> None:
+def test_conflicting_mode_flags_are_named(arguments: list[str], names: str) -> None:
+    """Flags that do not fit together give one line."""
     command = [sys.executable, "-m", "models.mnist.trainer", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode != 0

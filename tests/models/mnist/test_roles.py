@@ -30,7 +30,8 @@ def parsed() -> Iterator[Callable[..., Config]]:
 HOSTS = ("--ps_hosts=p:1", "--worker_hosts=a:1,b:1", "--chief_hosts=c:1")
 
 
-def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> None:
+def test_chief_job_leads_and_counts(parsed: Callable[..., Config]) -> None:
+    """A chief of its own leads and counts as a worker."""
     for job, index, leads, number in [
         ("chief", 0, True, 0),
         ("worker", 0, False, 1),
@@ -50,13 +51,17 @@ def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> N
         (["--job_name=evaluator", "--patience=3"], "--patience asks a ps"),
     ],
 )
-def test_what_does_not_fit_is_one_line(
+def test_conflicting_roles_are_one_line(
     parsed: Callable[..., Config], arguments: list[str], said: str
 ) -> None:
+    """Roles that do not fit give one line."""
     assert said in str(parsed(*arguments).problem())
 
 
-def test_a_tfjob_tells_all(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfjob_gives_every_role(
+    parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF_CONFIG of a TFJob gives every task its role."""
     jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
     for job, index, leads in [
         ("chief", 0, True),
@@ -77,9 +82,10 @@ def test_a_tfjob_tells_all(parsed: Callable[..., Config], monkeypatch: pytest.Mo
         )
 
 
-def test_a_dynamic_worker_of_a_tfjob(
+def test_dynamic_tfjob_worker_finds_place(
     parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A dynamic worker and a ps of a TFJob find their places."""
     sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}})
@@ -111,9 +117,8 @@ def test_a_dynamic_worker_of_a_tfjob(
         ),
     ],
 )
-def test_an_engine_that_tells_nothing_is_one_line(
-    environment: dict[str, str | None], said: str
-) -> None:
+def test_incomplete_engine_is_one_line(environment: dict[str, str | None], said: str) -> None:
+    """An engine that leaves out a variable gives one line."""
     command = ("python", "-m", "models.mnist.trainer")
     with Program(*command, env=environment) as program:
         assert program.wait() == exit_codes.CONFIGURATION.plain
@@ -122,8 +127,8 @@ def test_an_engine_that_tells_nothing_is_one_line(
 
 
 @pytest.mark.chaos
-def test_chief_worker_ps_and_an_evaluator_that_ends_training(tmp_path: pathlib.Path) -> None:
-    """A model that learns nothing, trained for ever: only the evaluator can end it."""
+def test_evaluator_ends_the_training(tmp_path: pathlib.Path) -> None:
+    """An evaluator without progress ends the training of chief and worker at a checkpoint."""
     logdir = tmp_path / "run"
     with Program(
         *(

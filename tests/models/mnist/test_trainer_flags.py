@@ -43,15 +43,15 @@ def parsed() -> Iterator[Any]:
         ("metrics_port", "65536", "metrics_port"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(
-    parsed: Any, name: str, value: str, says: str
-) -> None:
+def test_senseless_values_are_refused(parsed: Any, name: str, value: str, says: str) -> None:
+    """Values that mean nothing are refused."""
     with pytest.raises((flags.IllegalFlagValueError, flags.ValidationError), match=says):
         parsed[name].parse(value)
         parsed.validate_all_flags()
 
 
-def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
+def test_ordinary_values_are_accepted(parsed: Any) -> None:
+    """Defaults and ordinary values are accepted."""
     parsed.validate_all_flags()
     for name, value in [("seed", "0"), ("epochs", "1e9")]:
         parsed[name].parse(value)
@@ -59,7 +59,8 @@ def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
-def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimizer: str) -> None:
+def test_endless_run_can_begin(parsed: Any, optimizer: str) -> None:
+    """A run that is meant to be stopped by hand has a learning rate from the first step."""
     parsed.optimizer = optimizer
     rule = trainer.update_rule(Config.from_flags(), round(1e9 * 600))
     weights = {"w": jnp.ones(2)}
@@ -68,9 +69,8 @@ def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimi
     assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
 
 
-def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(
-    parsed: Any, tmp_path: pathlib.Path
-) -> None:
+def test_logdir_limits_the_checkpoints(parsed: Any, tmp_path: pathlib.Path) -> None:
+    """A task with a logdir keeps checkpoints there only."""
     parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps"])
     # only the chief was given one: the ps takes its word for it
     assert Config.from_flags().checkpoint_root is None
@@ -93,16 +93,18 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(
         ({"security": "/"}, rt.Security(certificates="/")),
     ],
 )
-def test_whom_a_task_lets_in(
+def test_security_flag_chooses_credentials(
     parsed: Any, given: dict[str, Any], expected: rt.Security | None
 ) -> None:
+    """--security chooses the credentials of a task."""
     with flagsaver.flagsaver(**given):
         config = Config.from_flags()
     assert config.given_security == expected and config.problem() is None
 
 
 @pytest.mark.chaos
-def test_data_that_cannot_be_used_is_one_line() -> None:
+def test_unusable_data_is_one_line() -> None:
+    """Data that cannot be used give one line and the code for data."""
     run = subprocess.run(
         [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
         cwd=ROOT,
@@ -117,7 +119,8 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
 
 
 @pytest.mark.cluster
-def test_help_lists_the_flags_of_all_its_modules() -> None:
+def test_help_lists_all_flags() -> None:
+    """--help lists the flags of all modules."""
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(trainer)}
     assert {
         "logdir",
@@ -131,7 +134,8 @@ def test_help_lists_the_flags_of_all_its_modules() -> None:
     } <= names
 
 
-def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
+def test_config_holds_every_flag(parsed: Any) -> None:
+    """The config holds every flag and cannot change."""
     key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
     config = Config.from_flags()
     limits = {f"limit_{row.name}" for row in rt.Limits.rows()}
@@ -156,7 +160,8 @@ def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").glob("mnist_*.flags")), ids=lambda path: path.stem
 )
-def test_a_flag_file_gives_what_it_says(parsed: Any, path: pathlib.Path) -> None:
+def test_flag_file_sets_its_values(parsed: Any, path: pathlib.Path) -> None:
+    """A flag file gives the config its values."""
     parsed(["trainer", f"--flagfile={path}"])
     config = Config.from_flags()
     said = dict(
@@ -168,8 +173,8 @@ def test_a_flag_file_gives_what_it_says(parsed: Any, path: pathlib.Path) -> None
     assert config.problem() is None
 
 
-def test_only_the_config_reads_flags() -> None:
-    """Everything else is given what it needs: `minimal` alone, which shows all in one page, has flags of its own."""
+def test_only_config_reads_flags() -> None:
+    """Only the config reads flags."""
     for path in sorted((ROOT / "models" / "mnist").glob("*.py")):
         if path.name not in ("config.py", "minimal.py"):
             assert "FLAGS" not in path.read_text(), path.name
@@ -177,7 +182,9 @@ def test_only_the_config_reads_flags() -> None:
 
 @pytest.mark.chaos
 @real_mnist.needed
-def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.Path) -> None:
+def test_log_says_where_run_continues(tmp_path: pathlib.Path) -> None:
+    """The log says where a run is kept and from which step the run continues."""
+
     def trained(*arguments: str) -> str:
         trainer = [sys.executable, "-m", "models.mnist.trainer"]
         told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}", *arguments]
