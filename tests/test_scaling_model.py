@@ -66,7 +66,7 @@ def test_more_workers_never_do_less(job: Job, ps: int) -> None:
     assert more.steps_per_s >= found.steps_per_s * (1 - 1e-9)
 
 
-def test_one_worker_takes_the_sum_of_its_parts() -> None:
+def test_one_workers_step_is_the_sum() -> None:
     """One worker's step takes the sum of its parts."""
     job = replace(JOB, workers=1)
     found = forecast(job, 4, COSTS)

@@ -105,7 +105,7 @@ def test_first_error_wins(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_errors_after_a_plain_stop_are_not_raised() -> None:
+def test_error_after_stop_is_dropped() -> None:
     """An error after a plain stop is not raised."""
     coord = Coordinator()
     coord.request_stop()
@@ -337,7 +337,7 @@ def test_looper_calls_in_order(interval: float | None) -> None:
     assert looper.calls == ["start", "run", "run", "run", "stop"]
 
 
-def test_looper_skips_stop_loop_after_an_error() -> None:
+def test_looper_skips_stop_loop_after_error() -> None:
     """A looper skips stop_loop after an error."""
     coord = Coordinator()
     looper = Recorder(coord, None, runs=2, error=KeyError("boom"))

@@ -186,7 +186,7 @@ def test_finished_worker_leaves_its_states(tmp_path: pathlib.Path, goodbye: bool
     assert position == [7, 7]
 
 
-def test_tasks_of_one_name_keep_their_states(tmp_path: pathlib.Path) -> None:
+def test_namesake_tasks_keep_their_states(tmp_path: pathlib.Path) -> None:
     """Two clusters of one process keep the states of tasks with one name apart."""
     places: dict[str, list[int]] = {}
     with rt.Server.create_local_server() as one, rt.Server.create_local_server() as two:

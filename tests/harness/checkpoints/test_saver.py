@@ -109,7 +109,7 @@ def test_every_dtype_and_shape_comes_back(sess: rt.Session, tmp_path: pathlib.Pa
         _assert_equal(harness.load_variable(path, name), VALUES[name])
 
 
-def test_plain_orbax_restores_full_arrays_by_name(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_plain_orbax_restores_full_arrays(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     """Plain Orbax restores full arrays by name."""
     _variables(VALUES)
     _initialize(sess)

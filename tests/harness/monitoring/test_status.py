@@ -206,7 +206,7 @@ def test_one_target_shows_the_cluster(run_status: Callable[..., Ran]) -> None:
 
 
 @pytest.mark.cluster
-def test_threads_of_a_process_are_listed_by_owner(run_status: Callable[..., Ran]) -> None:
+def test_threads_are_listed_by_owner(run_status: Callable[..., Ran]) -> None:
     """--threads lists the owner, the name and the count of each thread of another process."""
     cluster = addresses(ps=1)
     address = cluster["ps"][0]

@@ -128,7 +128,7 @@ def test_each_average_has_its_own_slot() -> None:
         assert {"fast/average", "slow/average"} <= set(optimizer.get_slot_names())
 
 
-def test_two_averages_of_one_name_are_refused() -> None:
+def test_averages_of_one_name_are_refused() -> None:
     """Two moving averages of one name, and a name with other characters, are refused."""
     with rt.Graph().as_default():
         fast, slow = harness.ExponentialMovingAverage(0.5), harness.ExponentialMovingAverage(0.9)

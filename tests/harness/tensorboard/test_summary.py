@@ -146,7 +146,7 @@ def test_max_outputs_costs_no_memory() -> None:
             tracemalloc.stop()
 
 
-def test_float_images_are_scaled_as_in_tensorflow() -> None:
+def test_float_images_are_scaled() -> None:
     """Float images are scaled to pixels as in TensorFlow."""
     positive = to_pixels(np.array([[[0.0], [0.5], [2.0]]]))
     assert positive.ravel().tolist() == [0, 63, 255]

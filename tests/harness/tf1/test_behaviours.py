@@ -121,7 +121,8 @@ def _agrees(found: Any, wanted: Any) -> bool:
     )
 
 
-def test_every_difference_is_one() -> None:
+def test_recorded_differences_are_real() -> None:
+    """Every recorded difference differs from TensorFlow and is a known program."""
     # TensorFlow gives now the one, now the other
     races = {"gradient_through_a_read_after_an_update"}
     assert [
@@ -135,6 +136,7 @@ def test_every_difference_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gives_what_tensorflow_gives(name: str) -> None:
+def test_program_matches_tensorflow(name: str) -> None:
+    """A program gives the recorded result of TensorFlow, or its documented difference."""
     found, wanted = record.program(tf, PROGRAMS[name]), DIFFERENT.get(name, RECORD[name])
     assert _agrees(found, wanted), f"{name}: {found}, not {wanted}; TensorFlow gives {RECORD[name]}"

@@ -25,7 +25,8 @@ def _run(name: str, *flags: str) -> tuple[str, list[str]]:
         return ps.result(60), said
 
 
-def test_a_float_step_a_supervisor_and_a_ps_that_falls_through_join(tmp_path: Any) -> None:
+def test_classic_supervisor_program_trains(tmp_path: Any) -> None:
+    """A classic program with a float step trains under a Supervisor, and its ps ends in join."""
     ps, workers = _run("float_step", f"--log_dir={tmp_path}")
     assert "accuracy" not in ps and "Traceback" not in ps
     for i, said in enumerate(workers):
@@ -36,13 +37,15 @@ def test_a_float_step_a_supervisor_and_a_ps_that_falls_through_join(tmp_path: An
     assert newest is not None and os.path.basename(newest) == "60", "two workers made 30 steps each"
 
 
-def test_synchronous_replicas_with_an_early_hook() -> None:
+def test_classic_synchronous_program_trains() -> None:
+    """A classic synchronous program with an early hook trains."""
     _, workers = _run("sync_replica")
     for said in workers:
         target, step = re.search(r"target ([-\d.]+) step (\d+)", said).groups()
         assert abs(float(target) - 1) < 0.05 and int(step) >= 40, said
 
 
-def test_a_ps_that_waits_for_a_shared_queue() -> None:
+def test_ps_waits_for_shared_queue() -> None:
+    """A ps that waits for a shared queue ends with its workers."""
     ps, workers = _run("done_queue")
     assert "done [0, 1]" in ps and all("told" in said for said in workers)

@@ -8,11 +8,13 @@ import harness.tf1 as tf
 
 
 @pytest.mark.parametrize("name", sorted(tf.NAMESPACES))
-def test_a_namespace_can_be_imported(name: str) -> None:
+def test_namespace_can_be_imported(name: str) -> None:
+    """A namespace can be imported by its module name."""
     assert importlib.import_module(f"harness.tf1.{name}") is getattr(tf, name)
 
 
-def test_names_can_be_taken_from_a_namespace() -> None:
+def test_names_import_from_a_namespace() -> None:
+    """Names can be imported from a namespace, and a missing namespace is no module."""
     from harness.tf1.contrib import slim
     from harness.tf1.nn import relu
 

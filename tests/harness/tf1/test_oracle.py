@@ -233,7 +233,8 @@ TABLES = {
 
 @pytest.mark.cluster  # thousands of operations to compile
 @pytest.mark.parametrize("table", TABLES)
-def test_every_case_gives_what_tensorflow_gives(table: str) -> None:
+def test_cases_match_tensorflow(table: str) -> None:
+    """Every case of a table gives TensorFlow's result or the documented difference."""
     wrong = []
     cases = TABLES[table]
     with warnings.catch_warnings():
@@ -254,13 +255,15 @@ def test_every_case_gives_what_tensorflow_gives(table: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_record_is_of_these_cases() -> None:
+def test_record_holds_these_cases() -> None:
+    """The record of TensorFlow holds exactly these cases."""
     assert list(WANTED) == list(CASES)
     assert list(RECORD["programs"]) == list(PROGRAMS)
     assert len(CASES) >= 1000
 
 
-def test_every_difference_is_shown_by_a_case() -> None:
+def test_differences_have_a_case() -> None:
+    """Every documented difference is shown by a case."""
     known = {id(of[0]) for of in map(differences.of, CASES) if of}
     assert [d.what for d in differences.DIFFERENCES if id(d) not in known and not d.programs] == []
 
@@ -345,7 +348,8 @@ def _called(call: Call) -> Iterable[str]:
             yield from _called(value)
 
 
-def test_every_name_has_a_case_or_a_reason() -> None:
+def test_names_have_case_or_reason() -> None:
+    """Every name has a case or a reason why not."""
     programs = (tables.programs, tables.flow, tables.metrics, inputs)
     written = [pathlib.Path(str(module.__file__)).read_text() for module in programs]
     source = [node for text in written for node in ast.walk(ast.parse(text))]

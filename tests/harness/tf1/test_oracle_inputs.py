@@ -49,13 +49,15 @@ def _agrees(found: Any, wanted: Any) -> bool:
     return bool(x.shape == y.shape) and np.allclose(x, y, rtol=slack, atol=slack, equal_nan=True)
 
 
-def test_all_programs_are_recorded_and_every_difference_is_one() -> None:
+def test_input_programs_are_recorded() -> None:
+    """All input programs are recorded, and each difference names a program."""
     assert set(RECORD) == set(inputs.CASES)
     assert set(DIFFERENT) <= set(RECORD)
 
 
 @pytest.mark.parametrize("name", inputs.CASES)
-def test_it_reads_as_tensorflow_does(name: str) -> None:
+def test_inputs_match_tensorflow(name: str) -> None:
+    """An input program reads as TensorFlow does, unless the difference is listed."""
     found, wanted = record.program(tf, inputs.CASES[name]), RECORD[name]
     assert _agrees(found, wanted) == (name not in DIFFERENT), (
         f"{name}: {found}; TensorFlow gives {wanted}"

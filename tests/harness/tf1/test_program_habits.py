@@ -14,11 +14,13 @@ from tests.harness.tf1.kit import evaluate
 from tests.kit.processes import ROOT
 
 
-def test_a_shape_of_one_number() -> None:
+def test_shape_may_be_one_number() -> None:
+    """A shape may be one number."""
     assert tf.placeholder(tf.int32, shape=(100)).get_shape().as_list() == [100]
 
 
-def test_a_device_function_looks_at_the_definition_of_an_operation() -> None:
+def test_device_function_sees_node_definition() -> None:
+    """A device function sees the definition of an operation."""
     seen = []
 
     def assign(op: object) -> str:
@@ -32,7 +34,8 @@ def test_a_device_function_looks_at_the_definition_of_an_operation() -> None:
     assert tuple(variable.op.values()) == tuple(variable.op.outputs)
 
 
-def test_moving_averages_of_tensors_begin_at_zero() -> None:
+def test_tensor_averages_begin_at_zero() -> None:
+    """The moving average of a tensor begins at zero."""
     with tf.Graph().as_default(), tf.Session() as sess:
         x = tf.placeholder(tf.float32, [2])
         average = tf.train.ExponentialMovingAverage(0.9)
@@ -46,7 +49,8 @@ def test_moving_averages_of_tensors_begin_at_zero() -> None:
             average.apply([tf.placeholder(tf.float32, [None])])
 
 
-def test_a_transposed_convolution_of_a_batch_of_any_size() -> None:
+def test_transposed_convolution_checks_the_batch() -> None:
+    """A transposed convolution takes a batch of unknown size and checks the size in the step."""
     with tf.Graph().as_default(), tf.Session() as sess:
         x = tf.placeholder(tf.float32, [None, 4, 4, 2])
         y = tf.nn.conv2d_transpose(x, np.ones((2, 2, 5, 2), np.float32), [8, 8, 8, 5], [1, 2, 2, 1])
@@ -59,11 +63,13 @@ def test_a_transposed_convolution_of_a_batch_of_any_size() -> None:
             sess.run(y, {x: np.ones((3, 4, 4, 2))})
 
 
-def test_an_array_of_python_numbers_is_an_operand() -> None:
+def test_object_array_is_an_operand() -> None:
+    """An array of Python numbers is an operand."""
     assert evaluate(lambda: tf.constant([5, 7]) - np.array([1, 2], dtype=object)).tolist() == [4, 5]
 
 
-def test_the_ends_of_a_slice_come_from_shapes() -> None:
+def test_slice_ends_may_be_shapes() -> None:
+    """The ends of a slice may come from shapes, and not from values."""
     with tf.Graph().as_default(), tf.Session() as sess:
         x = tf.placeholder(tf.float32, [None])
         rows = tf.placeholder(tf.float32, [None, 3])
@@ -87,7 +93,8 @@ def test_the_ends_of_a_slice_come_from_shapes() -> None:
             x[place:]  # noqa: B018
 
 
-def test_options_are_read_before_they_are_set() -> None:
+def test_options_have_defaults_and_copies() -> None:
+    """Options have defaults, can be copied, and refuse misspelt names."""
     config = tf.ConfigProto()
     assert config.gpu_options.allow_growth is False and config.gpu_options.visible_device_list == ""
     config.gpu_options.allow_growth = True
@@ -100,7 +107,8 @@ def test_options_are_read_before_they_are_set() -> None:
     assert tf.RunOptions(output_partition_graphs=True).trace_level == tf.RunOptions.NO_TRACE
 
 
-def test_graphs_are_written_and_opened_again(tmp_path: pathlib.Path) -> None:
+def test_graphs_are_written_and_unfinalized(tmp_path: pathlib.Path) -> None:
+    """A graph is written as text or bytes, and can be opened again for additions."""
     with tf.Graph().as_default() as graph:
         tf.constant(1.0, name="one")
         text = tf.train.write_graph(graph, str(tmp_path / "new"), "graph.pbtxt")
@@ -117,7 +125,8 @@ def test_graphs_are_written_and_opened_again(tmp_path: pathlib.Path) -> None:
         tf.constant(2.0)
 
 
-def test_a_local_variable_is_each_sessions_own() -> None:
+def test_get_local_variable_makes_local() -> None:
+    """get_local_variable makes a local variable that is not trainable."""
     with tf.Graph().as_default():
         variable = tf.get_local_variable("count", [], tf.int32, initializer=tf.zeros_initializer())
         assert tf.local_variables() == [variable] and tf.trainable_variables() == []
@@ -126,7 +135,8 @@ def test_a_local_variable_is_each_sessions_own() -> None:
 
 
 @pytest.mark.cluster
-def test_flags_as_before_tensorflow_1_5() -> None:
+def test_old_flag_internals_work() -> None:
+    """Flags have the parsing method and the dictionary of TensorFlow before 1.5."""
     program = """
         import numpy as np
         import harness.tf1 as tf

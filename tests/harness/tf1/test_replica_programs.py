@@ -20,7 +20,8 @@ def _command(name: str, ps: int, workers: int) -> tuple[str, ...]:
     return ("python", "-m", "harness.tf1", f"{PROGRAMS}/{name}.py", *hosts)
 
 
-def test_replicas_that_aggregate_their_gradients(tmp_path: pathlib.Path) -> None:
+def test_replicas_aggregate_their_gradients(tmp_path: pathlib.Path) -> None:
+    """Replicas apply the mean of their gradients in every step."""
     command = (*_command("aggregated", ps=1, workers=2), f"--log_dir={tmp_path}")
     with processes.programs() as start:
         ps = start(*command, "--job_name=ps")
@@ -37,7 +38,8 @@ def test_replicas_that_aggregate_their_gradients(tmp_path: pathlib.Path) -> None
         )
 
 
-def test_towers_in_one_graph() -> None:
+def test_towers_of_one_graph_train() -> None:
+    """Towers of one graph run on all workers."""
     command = _command("towers", ps=1, workers=3)
     with processes.programs() as start:
         others = [start(*command, "--job_name=ps")]

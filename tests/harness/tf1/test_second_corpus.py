@@ -25,7 +25,7 @@ def test_batch_norm_updates_in_place() -> None:
 
 
 def test_batch_norm_updates_in_a_collection() -> None:
-    """Updates go to the named collection, and a fed switch still decides about them."""
+    """Updates go to the named collection, also with a fed switch."""
     with tf.Graph().as_default() as graph:
         x, training = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.bool, [])
         tf.contrib.layers.batch_norm(
@@ -38,7 +38,7 @@ def test_batch_norm_updates_in_a_collection() -> None:
 
 
 def test_generator_elements_are_cast() -> None:
-    """A float64 element becomes the declared int32, cut off as numpy does."""
+    """A float64 element becomes the declared int32, cut off as NumPy does."""
     with tf.Graph().as_default():
         rows = tf.data.Dataset.from_generator(lambda: iter([np.array([7.9]), [1.5]]), tf.int32, [1])
         element = rows.make_one_shot_iterator().get_next()
@@ -106,7 +106,7 @@ Pair = collections.namedtuple("Pair", "c h")
 
 
 def test_nested_feeds_are_flattened() -> None:
-    """A tuple of placeholders takes values of the same structure, and refuses another one."""
+    """A tuple of placeholders takes values of the same structure, and refuses another structure."""
     with tf.Graph().as_default():
         a, b, c = (tf.placeholder(tf.float32, []) for _ in range(3))
         total = a + 10 * b + 100 * c
@@ -119,8 +119,8 @@ def test_nested_feeds_are_flattened() -> None:
                 sess.run(total, {(a, b, c): 1.0})
 
 
-def test_dense_gradients_say_why_they_have_no_rows() -> None:
-    """A gradient is dense here: ``values`` and ``indices`` say so."""
+def test_dense_gradients_explain_missing_rows() -> None:
+    """A dense gradient explains why ``values`` and ``indices`` are missing."""
     with tf.Graph().as_default():
         table = tf.Variable(tf.ones([4, 2]))
         gradient: Any = tf.gradients(tf.gather(table, [1, 1]), table)[0]

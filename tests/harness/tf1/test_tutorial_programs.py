@@ -17,7 +17,8 @@ def _hosts(cluster: dict[str, list[str]]) -> list[str]:
     return [f"--{job}_hosts={','.join(hosts)}" for job, hosts in cluster.items()]
 
 
-def test_a_ps_and_two_workers_count_without_losing_one() -> None:
+def test_two_workers_count_exactly() -> None:
+    """Two workers count on one ps without losing a step."""
     flags = [*_hosts(addresses(ps=1, worker=2)), "--times=200"]
     with programs() as start:
         start("counter", *flags, "--job_name=ps")
@@ -28,7 +29,9 @@ def test_a_ps_and_two_workers_count_without_losing_one() -> None:
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-def test_two_ps_and_two_workers_train_and_a_restart_goes_on(tmp_path, sync: bool) -> None:
+def test_training_restarts_from_checkpoint(tmp_path, sync: bool) -> None:
+    """Two ps and two workers train, and a second run begins where the first ended."""
+
     def train(last_step: int) -> list[str]:
         flags = [
             *_hosts(addresses(ps=2, worker=2)),
@@ -65,14 +68,16 @@ def test_two_ps_and_two_workers_train_and_a_restart_goes_on(tmp_path, sync: bool
         assert step >= 200, "the second run began where the first one ended"
 
 
-def test_two_devices_of_one_machine_share_a_matrix_product() -> None:
+def test_two_devices_share_a_product() -> None:
+    """Two devices of one machine share a matrix product."""
     with programs() as start:
         said = start("split_matmul").result()
     assert re.search(r"devices 2 ran on \['CPU:0', 'CPU:1'\] in [\d.]+", said), said
 
 
 @real_mnist.needed
-def test_the_mnist_classifier_learns_and_writes_events(tmp_path) -> None:
+def test_mnist_tutorial_learns(tmp_path) -> None:
+    """The MNIST tutorial learns, and writes its costs and its graph with devices."""
     cluster = addresses(ps=1, worker=1)
     flags = [f"--{job}_host={hosts[0]}" for job, hosts in cluster.items()] + [
         f"--logdir={tmp_path}"

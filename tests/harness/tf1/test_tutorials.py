@@ -26,7 +26,8 @@ def two_tasks() -> Iterator[tuple[tf.train.Server, tf.train.Server]]:
             yield first, second
 
 
-def test_hello_world_on_a_local_server() -> None:
+def test_hello_world_runs_locally() -> None:
+    """A constant is fetched from a local server, until the session is closed."""
     hello = tf.constant("Hello, distributed world!")
     server = tf.train.Server.create_local_server()
     try:
@@ -41,7 +42,8 @@ def test_hello_world_on_a_local_server() -> None:
         server.stop()
 
 
-def test_two_servers_share_a_variable_by_its_name(two_tasks: tuple) -> None:
+def test_servers_share_variables_by_name(two_tasks: tuple) -> None:
+    """Two servers share a variable by its name."""
     first, second = two_tasks
     v = tf.Variable(tf.zeros([2]), name="shared")
     with tf.Session(first.target) as one, tf.Session(second.target) as other:
@@ -57,7 +59,8 @@ def test_two_servers_share_a_variable_by_its_name(two_tasks: tuple) -> None:
             assert sess.run(again).tolist() == [11, 12]
 
 
-def test_who_owns_what_shows_in_a_trace(two_tasks: tuple) -> None:
+def test_trace_shows_the_owners(two_tasks: tuple) -> None:
+    """A trace shows which task owns each operation."""
     _, second = two_tasks
     with tf.device("/job:local/task:1"):
         mine = tf.Variable([3.0], name="mine")
@@ -80,6 +83,7 @@ def test_who_owns_what_shows_in_a_trace(two_tasks: tuple) -> None:
 
 
 def test_graphs_are_not_mirrored(two_tasks: tuple) -> None:
+    """A graph of one client is not visible to another, and its variables are."""
     first, second = two_tasks
     mine, yours = tf.Graph(), tf.Graph()
     with mine.as_default():
@@ -95,7 +99,8 @@ def test_graphs_are_not_mirrored(two_tasks: tuple) -> None:
         assert sess.run(tf.Variable(0, name="v")) == 7, "the graph is not there, but the value is"
 
 
-def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
+def test_session_waits_for_all_tasks() -> None:
+    """A session waits until all tasks have joined, and names the missing task at its time limit."""
     cluster = addresses(worker=2)
     made: list = []
     with tf.train.Server(cluster, "worker", 0) as first:
@@ -125,7 +130,8 @@ def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
 
 
 @pytest.mark.cluster
-def test_a_server_leaves_and_returns() -> None:
+def test_killed_server_leaves_and_returns() -> None:
+    """Steps fail for a killed task only, and a new session works with its successor."""
     cluster = addresses(ps=1, worker=1)
     with tf.device("/job:ps"):
         v = tf.Variable(0, name="v")
@@ -160,7 +166,8 @@ def test_a_server_leaves_and_returns() -> None:
             assert fresh.run(add) == 1
 
 
-def test_a_server_of_this_process_leaves_and_returns_too(two_tasks: tuple) -> None:
+def test_stopped_server_leaves_and_returns(two_tasks: tuple) -> None:
+    """Steps fail for a stopped server of this process only, and a new session finds its successor."""
     first, second = two_tasks
     with tf.device("/job:local/task:1"):
         v = tf.Variable(1, name="v")
@@ -181,7 +188,8 @@ def test_a_server_of_this_process_leaves_and_returns_too(two_tasks: tuple) -> No
                 assert fresh.run(tf.report_uninitialized_variables([v])).tolist() == [b"v"]
 
 
-def test_the_chief_initialises_and_the_others_wait(tmp_path: pathlib.Path) -> None:
+def test_workers_wait_for_the_chief(tmp_path: pathlib.Path) -> None:
+    """A worker waits until the chief has initialized."""
     cluster = addresses(ps=1, worker=2)
     ready = threading.Event()
     seen: list = []
@@ -220,7 +228,8 @@ def test_the_chief_initialises_and_the_others_wait(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.cluster
-def test_an_array_is_split_over_two_workers_and_the_parts_are_reduced() -> None:
+def test_array_is_reduced_over_workers() -> None:
+    """Two workers each reduce half of a fed array."""
     cluster = addresses(ps=1, worker=2)
     x = tf.placeholder(tf.float32, [100], name="x")
     with tf.device("/job:worker/task:0"):
@@ -244,7 +253,8 @@ def test_an_array_is_split_over_two_workers_and_the_parts_are_reduced() -> None:
 
 
 @pytest.mark.parametrize("unit", ["/cpu:0", "/gpu:0"])
-def test_a_matrix_product_on_a_chosen_unit_is_timed(unit: str) -> None:
+def test_matrix_product_obeys_its_device(unit: str) -> None:
+    """A matrix product runs on the chosen device or is refused with the devices that exist."""
     size = 200
     with tf.device(unit):
         random = tf.random_uniform([size, size], minval=0, maxval=1, seed=3)
@@ -264,7 +274,8 @@ def test_a_matrix_product_on_a_chosen_unit_is_timed(unit: str) -> None:
     assert took > 0
 
 
-def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:
+def test_queue_tells_ps_of_end() -> None:
+    """A queue on the ps counts the workers that are done."""
     cluster = addresses(ps=1, worker=2)
 
     def queue() -> tf.FIFOQueue:
@@ -292,7 +303,8 @@ def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:
             thread.join(100)
 
 
-def test_a_queue_is_filled_beside_training() -> None:
+def test_queue_runner_fills_the_queue() -> None:
+    """A queue runner fills a queue beside training."""
     queue = tf.RandomShuffleQueue(10, 0, [tf.float32], shapes=[[2]], seed=1)
     runner = tf.train.QueueRunner(queue, [queue.enqueue([tf.random_uniform([2])])] * 2)
     tf.train.add_queue_runner(runner)
@@ -308,7 +320,9 @@ def test_a_queue_is_filled_beside_training() -> None:
     assert shapes == [(4, 2)] * 5 and len(threads) >= 2
 
 
-def test_a_monitored_session_stops_saves_and_goes_on(tmp_path: pathlib.Path) -> None:
+def test_monitored_session_continues_from_checkpoint(tmp_path: pathlib.Path) -> None:
+    """A monitored session stops at its step, saves, and continues from there."""
+
     def train(last_step: int) -> int:
         with tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
@@ -331,7 +345,8 @@ def test_a_monitored_session_stops_saves_and_goes_on(tmp_path: pathlib.Path) -> 
     assert tf.train.load_variable(str(tmp_path), "global_step") == 8
 
 
-def test_a_supervisor_answers_to_its_first_names(tmp_path: pathlib.Path) -> None:
+def test_supervisor_has_its_first_names(tmp_path: pathlib.Path) -> None:
+    """A Supervisor has the methods of its first version."""
     step = tf.Variable(0, name="global_step", trainable=False)
     add = step.assign_add(1)
     calls = []

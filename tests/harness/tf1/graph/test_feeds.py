@@ -38,9 +38,8 @@ def _fed(dtype: Any, value: Any) -> Any:
     ],
     ids=repr,
 )
-def test_what_another_dtype_can_hold_is_converted(
-    dtype: Any, value: Any, expected: Any, caplog: Any
-) -> None:
+def test_fitting_feeds_are_converted(dtype: Any, value: Any, expected: Any, caplog: Any) -> None:
+    """A fed value that fits the placeholder's dtype is converted silently."""
     with caplog.at_level(logging.WARNING):
         got = _fed(dtype, value)
     assert got.dtype == dtype and np.array_equal(got, expected)
@@ -66,9 +65,10 @@ def test_what_another_dtype_can_hold_is_converted(
     ],
     ids=repr,
 )
-def test_what_it_cannot_hold_is_cast_as_tensorflow_does_and_told(
+def test_unfitting_feeds_are_cast_and_logged(
     dtype: Any, value: Any, expected: Any, caplog: Any
 ) -> None:
+    """A fed value that does not fit is cast as in TensorFlow, with one warning."""
     with caplog.at_level(logging.WARNING):
         got = _fed(dtype, value)
     assert got.dtype == dtype
@@ -77,7 +77,8 @@ def test_what_it_cannot_hold_is_cast_as_tensorflow_does_and_told(
     assert "'x:0'" in told and dtype.name in told and "\n" not in told, told
 
 
-def test_it_is_told_once_for_each_placeholder(caplog: Any) -> None:
+def test_cast_is_logged_once_per_placeholder(caplog: Any) -> None:
+    """A cast is logged once for each placeholder."""
     with tf.Graph().as_default(), tf.Session() as sess, caplog.at_level(logging.WARNING):
         x, y = tf.placeholder(tf.int32, name="x"), tf.placeholder(tf.int32, name="y")
         for _ in range(3):
@@ -99,15 +100,16 @@ def test_it_is_told_once_for_each_placeholder(caplog: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_tensorflow_refuses_is_refused_by_name(
+def test_refused_feeds_name_the_placeholder(
     dtype: Any, value: Any, error: type[Exception], said: str
 ) -> None:
+    """A value that TensorFlow refuses is refused with the placeholder's name."""
     with pytest.raises(error, match=f"'x:0'.*{said}"):
         _fed(dtype, value)
 
 
-def test_every_session_of_the_program_does_so() -> None:
-    """The Supervisor's and the monitored ones are the harness's own."""
+def test_every_session_converts_feeds() -> None:
+    """Monitored and remote sessions convert feeds too."""
     with tf.Graph().as_default():
         labels = tf.placeholder(tf.int32, [None], name="labels")
         doubled = labels * 2

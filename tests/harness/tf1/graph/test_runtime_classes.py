@@ -43,7 +43,9 @@ def test_import_changes_no_class_of_runtime() -> None:
 
 
 def test_runtime_graphs_keep_their_own_methods() -> None:
-    """A tensor of the runtime's own graph has no method of TensorFlow's, one of tf.Graph has."""
+    """A tensor of the runtime's own graph has no method of TensorFlow's, and a tensor of tf.Graph
+    has.
+    """
     import harness.tf1 as tf
     import runtime as rt
 

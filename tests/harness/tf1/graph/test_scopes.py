@@ -102,12 +102,15 @@ CASES: dict[Callable[[], list[str]], str] = {
 
 
 @pytest.mark.parametrize("build", CASES, ids=lambda f: f.__name__.strip("_"))
-def test_names_are_tensorflows(build: Callable[[], list[str]]) -> None:
+def test_scope_names_are_tensorflows(build: Callable[[], list[str]]) -> None:
+    """Scopes that are opened again give the names of TensorFlow."""
     with tf.Graph().as_default():
         assert build() == CASES[build].split()
 
 
-def test_an_evaluation_net_uses_the_weights_that_training_changes() -> None:
+def test_reused_net_shares_its_weights() -> None:
+    """A net that is built again in the same scope uses the trained weights."""
+
     def net(x: object) -> object:
         with scope(None, default_name="fc"):
             return x * tf.get_variable("w", [], initializer=tf.constant_initializer(2.0))
@@ -125,7 +128,8 @@ def test_an_evaluation_net_uses_the_weights_that_training_changes() -> None:
             assert sess.run([trained, evaluated], {x: 1.0}) == [200, 200]
 
 
-def test_a_scope_object_keeps_its_own_reuse_and_its_first_name_scope() -> None:
+def test_scope_object_keeps_its_reuse() -> None:
+    """A scope object keeps its own reuse and its first name scope."""
     with tf.Graph().as_default():
         with scope("a") as a:
             assert a.original_name_scope == "a/"
@@ -144,7 +148,8 @@ def test_a_scope_object_keeps_its_own_reuse_and_its_first_name_scope() -> None:
             pass
 
 
-def test_threads_number_their_scopes_each_for_itself() -> None:
+def test_threads_number_their_own_scopes() -> None:
+    """Each thread numbers its own scopes."""
     graph, names = tf.Graph(), []
 
     def build() -> None:

@@ -13,7 +13,8 @@ def own_graph():
         yield
 
 
-def test_the_second_argument_is_trainable_and_the_third_collections() -> None:
+def test_variable_arguments_have_tensorflows_order() -> None:
+    """The arguments of Variable have TensorFlow's order, and impossible arguments are refused."""
     tf.Variable([1.0], False, ["mine"], name="a")
     b = tf.Variable(initial_value=2, name="b", dtype=tf.float32)
     assert [v.name for v in tf.get_collection("mine")] == ["a:0"]
@@ -26,7 +27,8 @@ def test_the_second_argument_is_trainable_and_the_third_collections() -> None:
         tf.Variable([1.0], validate_shape=False)
 
 
-def test_every_variable_is_an_instance() -> None:
+def test_every_variable_is_tf_variable() -> None:
+    """Every variable, of the runtime too, is an instance of tf.Variable."""
     import runtime as rt
 
     assert isinstance(rt.Variable(1.0), tf.Variable) and isinstance(tf.Variable(1.0), tf.Variable)
@@ -34,7 +36,8 @@ def test_every_variable_is_an_instance() -> None:
     assert tf.Variable(np.zeros((2, 3))).get_shape().as_list() == [2, 3]
 
 
-def test_assignments_take_locking_where_tensorflow_does() -> None:
+def test_assignments_accept_use_locking() -> None:
+    """Assignments accept use_locking where TensorFlow does."""
     v = tf.Variable([1.0, 2.0])
     n = tf.Variable(0, name="n")
     ops = {
@@ -59,6 +62,7 @@ def test_assignments_take_locking_where_tensorflow_does() -> None:
 
 
 def test_rows_are_updated_in_place() -> None:
+    """The scatter functions update rows in place."""
     v = tf.Variable(np.zeros((3, 2), np.float32))
     rows = tf.placeholder(tf.int32, [None])
     ones = np.ones((2, 2))
@@ -77,7 +81,8 @@ def test_rows_are_updated_in_place() -> None:
         assert sess.run(ops[3]).tolist()[0] == [10, 12]
 
 
-def test_load_gives_a_value_without_adding_to_the_graph() -> None:
+def test_load_adds_nothing_to_graph() -> None:
+    """load sets a value without an addition to the graph."""
     v = tf.Variable([1.0, 2.0])
     tf.get_default_graph().finalize()
     with tf.Session():
@@ -85,7 +90,8 @@ def test_load_gives_a_value_without_adding_to_the_graph() -> None:
         assert v.eval().tolist() == [5, 6]
 
 
-def test_a_variable_may_begin_with_another_ones_initial_value() -> None:
+def test_variable_may_begin_with_anothers_value() -> None:
+    """A variable may begin with another variable's initial value."""
     w = tf.Variable(tf.random_normal([3]), name="w")
     twice = tf.Variable(w.initialized_value() * 2.0, name="twice")
     assert tf.Variable(tf.truncated_normal([2, 2], stddev=0.1)).get_shape() == [2, 2]
@@ -97,6 +103,8 @@ def test_a_variable_may_begin_with_another_ones_initial_value() -> None:
 
 
 def test_get_variable_makes_and_finds() -> None:
+    """get_variable makes a variable or finds it, as the scope's reuse says."""
+
     def layer() -> tf.Variable:
         return tf.get_variable("w", [2, 3], initializer=tf.ones_initializer())
 
@@ -122,7 +130,8 @@ def test_get_variable_makes_and_finds() -> None:
     assert tf.get_variable_scope().name == "" and len(tf.global_variables()) == 2
 
 
-def test_scopes_nest_and_pass_their_defaults_on() -> None:
+def test_scopes_pass_on_their_defaults() -> None:
+    """Nested scopes pass on initializer, regularizer and dtype."""
     with tf.variable_scope(
         "outer",
         initializer=tf.constant_initializer(4.0),
@@ -142,7 +151,8 @@ def test_scopes_nest_and_pass_their_defaults_on() -> None:
         assert sess.run(losses) == [16.0]
 
 
-def test_a_name_scope_does_not_count_for_variables_and_is_new_each_time() -> None:
+def test_name_scopes_are_new_each_time() -> None:
+    """A name scope does not count for get_variable, and is numbered each time."""
     with tf.name_scope("shown"):
         v = tf.get_variable("v", [1])
         made = tf.Variable(1.0, name="made")
@@ -161,6 +171,7 @@ def test_a_name_scope_does_not_count_for_variables_and_is_new_each_time() -> Non
 
 
 def test_initializers_fill_their_shapes() -> None:
+    """Each initializer fills its shape by its formula."""
     got = evaluate(
         lambda: {
             "zeros": tf.zeros_initializer()([2]),
@@ -193,6 +204,7 @@ def test_initializers_fill_their_shapes() -> None:
 
 
 def test_local_variables_are_apart() -> None:
+    """Local variables are apart from the global ones and initialized by their own operation."""
     tf.Variable(1.0, name="shared")
     mine = tf.Variable(0, False, [tf.GraphKeys.LOCAL_VARIABLES], name="mine")
     assert tf.local_variables() == [mine] and [v.name for v in tf.global_variables()] == [

@@ -24,7 +24,8 @@ def run_out(fetches: Any) -> list[Any]:
     return found
 
 
-def test_every_row_is_given_out_once_per_epoch_and_in_order_without_a_shuffle() -> None:
+def test_rows_come_once_per_epoch() -> None:
+    """Every row comes once in an epoch, in order without a shuffle."""
     with tf.Graph().as_default():
         rows = np.arange(10.0, dtype=np.float32).reshape(5, 2)
         queue = tf.train.input_producer(rows, num_epochs=2, shuffle=False)
@@ -40,13 +41,15 @@ def test_every_row_is_given_out_once_per_epoch_and_in_order_without_a_shuffle() 
         ) > 1
 
 
-def test_strings_are_given_out() -> None:
+def test_string_producer_yields_strings() -> None:
+    """string_input_producer yields its strings."""
     with tf.Graph().as_default():
         queue = tf.train.string_input_producer(["a", "b", "c"], num_epochs=1, shuffle=False)
         assert run_out(queue.dequeue()) == [b"a", b"b", b"c"]
 
 
-def test_slices_of_several_tensors_go_together_in_batches_with_a_smaller_last_one() -> None:
+def test_slices_stay_together_in_batches() -> None:
+    """Slices of several tensors stay together, and the last batch may be smaller."""
     with tf.Graph().as_default():
         images, labels = np.arange(14.0).reshape(7, 2), np.arange(7)
         image, label = tf.train.slice_input_producer(
@@ -60,7 +63,8 @@ def test_slices_of_several_tensors_go_together_in_batches_with_a_smaller_last_on
         assert sorted(int(n) for b in found for n in b["y"]) == list(range(7))
 
 
-def test_batches_of_many_at_once_and_shuffled_ones() -> None:
+def test_batches_split_and_shuffle_rows() -> None:
+    """batch splits rows with enqueue_many, and shuffle_batch mixes them."""
     with tf.Graph().as_default():
         row = tf.train.input_producer(
             np.arange(8).reshape(4, 2), num_epochs=1, shuffle=False
@@ -77,8 +81,8 @@ def test_batches_of_many_at_once_and_shuffled_ones() -> None:
         assert sorted(batch.tolist()) == list(range(40)) != batch.tolist()
 
 
-def test_runners_that_are_started_again_after_the_last_epoch_add_nothing() -> None:
-    """Programs begin their loop anew with a new coordinator: they find the end again, and no error."""
+def test_restarted_runners_add_nothing() -> None:
+    """Runners that are started again after the last epoch find the end again, without an error."""
     with tf.Graph().as_default(), tf.Session() as sess:
         number = tf.train.range_input_producer(3, num_epochs=2, shuffle=False).dequeue()
         sess.run(tf.local_variables_initializer())
@@ -94,7 +98,8 @@ def test_runners_that_are_started_again_after_the_last_epoch_add_nothing() -> No
             assert found == wanted
 
 
-def test_what_cannot_be_an_input() -> None:
+def test_impossible_inputs_are_refused() -> None:
+    """Inputs that cannot be are refused by name."""
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="num_epochs must be > 0"):
             tf.train.range_input_producer(3, num_epochs=0)

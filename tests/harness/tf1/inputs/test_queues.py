@@ -6,7 +6,8 @@ import pytest
 import harness.tf1 as tf
 
 
-def test_a_list_is_a_list_of_components() -> None:
+def test_list_is_components_of_element() -> None:
+    """A list of values is an element's components, as in TensorFlow."""
     with tf.Graph().as_default():
         one = tf.FIFOQueue(10, tf.float32, shapes=[[]], name="one")
         two = tf.FIFOQueue(10, [tf.int32, tf.string], [[2], []], shared_name="two")
@@ -30,7 +31,8 @@ def test_a_list_is_a_list_of_components() -> None:
             tf.FIFOQueue(1, tf.int32, names=["a"])
 
 
-def test_shuffling_padding_and_accumulating() -> None:
+def test_queues_shuffle_pad_and_accumulate() -> None:
+    """Queues shuffle and pad, and an accumulator gives the mean."""
     with tf.Graph().as_default():
         shuffled = tf.RandomShuffleQueue(20, 0, tf.int32, shapes=[()], seed=1)
         padded = tf.PaddingFIFOQueue(4, [tf.int32], [[None]])
@@ -46,7 +48,8 @@ def test_shuffling_padding_and_accumulating() -> None:
             assert sess.run(mean.take_grad(1)).tolist() == [2.0, 4.0]
 
 
-def test_queues_of_one_shared_name_are_one_queue() -> None:
+def test_shared_name_makes_one_queue() -> None:
+    """Queues with one shared name are one queue."""
     with tf.Graph().as_default():
         one = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="tokens")
         with tf.name_scope("worker"):
@@ -76,7 +79,8 @@ def test_queues_of_one_shared_name_are_one_queue() -> None:
         ]
 
 
-def test_accumulators_of_one_shared_name_are_one_accumulator() -> None:
+def test_shared_name_makes_one_accumulator() -> None:
+    """Accumulators with one shared name are one accumulator."""
     with tf.Graph().as_default():
         one = tf.ConditionalAccumulator(tf.float32, [], shared_name="mean")
         with tf.name_scope("worker"):
@@ -86,7 +90,8 @@ def test_accumulators_of_one_shared_name_are_one_accumulator() -> None:
             assert sess.run(one.num_accumulated()) == 1
 
 
-def test_a_queue_and_an_accumulator_of_one_shared_name_are_two_things() -> None:
+def test_kinds_have_separate_shared_names() -> None:
+    """A queue and an accumulator with one shared name are two resources."""
     with tf.Graph().as_default():
         queue = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="both")
         mean = tf.ConditionalAccumulator(tf.float32, [], shared_name="both")
@@ -95,7 +100,8 @@ def test_a_queue_and_an_accumulator_of_one_shared_name_are_two_things() -> None:
             assert sess.run([queue.size(), mean.num_accumulated()]) == [1, 0]
 
 
-def test_a_shared_queue_of_another_kind_is_refused_by_its_shared_name() -> None:
+def test_unlike_shared_queue_is_refused() -> None:
+    """A shared queue with another capacity is refused by its shared name."""
     with tf.Graph().as_default():
         tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="tokens")
         with tf.Session() as sess:
@@ -107,7 +113,8 @@ def test_a_shared_queue_of_another_kind_is_refused_by_its_shared_name() -> None:
                 sess.run(other.size())
 
 
-def test_graphs_of_several_sessions_meet_in_a_shared_name() -> None:
+def test_graphs_meet_in_shared_name() -> None:
+    """Graphs of several sessions meet in a shared name."""
     server = tf.train.Server.create_local_server()
     with tf.Graph().as_default(), server:
         first = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="done")

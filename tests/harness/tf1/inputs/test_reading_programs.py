@@ -50,7 +50,8 @@ def records(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_each_worker_reads_its_share_of_a_dataset(records: pathlib.Path) -> None:
+def test_workers_read_their_dataset_shares(records: pathlib.Path) -> None:
+    """Each worker reads its share of a dataset."""
     said = _run("dataset_workers", f"--data_dir={records}", f"--log_dir={records}/log")
     for worker in said:
         count, labels, loss = re.search(r"read (\d+) of (\[.*\]) loss ([\d.]+)", worker).groups()
@@ -59,18 +60,21 @@ def test_each_worker_reads_its_share_of_a_dataset(records: pathlib.Path) -> None
     assert tf.train.latest_checkpoint(str(records / "log")) is not None
 
 
-def test_readers_and_queues_under_a_supervisor(records: pathlib.Path) -> None:
+def test_readers_and_queues_train(records: pathlib.Path) -> None:
+    """Readers and queues feed training under a Supervisor."""
     for worker in _run("record_readers", f"--data_dir={records}", f"--log_dir={records}/log"):
         batches, loss = re.search(r"batches (\d+) loss ([\d.]+)", worker).groups()
         assert int(batches) == 60 * 4 // 8 and float(loss) < 0.5, worker
 
 
-def test_workers_with_networks_of_their_own() -> None:
+def test_workers_may_have_own_networks() -> None:
+    """Workers train networks of their own."""
     for worker in _run("actors"):
         assert "right [1, 1, 1]" in worker, worker
 
 
-def test_word_vectors_and_a_recurrent_network() -> None:
+def test_word_and_recurrent_programs_train() -> None:
+    """Word vectors and a recurrent network train."""
     with processes.programs() as start:
         said = start("python", "-m", "harness.tf1", f"{PROGRAMS}/sequences.py").result(150)
     assert "words True" in said and "recurrent True" in said, said

@@ -11,7 +11,8 @@ from harness.tf1.inputs.records import crc32c
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 4095, 4096, 4097, 10_000])
-def test_the_crc_of_any_size_is_that_of_a_bit_by_bit_computation(size: int) -> None:
+def test_crc_matches_bitwise_computation(size: int) -> None:
+    """The CRC of any size matches a bit-by-bit computation."""
     data = np.random.default_rng(size).bytes(size)
     crc = 0xFFFFFFFF
     for byte in data:
@@ -21,11 +22,13 @@ def test_the_crc_of_any_size_is_that_of_a_bit_by_bit_computation(size: int) -> N
     assert crc32c(data) == crc ^ 0xFFFFFFFF
 
 
-def test_the_known_crc() -> None:
+def test_crc_matches_known_value() -> None:
+    """The CRC of the standard text has its known value."""
     assert crc32c(b"123456789") == 0xE3069283
 
 
-def test_a_thread_that_reads_ahead_ends_with_its_iterator() -> None:
+def test_prefetch_thread_ends_with_iterator() -> None:
+    """The thread that reads ahead ends with its iterator."""
     with tf.Graph().as_default():
         iterator = tf.data.Dataset.range(1000).prefetch(2).make_initializable_iterator()
         item = iterator.get_next()
@@ -38,7 +41,9 @@ def test_a_thread_that_reads_ahead_ends_with_its_iterator() -> None:
             assert not thread.is_alive() and sess.run(item) == 0
 
 
-def test_an_error_of_a_generator_comes_out_of_the_thread() -> None:
+def test_generator_error_reaches_the_step() -> None:
+    """An error of a generator is raised in the step."""
+
     def numbers() -> Any:
         yield 1
         raise KeyError("broken")
@@ -52,7 +57,8 @@ def test_an_error_of_a_generator_comes_out_of_the_thread() -> None:
                 sess.run(item)
 
 
-def test_sizes_that_a_file_tells() -> None:
+def test_shapes_from_files_are_used() -> None:
+    """Shapes that a file tells are used for reshapes in the step."""
     with tf.Graph().as_default():
         height, pixels = tf.py_func(lambda: np.int64(3), [], tf.int64), tf.constant(np.arange(12))
         height.set_shape([])
@@ -65,7 +71,8 @@ def test_sizes_that_a_file_tells() -> None:
             assert sess.run([height, pixels, picture])[0] == 3
 
 
-def test_a_generator_may_yield_one_buffer_again_and_again() -> None:
+def test_generator_may_reuse_its_buffer() -> None:
+    """A generator may yield one buffer again and again."""
     buffer = np.zeros(2, np.float32)
 
     def rows() -> Any:
@@ -83,7 +90,8 @@ def test_a_generator_may_yield_one_buffer_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("dtype", "value"), [(tf.uint8, 300), (tf.uint8, [-1]), (tf.float32, 10**400)]
 )
-def test_a_generator_that_yields_a_number_out_of_range_names_it(dtype: Any, value: object) -> None:
+def test_out_of_range_element_is_refused(dtype: Any, value: object) -> None:
+    """A generator's number out of range is refused."""
     with tf.Graph().as_default():
         dataset = tf.data.Dataset.from_generator(lambda: iter([value]), dtype)
         item = dataset.make_one_shot_iterator().get_next()
@@ -95,8 +103,8 @@ def test_a_generator_that_yields_a_number_out_of_range_names_it(dtype: Any, valu
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_fetched_element_is_the_programs_own(cached: bool) -> None:
-    """Writing to a fetched element changes neither the dataset nor the array that it was made of."""
+def test_fetched_element_may_be_written(cached: bool) -> None:
+    """A write to a fetched element changes neither the dataset nor its source."""
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     want = rows.copy()
     with tf.Graph().as_default():

@@ -15,7 +15,8 @@ def names() -> dict[str, tuple[int, ...]]:
     return {v.name: v.shape for v in tf.global_variables()}
 
 
-def test_layers_make_the_variables_that_tensorflow_makes() -> None:
+def test_layers_make_tensorflows_variables() -> None:
+    """Layers make TensorFlow's variables, by name and shape."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 8, 8, 3])
         h = tf.layers.conv2d(x, 4, 3, padding="same", activation=tf.nn.relu)
@@ -42,7 +43,8 @@ def test_layers_make_the_variables_that_tensorflow_makes() -> None:
         assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2
 
 
-def test_dense_is_a_product_and_a_sum_and_is_shared_by_name() -> None:
+def test_dense_computes_and_shares_weights() -> None:
+    """dense is a product and a sum, and shares its weights by name."""
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 
     def build() -> Any:
@@ -56,7 +58,8 @@ def test_dense_is_a_product_and_a_sum_and_is_shared_by_name() -> None:
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
-def test_pooling_and_convolution_of_either_layout(data_format: str) -> None:
+def test_pooling_and_convolution_know_layouts(data_format: str) -> None:
+    """Pooling and convolution work in either layout."""
     image = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
     first = data_format == "channels_first"
     x = image.transpose(0, 3, 1, 2) if first else image
@@ -73,7 +76,8 @@ def test_pooling_and_convolution_of_either_layout(data_format: str) -> None:
     np.testing.assert_allclose(convolved, 4 * pooled, rtol=1e-6)
 
 
-def test_batch_normalization_in_training_and_after_with_a_fed_switch() -> None:
+def test_batch_normalization_follows_fed_switch() -> None:
+    """Batch normalization follows a fed switch between training and use."""
     data = np.random.default_rng(1).normal(3, 2, (64, 5)).astype(np.float32)
     with tf.Graph().as_default():
         training = tf.placeholder(tf.bool, [])
@@ -94,7 +98,8 @@ def test_batch_normalization_in_training_and_after_with_a_fed_switch() -> None:
             np.testing.assert_array_equal(sess.run(mean), m)
 
 
-def test_dropout_by_a_bool_or_a_fed_one() -> None:
+def test_dropout_follows_fed_switch() -> None:
+    """Dropout follows a constant or a fed switch."""
     x = np.ones((100, 100), np.float32)
     with tf.Graph().as_default():
         training = tf.placeholder(tf.bool, [])
@@ -110,7 +115,8 @@ def test_dropout_by_a_bool_or_a_fed_one() -> None:
             np.testing.assert_array_equal(sess.run(tf.layers.dropout(x, 0.25)), x)
 
 
-def test_what_a_layer_needs_to_know_is_named() -> None:
+def test_unusable_layer_inputs_are_named() -> None:
+    """A layer names the input or argument that it cannot use."""
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="last dimension.*dense.*'Placeholder:0'"):
             tf.layers.dense(tf.placeholder(tf.float32, [2, None]), 3)
@@ -126,7 +132,8 @@ def test_what_a_layer_needs_to_know_is_named() -> None:
             tf.layers.conv3d  # noqa: B018
 
 
-def test_slim_by_its_own_names_with_arguments_from_a_scope() -> None:
+def test_slim_takes_arguments_from_scopes() -> None:
+    """Layers of slim have their own names and take arguments from a scope."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 8, 8, 3])
         with slim.arg_scope(
@@ -168,7 +175,8 @@ def test_slim_by_its_own_names_with_arguments_from_a_scope() -> None:
                 pass
 
 
-def test_the_global_step_by_its_old_place() -> None:
+def test_contrib_finds_the_global_step() -> None:
+    """tf.contrib.framework finds the global step."""
     with tf.Graph().as_default():
         step = tf.contrib.framework.get_or_create_global_step()
         assert step is tf.train.get_global_step() is tf.contrib.framework.get_global_step()
@@ -202,7 +210,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
         ("sigmoid_cross_entropy", np.logaddexp(0, GUESSES) - LABELS * GUESSES),
     ],
 )
-def test_a_loss_is_the_mean_over_what_has_a_weight(name: str, expected: np.ndarray) -> None:
+def test_loss_averages_weighted_elements(name: str, expected: np.ndarray) -> None:
+    """A loss is the mean over the elements with a weight."""
     weights = np.array([[1.0], [0.0], [2.0]], np.float32)
     fn = getattr(tf.losses, name)
 
@@ -221,7 +230,8 @@ def test_a_loss_is_the_mean_over_what_has_a_weight(name: str, expected: np.ndarr
     np.testing.assert_allclose(elements, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_cross_entropies_of_classes() -> None:
+def test_cross_entropies_match_numpy() -> None:
+    """The cross entropies of classes match NumPy and add up to the total loss."""
     onehot = np.eye(2, dtype=np.float32)[[1, 0, 1]]
     expected = -np.log(softmax(GUESSES)[np.arange(3), [1, 0, 1]])
 
@@ -248,7 +258,8 @@ def test_cross_entropies_of_classes() -> None:
     assert none == 0
 
 
-def test_losses_that_cannot_be() -> None:
+def test_impossible_losses_are_refused() -> None:
+    """Losses that cannot be are refused."""
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="mean_squared_error.*incompatible"):
             tf.losses.mean_squared_error(np.zeros((2, 3)), np.zeros((2, 4)))

@@ -190,7 +190,8 @@ def _lrn(x: np.ndarray) -> np.ndarray:
     return x / (2 + 0.5 * total) ** 0.75
 
 
-def test_every_function_gives_what_numpy_gives() -> None:
+def test_nn_functions_match_numpy() -> None:
+    """Every function of tf.nn matches NumPy."""
     with tf.Graph().as_default():
         cases = _cases()
         with tf.Session() as sess:
@@ -210,7 +211,8 @@ def test_every_function_gives_what_numpy_gives() -> None:
     )
 
 
-def test_dropout_keeps_the_mean_and_takes_a_fed_probability() -> None:
+def test_dropout_keeps_the_mean() -> None:
+    """Dropout keeps the mean, by a fed probability or by rows."""
     with tf.Graph().as_default():
         keep = tf.placeholder(tf.float32, name="keep")
         dropped = tf.nn.dropout(tf.ones([1000]), keep, seed=1)
@@ -228,6 +230,8 @@ def test_dropout_keeps_the_mean_and_takes_a_fed_probability() -> None:
 
 
 def test_conv2d_transpose_is_the_transpose() -> None:
+    """conv2d_transpose is the transpose of conv2d."""
+
     def make() -> tuple:
         down = tf.nn.conv2d(X, K, [1, 2, 2, 1], "SAME")
         g = tf.constant(RNG.randn(2, 3, 3, 4).astype(np.float32))
@@ -239,6 +243,8 @@ def test_conv2d_transpose_is_the_transpose() -> None:
 
 
 def test_losses_have_gradients() -> None:
+    """Losses have gradients by logits and none by labels."""
+
     def make() -> list:
         logits = tf.constant(L)
         loss = tf.reduce_sum(
@@ -253,7 +259,8 @@ def test_losses_have_gradients() -> None:
     np.testing.assert_allclose(by_logits, _softmax(L) - ONE_HOT, rtol=1e-4, atol=1e-6)
 
 
-def test_mixed_up_arguments_are_told() -> None:
+def test_mixed_up_arguments_are_refused() -> None:
+    """Mixed-up arguments are refused with advice."""
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="give labels= and logits= by name"):
             tf.nn.softmax_cross_entropy_with_logits(L, labels=ONE_HOT)
@@ -270,8 +277,8 @@ def test_mixed_up_arguments_are_told() -> None:
             tf.nn.embedding_lookup([L], [0], "other")
 
 
-def test_a_label_of_unknown_shape_broadcasts_in_the_step_as_in_tensorflow() -> None:
-    """Its shape is checked when the graph is built, where it is known, and not in the step."""
+def test_unknown_label_shape_broadcasts() -> None:
+    """A label of unknown shape broadcasts in the step, and a known wrong shape is refused."""
     with tf.Graph().as_default(), tf.Session() as sess:
         labels, logits = tf.placeholder(tf.float32), tf.placeholder(tf.float32, [None, 1])
         found = sess.run(
@@ -286,7 +293,8 @@ def test_a_label_of_unknown_shape_broadcasts_in_the_step_as_in_tensorflow() -> N
             )
 
 
-def test_a_part_of_a_variable_is_scaled_by_the_shape_of_the_whole() -> None:
+def test_full_shape_scales_the_part() -> None:
+    """A part of a variable is scaled by the shape of the whole."""
     with tf.Graph().as_default(), tf.Session() as sess:
         part = sess.run(tf.uniform_unit_scaling_initializer(full_shape=[300, 4])([3, 40]))
         assert 0.05 < np.abs(part).max() <= 0.1

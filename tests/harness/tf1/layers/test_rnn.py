@@ -61,7 +61,8 @@ CELLS: dict[str, tuple[Callable[[], Any], Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_dynamic_and_static_loops_are_the_recurrence(name: str) -> None:
+def test_recurrent_loops_match_the_formula(name: str) -> None:
+    """Dynamic and static loops match the recurrence in NumPy."""
     make, step, begin = CELLS[name]
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, TIME, SIZE])
@@ -90,7 +91,8 @@ def test_dynamic_and_static_loops_are_the_recurrence(name: str) -> None:
         )
 
 
-def test_lengths_end_a_sequence_and_backwards_begins_at_its_end() -> None:
+def test_sequence_lengths_are_obeyed() -> None:
+    """Lengths end a sequence, and the backward loop begins at the end."""
     lengths = [2, TIME]
     with tf.Graph().as_default():
         with tf.variable_scope("a"):
@@ -115,7 +117,8 @@ def test_lengths_end_a_sequence_and_backwards_begins_at_its_end() -> None:
 
 
 @pytest.mark.chaos
-def test_cells_on_top_of_each_other_with_dropout_are_trained() -> None:
+def test_stacked_cells_with_dropout_train() -> None:
+    """Stacked cells with dropout are trained."""
     with tf.Graph().as_default():
         keep = tf.placeholder(tf.float32, [])
         cells = [
@@ -141,7 +144,9 @@ def test_cells_on_top_of_each_other_with_dropout_are_trained() -> None:
             assert 0.2 < dropped.mean() < 0.8 and not (dropped[:, 0] == dropped[:, 1]).all()
 
 
-def test_a_cell_of_the_program_is_called_step_by_step() -> None:
+def test_own_cell_is_called_stepwise() -> None:
+    """A program's own cell is called step by step, and unsupported cells are refused."""
+
     class Sum(tf.nn.rnn_cell.RNNCell):  # type: ignore[misc]
         state_size = output_size = SIZE
 

@@ -8,7 +8,8 @@ import harness.tf1 as tf
 
 @pytest.mark.parametrize("name", ["log_uniform_candidate_sampler", "uniform_candidate_sampler"])
 @pytest.mark.parametrize("unique", [True, False])
-def test_classes_come_as_often_as_expected(name: str, unique: bool) -> None:
+def test_samplers_draw_expected_frequencies(name: str, unique: bool) -> None:
+    """A sampler draws each class as often as its expected count says."""
     times = 300
     with tf.Graph().as_default():
         tf.set_random_seed(7)

@@ -21,7 +21,8 @@ def _run(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_may_have_a_flag_that_absl_has() -> None:
+def test_program_may_redefine_absl_flags() -> None:
+    """A program may define a flag that absl has."""
     ended = _run(
         """
         import harness.tf1 as tf
@@ -41,7 +42,8 @@ def test_a_program_may_have_a_flag_that_absl_has() -> None:
     assert "logging works" in ended.stderr
 
 
-def test_help_shows_the_flags_of_the_program() -> None:
+def test_help_shows_program_flags() -> None:
+    """--help shows the flags of the program."""
     program = """
         import harness.tf1 as tf
         tf.app.flags.DEFINE_string("ps_hosts", "", "addresses of the ps")
@@ -51,7 +53,8 @@ def test_help_shows_the_flags_of_the_program() -> None:
     assert "--ps_hosts: addresses of the ps" in ended.stdout, ended.stdout + ended.stderr
 
 
-def test_a_flag_that_the_program_defines_twice_is_refused() -> None:
+def test_flag_defined_twice_is_refused() -> None:
+    """A flag that the program defines twice is refused."""
     ended = _run(
         """
         import sys, types
@@ -69,7 +72,8 @@ def test_a_flag_that_the_program_defines_twice_is_refused() -> None:
     )
 
 
-def test_the_beginning_of_a_name_will_do_where_it_is_the_only_one() -> None:
+def test_unique_flag_prefix_is_enough() -> None:
+    """The beginning of a flag's name is enough where no other flag begins so."""
     program = """
         import harness.tf1 as tf
         tf.app.flags.DEFINE_integer("task_index", -1, "which")

@@ -12,7 +12,8 @@ import harness.tf1 as tf
 import runtime as rt
 
 
-def test_a_dtype_is_numpys_and_more() -> None:
+def test_dtypes_equal_numpys() -> None:
+    """A dtype equals NumPy's and has TensorFlow's properties."""
     assert (
         tf.float32 == np.float32 and np.dtype(np.float32) == tf.float32 and tf.float32 != tf.float64
     )
@@ -39,7 +40,8 @@ def test_a_dtype_is_numpys_and_more() -> None:
         tf.as_dtype("float31")
 
 
-def test_shapes() -> None:
+def test_shapes_behave_as_tensorflows() -> None:
+    """Shapes behave as TensorFlow's, with unknown dimensions."""
     x = tf.placeholder(tf.float32, [None, 4])
     shape = x.get_shape()
     assert (
@@ -73,7 +75,8 @@ def test_shapes() -> None:
         unknown.as_list()
 
 
-def test_a_config_is_set_field_by_field_and_is_a_session_config() -> None:
+def test_config_proto_is_session_config() -> None:
+    """A ConfigProto is set field by field and is a SessionConfig."""
     config = tf.ConfigProto(
         allow_soft_placement=True, gpu_options=tf.GPUOptions(per_process_gpu_memory_fraction=0.5)
     )
@@ -103,7 +106,8 @@ def test_a_config_is_set_field_by_field_and_is_a_session_config() -> None:
         tf.Session(tf.ConfigProto())
 
 
-def test_control_flow_helpers() -> None:
+def test_control_flow_helpers_work() -> None:
+    """Dependencies, groups, collections and assertions work as in TensorFlow."""
     with tf.Graph().as_default() as graph:
         v = tf.Variable(1.0)
         with tf.control_dependencies([v.assign_add(1.0)]):
@@ -140,7 +144,8 @@ def test_control_flow_helpers() -> None:
                     sess.run(op)
 
 
-def test_print_shows_on_the_task_and_keeps_the_gradient(capfd: pytest.CaptureFixture) -> None:
+def test_print_shows_and_keeps_gradient(capfd: pytest.CaptureFixture) -> None:
+    """Print shows values and keeps the gradient."""
     with tf.Graph().as_default():
         x = tf.constant([1.0, 2.0])
         shown = tf.Print(x, [x, "twice"], "values: ", summarize=1)
@@ -151,6 +156,7 @@ def test_print_shows_on_the_task_and_keeps_the_gradient(capfd: pytest.CaptureFix
 
 
 def test_gradients_take_lists() -> None:
+    """gradients takes lists, weights and stopped tensors."""
     with tf.Graph().as_default():
         x, y = tf.constant(3.0), tf.constant(4.0)
         stopped = tf.stop_gradient(x) * x
@@ -163,7 +169,8 @@ def test_gradients_take_lists() -> None:
             assert sess.run([grads[0], grads[1], alone[0]]) == [11.0, 6.0, 6.0]
 
 
-def test_what_is_not_there_says_what_to_use_instead() -> None:
+def test_missing_names_say_a_replacement() -> None:
+    """A missing name says what to use instead."""
     with pytest.raises(AttributeError, match="tf.hessians is not in harness.tf1: .*jax.hessian"):
         tf.hessians  # noqa: B018
     with pytest.raises(
@@ -185,7 +192,8 @@ def test_what_is_not_there_says_what_to_use_instead() -> None:
     )
 
 
-def test_nothing_is_both_there_and_missing() -> None:
+def test_missing_names_do_not_exist() -> None:
+    """No name in the table of missing names exists."""
     from harness.tf1.names.missing import INSTEAD
 
     for name in INSTEAD:
@@ -197,7 +205,8 @@ def test_nothing_is_both_there_and_missing() -> None:
         assert not hasattr(holder, last), name
 
 
-def test_files(tmp_path: pathlib.Path) -> None:
+def test_gfile_functions_work(tmp_path: pathlib.Path) -> None:
+    """The functions of tf.gfile read, copy, list and remove files."""
     base = str(tmp_path / "a" / "b")
     tf.gfile.MakeDirs(base)
     tf.gfile.MakeDirs(base)
@@ -246,7 +255,8 @@ def _run(tmp_path: pathlib.Path, program: str, *args: str) -> subprocess.Complet
 
 
 @pytest.mark.cluster
-def test_flags_are_parsed_by_run_and_by_the_first_use(tmp_path: pathlib.Path) -> None:
+def test_flags_parse_at_first_use(tmp_path: pathlib.Path) -> None:
+    """Flags are parsed at their first use, and main's result is the exit code."""
     program = """
         import harness.tf1 as tf
 
@@ -274,6 +284,7 @@ def test_flags_are_parsed_by_run_and_by_the_first_use(tmp_path: pathlib.Path) ->
 
 
 def test_logging_has_tensorflows_names(caplog: pytest.LogCaptureFixture) -> None:
+    """tf.logging has TensorFlow's names and obeys the verbosity."""
     before = tf.logging.get_verbosity()
     try:
         tf.logging.set_verbosity(tf.logging.INFO)
@@ -289,7 +300,8 @@ def test_logging_has_tensorflows_names(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_old_and_new_summaries_are_one() -> None:
+def test_old_and_new_summaries_merge() -> None:
+    """Summaries by old and new names merge into one."""
     with tf.Graph().as_default():
         assert tf.merge_all_summaries() is None
         tf.scalar_summary("loss", tf.constant(1.0))

@@ -12,7 +12,8 @@ from harness.tf1.train import pywrap
 pytestmark = pytest.mark.cluster
 
 
-def test_files_by_their_lower_case_names(tmp_path: pathlib.Path) -> None:
+def test_file_io_functions_work(tmp_path: pathlib.Path) -> None:
+    """The functions of file_io read, copy and delete files."""
     file_io.recursive_create_dir(str(tmp_path / "a/b"))
     file_io.write_string_to_file(str(tmp_path / "a/b/x.txt"), "some text")
     file_io.copy(str(tmp_path / "a/b/x.txt"), str(tmp_path / "a/y.txt"))
@@ -31,7 +32,8 @@ def test_files_by_their_lower_case_names(tmp_path: pathlib.Path) -> None:
         file_io.no_such  # noqa: B018
 
 
-def test_an_events_writer_writes_what_tensorboard_reads(tmp_path: pathlib.Path) -> None:
+def test_events_writer_writes_event_files(tmp_path: pathlib.Path) -> None:
+    """EventsWriter writes an event file in TensorFlow's format."""
     writer = pywrap.EventsWriter(str(tmp_path / "events").encode())
     for step in range(3):
         value = tf.Summary.Value(tag="loss", simple_value=step / 2)
@@ -52,7 +54,8 @@ def test_an_events_writer_writes_what_tensorboard_reads(tmp_path: pathlib.Path) 
         writer.WriteEvent(tf.Event())
 
 
-def test_a_prefetch_queue_gives_what_its_tensors_gave() -> None:
+def test_prefetch_queue_passes_elements_on() -> None:
+    """A prefetch queue passes on the elements of its tensors in order."""
     prefetch_queue = tf.contrib.slim.prefetch_queue.prefetch_queue
     with tf.Graph().as_default(), tf.Session() as sess:
         number = tf.train.range_input_producer(5, shuffle=False, num_epochs=1).dequeue()
@@ -73,7 +76,8 @@ def test_a_prefetch_queue_gives_what_its_tensors_gave() -> None:
         coord.join(threads)
 
 
-def test_metrics_of_contrib_take_the_predictions_first() -> None:
+def test_contrib_metrics_take_predictions_first() -> None:
+    """The metrics of contrib take the predictions first."""
     with tf.Graph().as_default(), tf.Session() as sess:
         labels, scores = [True, False, True], [0.9, 0.8, 0.7]
         area = tf.contrib.metrics.streaming_auc(scores, labels)
@@ -86,7 +90,8 @@ def test_metrics_of_contrib_take_the_predictions_first() -> None:
         np.testing.assert_allclose(found, [0.5, 2 / 3, 2 / 3, 3.0], atol=1e-5)
 
 
-def test_summaries_by_their_oldest_names() -> None:
+def test_oldest_summary_names_work() -> None:
+    """Summaries work by their oldest names."""
     with tf.Graph().as_default(), tf.Session() as sess:
         text = sess.run(tf.contrib.deprecated.scalar_summary("loss", 2.0))
         assert tf.Summary.FromString(text).value[0].simple_value == 2.0

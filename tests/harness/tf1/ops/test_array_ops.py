@@ -98,14 +98,16 @@ def _cases() -> dict:
     }
 
 
-def test_every_function_gives_what_numpy_gives() -> None:
+def test_array_functions_match_numpy() -> None:
+    """Every array function matches NumPy."""
     with tf.Graph().as_default():
         cases = _cases()
         with tf.Session() as sess:
             check_all(cases, sess.run({name: tensor for name, (tensor, _) in cases.items()}))
 
 
-def test_a_shape_may_come_from_shapes_of_tensors() -> None:
+def test_shapes_may_come_from_tensors() -> None:
+    """A shape may be computed from the shapes of tensors."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 4], name="x")
         rows = tf.shape(x)[0]
@@ -119,7 +121,8 @@ def test_a_shape_may_come_from_shapes_of_tensors() -> None:
         assert flat.get_shape().as_list() == [None, 2]
 
 
-def test_a_shape_that_is_computed_from_values_is_refused() -> None:
+def test_shape_from_values_is_refused() -> None:
+    """A shape that is computed from values is refused."""
     with tf.Graph().as_default():
         n = tf.placeholder(tf.int32, [], name="n")
         with pytest.raises(
@@ -128,7 +131,8 @@ def test_a_shape_that_is_computed_from_values_is_refused() -> None:
             tf.zeros(tf.stack([n, 2]))
 
 
-def test_what_has_no_static_shape_says_so() -> None:
+def test_missing_static_shape_is_named() -> None:
+    """A function without a static shape says so."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 2], name="x")
         with pytest.raises(ValueError, match="no static shape"):
@@ -139,7 +143,8 @@ def test_what_has_no_static_shape_says_so() -> None:
             tf.sequence_mask([1, 2])
 
 
-def test_numpy_arrays_keep_their_dtype_and_python_numbers_are_32_bits_wide() -> None:
+def test_constants_have_tensorflows_dtypes() -> None:
+    """NumPy arrays keep their dtype, and Python numbers are 32 bits wide."""
     values = {
         "float64": np.ones(2),
         "int64": np.arange(2),
@@ -158,6 +163,7 @@ def test_numpy_arrays_keep_their_dtype_and_python_numbers_are_32_bits_wide() -> 
 
 
 def test_strings_are_tensors_too() -> None:
+    """Strings are tensors, and refuse arithmetic."""
     assert evaluate(lambda: tf.constant("hello")) == b"hello"
     assert evaluate(lambda: tf.identity(tf.constant([["a", "b"]]))).tolist() == [[b"a", b"b"]]
     with tf.Graph().as_default(), pytest.raises(TypeError, match="x is string"):
@@ -167,6 +173,7 @@ def test_strings_are_tensors_too() -> None:
 
 
 def test_constant_checks_its_shape_and_type() -> None:
+    """constant checks its shape and dtype."""
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="3 elements do not fit"):
             tf.constant([1, 2, 3], shape=[2])
@@ -178,7 +185,8 @@ def test_constant_checks_its_shape_and_type() -> None:
             tf.convert_to_tensor(tf.constant(1.0), tf.int32)
 
 
-def test_placeholder_with_default_is_fed_or_not() -> None:
+def test_placeholder_default_may_be_fed() -> None:
+    """placeholder_with_default gives its default or the fed value."""
     with tf.Graph().as_default():
         x = tf.placeholder_with_default([1.0, 2.0], [2])
         doubled = x * 2.0
@@ -188,7 +196,9 @@ def test_placeholder_with_default_is_fed_or_not() -> None:
 
 
 @pytest.mark.cluster
-def test_random_tensors_are_new_in_every_step_and_the_same_in_every_run_with_a_seed() -> None:
+def test_random_tensors_follow_the_seed() -> None:
+    """Random tensors are new in every step, the same in every run with a seed, and in their range."""
+
     def make() -> list:
         tf.set_random_seed(7)
         return [
@@ -224,9 +234,8 @@ def test_random_tensors_are_new_in_every_step_and_the_same_in_every_run_with_a_s
 @pytest.mark.parametrize(
     ("begin", "end", "strides"), [([0, 0], [1], None), ([0], [1, 1], None), ([0, 0], [1, 1], [1])]
 )
-def test_a_strided_slice_has_as_many_places_as_ends_and_strides(
-    begin: list, end: list, strides: list | None
-) -> None:
+def test_strided_slice_checks_its_lengths(begin: list, end: list, strides: list | None) -> None:
+    """strided_slice refuses lists of different lengths."""
     with tf.Graph().as_default():
         place = tf.placeholder(tf.int32, [])
         with pytest.raises(ValueError, match=r"tf\.strided_slice: . places, . ends and . strides"):
@@ -238,7 +247,8 @@ def test_a_strided_slice_has_as_many_places_as_ends_and_strides(
 @pytest.mark.parametrize(
     ("begin", "size"), [([1], [3]), ([-1], [1]), ([4], [-1]), ([0], [-2]), ([0, 0], [1, 1])]
 )
-def test_a_slice_of_strings_lies_within_the_tensor(begin: list, size: list) -> None:
+def test_string_slice_checks_its_range(begin: list, size: list) -> None:
+    """A slice of strings outside the tensor is refused."""
     with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError, match="are not in"):
         tf.slice(tf.constant(["a", "b", "c"]), begin, size)
     with tf.Graph().as_default(), tf.Session() as session:

@@ -26,7 +26,8 @@ import harness.tf1 as tf
     ],
     ids=repr,
 )
-def test_a_data_type_by_name_or_python_type(given: object, expected: str) -> None:
+def test_as_dtype_knows_tensorflows_names(given: object, expected: str) -> None:
+    """as_dtype knows the names and types that TensorFlow knows."""
     assert tf.as_dtype(given).name == expected
     assert tf.placeholder(given).dtype == tf.as_dtype(expected)
 
@@ -34,12 +35,14 @@ def test_a_data_type_by_name_or_python_type(given: object, expected: str) -> Non
 @pytest.mark.parametrize(
     "given", ["int", "complex", "long", "f4", "single", int, complex, None], ids=repr
 )
-def test_what_is_no_data_type_is_refused_by_its_name(given: object) -> None:
+def test_as_dtype_refuses_other_names(given: object) -> None:
+    """as_dtype refuses names and types that TensorFlow refuses."""
     with pytest.raises(TypeError, match="is not a data type.*"):
         tf.as_dtype(given)
 
 
-def test_a_classic_tutorial_stays_at_32_bits() -> None:
+def test_float_stays_at_32_bits() -> None:
+    """A tutorial that says "float" stays at 32 bits."""
     with tf.Graph().as_default():
         x = tf.placeholder("float", [None, 3])
         w = tf.Variable(tf.zeros([3, 2], "float"))
@@ -54,7 +57,8 @@ def test_a_classic_tutorial_stays_at_32_bits() -> None:
             assert (got.dtype, got) == (np.float32, 1)
 
 
-def test_data_types_compare_by_name_too() -> None:
+def test_dtypes_compare_with_names() -> None:
+    """Dtypes compare with names and NumPy's types."""
     assert all(tf.float32 == same for same in ("float", np.float32, float, np.dtype("f4")))
     assert tf.float64 == "double" and all(
         tf.float64 != other for other in ("float", float, int, None)

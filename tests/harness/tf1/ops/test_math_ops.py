@@ -187,20 +187,23 @@ def _cases() -> dict:
     }
 
 
-def test_every_function_gives_what_numpy_gives() -> None:
+def test_math_functions_match_numpy() -> None:
+    """Every mathematical function matches NumPy."""
     with tf.Graph().as_default():
         cases = _cases()
         with tf.Session() as sess:
             check_all(cases, sess.run({name: tensor for name, (tensor, _) in cases.items()}))
 
 
-def test_a_cast_to_the_same_type_adds_nothing() -> None:
+def test_same_cast_adds_nothing() -> None:
+    """A cast to the same dtype returns the tensor."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [2])
         assert tf.cast(x, tf.float32) is x
 
 
-def test_literals_take_the_dtype_of_the_tensor() -> None:
+def test_literals_take_tensor_dtype() -> None:
+    """Literals take the dtype of the tensor beside them."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [2])
         wide = tf.placeholder(tf.float64, [2])
@@ -213,7 +216,8 @@ def test_literals_take_the_dtype_of_the_tensor() -> None:
     assert got.dtype == np.float64 and got[0] == 0.1
 
 
-def test_a_wrong_argument_names_the_function() -> None:
+def test_wrong_argument_names_the_function() -> None:
+    """A wrong argument is refused with the function's name."""
     with (
         tf.Graph().as_default(),
         pytest.raises(TypeError, match="reduce_sum: got an unexpected keyword argument 'dim'"),
@@ -226,7 +230,8 @@ def test_a_wrong_argument_names_the_function() -> None:
         tf.add(1.0)
 
 
-def test_names_and_types_are_tensorflows() -> None:
+def test_operation_names_are_tensorflows() -> None:
+    """Operations have TensorFlow's names and types."""
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [2, 2])
         assert tf.matmul(x, x).name == "MatMul:0"

@@ -25,7 +25,8 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
         (np.inf, [0, 1], 6),
     ],
 )
-def test_norms(ord: Any, axis: Any, expected: Any) -> None:  # noqa: A002 - tf.norm's own name
+def test_norms_match_tensorflow(ord: Any, axis: Any, expected: Any) -> None:  # noqa: A002 - tf.norm's own name
+    """Norms over axes match TensorFlow."""
     got, kept = evaluate(lambda: [tf.norm(X, ord, axis), tf.norm(X, ord, axis, keep_dims=True)])
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert kept.shape == (
@@ -43,12 +44,14 @@ def test_norms(ord: Any, axis: Any, expected: Any) -> None:  # noqa: A002 - tf.n
         ("fro", 1, "'ord' must be a supported vector norm, got fro"),
     ],
 )
-def test_norms_that_are_none(ord: Any, axis: Any, said: str) -> None:  # noqa: A002
+def test_impossible_norms_are_refused(ord: Any, axis: Any, said: str) -> None:  # noqa: A002
+    """Impossible norms are refused with TensorFlow's messages."""
     with tf.Graph().as_default(), pytest.raises(ValueError, match=said):
         tf.norm(X, ord, axis)
 
 
 def test_top_k_has_values_and_indices() -> None:
+    """top_k has values and indices, as a tuple and by name."""
     with tf.Graph().as_default():
         found = tf.nn.top_k(tf.constant([1.0, 3.0, 2.0]), 2)
         values, indices = found

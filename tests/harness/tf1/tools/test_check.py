@@ -18,7 +18,8 @@ def found(source: str) -> dict[str, str]:
     return {use.name: use.missing for use in check.uses(ast.parse(textwrap.dedent(source)))}
 
 
-def test_names_are_found_however_they_were_imported() -> None:
+def test_check_follows_every_import() -> None:
+    """The check finds TensorFlow's names however they were imported."""
     names = found(
         """
         import tensorflow
@@ -56,7 +57,8 @@ def test_names_are_found_however_they_were_imported() -> None:
     )
 
 
-def test_what_is_missing_is_said_as_when_the_program_runs() -> None:
+def test_check_explains_missing_names() -> None:
+    """The check explains a missing name as the program's run would."""
     names = found(
         """
         import tensorflow as tf
@@ -80,7 +82,8 @@ def test_what_is_missing_is_said_as_when_the_program_runs() -> None:
     }
 
 
-def test_a_name_that_also_means_something_else_is_no_alias() -> None:
+def test_rebound_name_is_no_alias() -> None:
+    """A name that is bound again is no alias of TensorFlow."""
     names = found(
         """
         import tensorflow as tf
@@ -102,7 +105,8 @@ def test_a_name_that_also_means_something_else_is_no_alias() -> None:
     )
 
 
-def test_everything_of_a_module_may_be_imported() -> None:
+def test_check_follows_star_imports() -> None:
+    """The check follows an import of everything."""
     names = found("from tensorflow.python.ops.array_ops import *\nzeros([transpose])\nprint(np)")
     assert names == {
         "tensorflow.python.ops.array_ops.zeros": "",
@@ -111,7 +115,8 @@ def test_everything_of_a_module_may_be_imported() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="lib2to3 is gone")
-def test_python_2_is_read_too(tmp_path: pathlib.Path) -> None:
+def test_check_reads_python_2(tmp_path: pathlib.Path) -> None:
+    """The check reads Python 2."""
     program = tmp_path / "old.py"
     program.write_text(
         "import tensorflow as tf\nif 1 <> 2:\n\tprint tf.zeros, `1`\n        exec 'x' in {}\n"
@@ -126,7 +131,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.cluster
-def test_the_report_counts_names_by_file_and_in_all(tmp_path: pathlib.Path) -> None:
+def test_report_counts_names_per_file(tmp_path: pathlib.Path) -> None:
+    """The report counts names by file and in all, with an exit code for what is missing."""
     (tmp_path / "whole.py").write_text(
         "import tensorflow as tf\ntf.zeros([1])\ntf.zeros([2])\nexit('not run')\n"
     )

@@ -27,20 +27,23 @@ PAGE, DIFFERENT, NAMES = (
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 
-def test_the_page_lists_what_is_there() -> None:
+def test_page_lists_all_names() -> None:
+    """The page of names is current."""
     generated = NAMES.partition(listing.BEGIN)[2].partition(listing.END)[0].strip()
     assert generated == listing.page().strip(), (
         "run: python -m harness.tf1.tools.listing docs/tf1_names.md"
     )
 
 
-def test_the_page_lists_what_is_different() -> None:
+def test_page_lists_all_differences() -> None:
+    """The page of differences is current."""
     generated = DIFFERENT.partition(differences.BEGIN)[2].partition(differences.END)[0].strip()
     wanted = "run: python -m tests.harness.tf1.oracle.differences docs/tf1_differences.md"
     assert generated == differences.page().strip(), wanted
 
 
-def test_every_name_exists_and_says_what_it_is() -> None:
+def test_tf1_names_are_documented() -> None:
+    """Every public function of harness.tf1 has a docstring."""
     everything = [(f"tf.{name}", TABLE["tf"][name]) for name in HEADINGS]
     for namespace in tf.NAMESPACES:
         module = getattr(tf, namespace)
@@ -59,7 +62,8 @@ def test_every_name_exists_and_says_what_it_is() -> None:
     assert undocumented == []
 
 
-def test_the_names_in_the_text_are_there() -> None:
+def test_named_functions_exist() -> None:
+    """The names in the text of the pages exist."""
     named = set(re.findall(r"`(tf\.[a-zA-Z0-9_.]*[a-zA-Z0-9_])", PAGE + DIFFERENT)) - set(INSTEAD)
     assert len(named) > 30 and "tf.cond" in DIFFERENT
     for name in named:
@@ -70,7 +74,8 @@ def test_the_names_in_the_text_are_there() -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_tutorial_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A tutorial notebook runs."""
     if "mnist" in path.stem and real_mnist.NONE_HERE:
         pytest.skip(real_mnist.NONE_HERE)
     env = {
@@ -91,7 +96,8 @@ def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path: pathlib.Path) -> None:
+def test_notebook_has_no_outputs(path: pathlib.Path) -> None:
+    """A tutorial notebook is kept without outputs."""
     notebook = json.loads(path.read_text())
     assert notebook["nbformat"] == 4 and notebook["cells"][0]["cell_type"] == "markdown"
     for cell in notebook["cells"]:
@@ -102,7 +108,8 @@ def test_a_notebook_is_kept_without_outputs(path: pathlib.Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
+def test_failing_cell_fails_the_run(tmp_path: pathlib.Path) -> None:
+    """A failing cell fails the run of a notebook."""
     cells = [{"cell_type": "code", "source": [line]} for line in ("x = 6 * 7", "x", "x / 0")]
     path = tmp_path / "broken.ipynb"
     path.write_text(json.dumps({"cells": cells}))

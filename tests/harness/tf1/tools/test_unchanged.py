@@ -46,9 +46,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.chaos
-def test_a_program_runs_with_the_imports_that_it_had(
-    mnist: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_program_runs_with_its_imports(mnist: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A program runs with its own imports, and missing modules give advice."""
     logdir = tmp_path / "log"
     done = run(str(PROGRAM), f"--data_dir={mnist}", f"--log_dir={logdir}", "rest")
     assert done.returncode == 0, done.stderr
@@ -65,7 +64,8 @@ def test_a_program_runs_with_the_imports_that_it_had(
 
 
 @pytest.mark.chaos
-def test_the_command_line() -> None:
+def test_command_line_runs_programs_and_modules() -> None:
+    """The command line shows its help, names a missing program, and runs modules."""
     assert "program.py" in run("--help").stdout
     nothing, missing, module = (
         run(),
@@ -97,7 +97,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.chaos
-def test_processes_that_a_program_starts_find_tensorflow_too(tmp_path: pathlib.Path) -> None:
+def test_child_processes_find_tensorflow(tmp_path: pathlib.Path) -> None:
+    """Child processes of a program find TensorFlow's names too, and TensorBoard is refused."""
     (tmp_path / "program.py").write_text(CHILDREN)
     done = run(str(tmp_path / "program.py"))
     assert (done.returncode, done.stdout.splitlines()) == (
@@ -136,7 +137,8 @@ def test_packages_have_their_modules(installed: None) -> None:
     assert mnist.input_data.read_data_sets is mnist_data.read_data_sets
 
 
-def test_an_import_whose_names_are_not_used_costs_nothing(installed: None) -> None:
+def test_unused_imports_cost_nothing(installed: None) -> None:
+    """An import whose names are not used raises no error."""
     import tensorflow.contrib.kfac  # noqa: F401
     from tensorflow.contrib.learn.python.learn.datasets import mnist
     from tensorflow.python.ops import rnn_cell_impl, state_ops
@@ -157,7 +159,8 @@ def test_an_import_whose_names_are_not_used_costs_nothing(installed: None) -> No
         import tensorflow_hub  # noqa: F401
 
 
-def test_what_is_used_of_an_absent_module_says_what_to_use_instead(installed: None) -> None:
+def test_absent_modules_advise_at_use(installed: None) -> None:
+    """A name of an absent module says at its use what to use instead."""
     import tensorflow
     from tensorflow.contrib.layers import apply_regularization, xavier_initializer
     from tensorflow.contrib.learn import DNNClassifier
@@ -184,7 +187,8 @@ def test_what_is_used_of_an_absent_module_says_what_to_use_instead(installed: No
     assert tensorflow.__version__ == tf.__version__ and tensorflow.train.Saver is tf.train.Saver
 
 
-def test_batches_give_out_everything_once_per_epoch(mnist: pathlib.Path) -> None:
+def test_reader_batches_cover_the_epoch(mnist: pathlib.Path) -> None:
+    """The reader's batches hold every image once in an epoch, with its label."""
     data = mnist_data.read_data_sets(mnist, validation_size=20, seed=3)
     assert (data.train.num_examples, data.validation.num_examples, data.test.num_examples) == (
         100,
@@ -214,9 +218,10 @@ def test_batches_give_out_everything_once_per_epoch(mnist: pathlib.Path) -> None
     )
 
 
-def test_data_that_is_not_there_or_is_none(
+def test_missing_or_damaged_data_is_named(
     mnist: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Missing or damaged MNIST files are named."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("MNIST_DIR", str(mnist))
     assert mnist_data.read_data_sets(tmp_path / "none", validation_size=0).train.num_examples == 120
@@ -238,7 +243,8 @@ def test_data_that_is_not_there_or_is_none(
             mnist_data.read_data_sets(mnist)
 
 
-def test_the_model_of_the_tutorials(installed: Any) -> None:
+def test_tutorial_model_learns(installed: Any) -> None:
+    """The model of the tutorials learns."""
     from tensorflow.examples.tutorials.mnist import mnist
 
     import harness.tf1 as tf

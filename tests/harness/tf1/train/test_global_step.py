@@ -34,9 +34,8 @@ def _events(logdir: Any) -> Any:
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["given", "found by its name"])
-def test_a_supervisor_takes_it_and_counts_in_whole_steps(
-    tmp_path: Any, found: bool, caplog: Any
-) -> None:
+def test_supervisor_accepts_float_step(tmp_path: Any, found: bool, caplog: Any) -> None:
+    """A Supervisor counts whole steps with a float32 global step, and warns of its limit."""
     logdir = str(tmp_path)
 
     def train(until: int) -> Any:
@@ -67,7 +66,8 @@ def test_a_supervisor_takes_it_and_counts_in_whole_steps(
     assert {4, 5} <= {event.step for event in _events(logdir).Scalars("w")}
 
 
-def test_monitored_sessions_take_it_too(tmp_path: Any) -> None:
+def test_monitored_session_accepts_float_step(tmp_path: Any) -> None:
+    """Monitored sessions and their hooks count with a float32 global step."""
     with tf.Graph().as_default():
         step, train_op = _model()
         hooks = [
@@ -87,7 +87,8 @@ def test_monitored_sessions_take_it_too(tmp_path: Any) -> None:
     assert [event.step for event in _events(tmp_path).Scalars("w")] == [1, 2, 3, 4]
 
 
-def test_synchronous_training_counts_with_it() -> None:
+def test_synchronous_training_accepts_float_step() -> None:
+    """Synchronous training counts with a float32 global step."""
     with tf.Graph().as_default():
         step = tf.get_variable(
             "global_step", [], initializer=tf.constant_initializer(0), trainable=False
@@ -102,7 +103,8 @@ def test_synchronous_training_counts_with_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float64, tf.bfloat16], ids=repr)
-def test_any_number_may_count(dtype: Any) -> None:
+def test_any_numeric_step_counts(dtype: Any) -> None:
+    """A global step of any numeric dtype counts."""
     with tf.Graph().as_default():
         step, train_op = _model(dtype)
         with tf.train.Supervisor(global_step=step, save_model_secs=0).managed_session() as sess:
@@ -110,7 +112,8 @@ def test_any_number_may_count(dtype: Any) -> None:
             assert tf.train.global_step(sess, step) == 1
 
 
-def test_what_is_no_number_is_no_global_step() -> None:
+def test_text_is_no_global_step() -> None:
+    """A variable of strings is no global step."""
     with tf.Graph().as_default():
         words = tf.Variable("zero", name="global_step", trainable=False)
         assert tf.train.get_global_step() is None

@@ -40,11 +40,13 @@ def _ends(how: signal.Signals) -> tuple[int, list[str]]:
 
 
 @pytest.mark.cluster
-def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
+def test_sigterm_ends_joined_ps() -> None:
+    """SIGTERM ends a ps program inside join."""
     assert _ends(signal.SIGTERM) == (exit_codes.PREEMPTED.plain, ["left"])
 
 
-def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:
+def test_stop_ends_the_joined_thread() -> None:
+    """A stopped server ends the thread that has joined it."""
     server = tf.train.Server.create_local_server()
     assert isinstance(server, tf.train.Server)
     after: list[object] = []
@@ -63,7 +65,8 @@ def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:
     assert not thread.is_alive() and after == [0]
 
 
-def test_the_runtimes_own_join_returns() -> None:
+def test_runtime_join_returns() -> None:
+    """join of the runtime's own Server returns."""
     server = rt.Server.create_local_server()
     server.stop()
     assert server.join()

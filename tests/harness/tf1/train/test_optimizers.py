@@ -100,11 +100,13 @@ def _adadelta(v: np.ndarray) -> np.ndarray:
     ],
     ids=["sgd", "momentum", "nesterov", "adagrad", "adam", "rmsprop", "centered", "adadelta"],
 )
-def test_an_optimizer_follows_its_formula(optimizer: Callable, formula: Callable) -> None:
+def test_optimizer_follows_its_formula(optimizer: Callable, formula: Callable) -> None:
+    """An optimizer follows its formula for three steps."""
     np.testing.assert_allclose(_trained(optimizer), formula(START.astype(np.float64)), rtol=2e-5)
 
 
-def test_a_learning_rate_may_be_fed_and_may_follow_the_global_step() -> None:
+def test_learning_rate_may_be_tensor() -> None:
+    """A learning rate may be fed or follow the global step."""
     with tf.Graph().as_default():
         step = tf.Variable(0, trainable=False, name="global_step")
         v, w = tf.Variable([1.0]), tf.Variable([1.0])
@@ -126,7 +128,8 @@ def test_a_learning_rate_may_be_fed_and_may_follow_the_global_step() -> None:
             assert sess.run([w, step]) == [[1 - 1 - 0.5 - 0.25], 3]
 
 
-def test_the_arguments_of_minimize_and_the_slots_have_tensorflows_names() -> None:
+def test_minimize_has_tensorflows_arguments() -> None:
+    """minimize has TensorFlow's arguments, and slots have TensorFlow's names."""
     with tf.Graph().as_default():
         v, u = tf.Variable([1.0, 2.0], name="v"), tf.Variable([3.0], name="u")
         step = tf.Variable(0, trainable=False)
@@ -155,7 +158,8 @@ def test_the_arguments_of_minimize_and_the_slots_have_tensorflows_names() -> Non
             optimizer.minimize(loss, var_list=[])
 
 
-def test_decays() -> None:
+def test_decays_follow_their_formulas() -> None:
+    """Decays of the learning rate follow their formulas."""
     with tf.Graph().as_default():
         step = tf.placeholder(tf.int64, [])
         decays = {
@@ -185,7 +189,8 @@ def test_decays() -> None:
     assert all(value.dtype == np.float32 for value in got.values())
 
 
-def test_moving_averages() -> None:
+def test_moving_average_follows_its_formula() -> None:
+    """A moving average follows its formula and has TensorFlow's names."""
     with tf.Graph().as_default():
         v = tf.Variable(1.0, name="v")
         average = tf.train.ExponentialMovingAverage(0.9)
@@ -201,7 +206,8 @@ def test_moving_averages() -> None:
         assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "v/Later"}
 
 
-def test_an_average_of_a_variable_lies_beside_it_and_one_of_a_tensor_where_variables_do() -> None:
+def test_averages_lie_on_the_ps() -> None:
+    """The average of a variable or a tensor lies on the ps."""
     with tf.Graph().as_default():
         setter = tf.train.replica_device_setter(1, worker_device="/job:worker/task:0/cpu:0")
         with tf.device(setter):

@@ -8,7 +8,8 @@ import pytest
 import harness.tf1 as tf
 
 
-def test_a_saver_takes_all_of_tensorflows_arguments(tmp_path: Any) -> None:
+def test_saver_takes_tensorflows_arguments(tmp_path: Any) -> None:
+    """A Saver takes all of TensorFlow's arguments and refuses those that mean nothing here."""
     path = str(tmp_path / "model.ckpt")
     with tf.Graph().as_default():
         v = tf.Variable(1.0, name="v")
@@ -36,7 +37,8 @@ def test_a_saver_takes_all_of_tensorflows_arguments(tmp_path: Any) -> None:
             tf.train.Saver(reshape=True)
 
 
-def test_a_writer_takes_a_graph_def(tmp_path: Any) -> None:
+def test_writer_takes_tensorflows_arguments(tmp_path: Any) -> None:
+    """A FileWriter takes TensorFlow's arguments and writes the graph."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with tf.Graph().as_default() as graph:

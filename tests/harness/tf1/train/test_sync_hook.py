@@ -15,7 +15,8 @@ def _model() -> tuple[object, object, object]:
     )
 
 
-def test_a_hook_may_be_made_before_the_training_operation() -> None:
+def test_hook_may_precede_training_operation() -> None:
+    """The hook may be made before the training operation."""
     with tf.Graph().as_default():
         step, w, sync = _model()
         hook = sync.make_session_run_hook(True)
@@ -27,7 +28,8 @@ def test_a_hook_may_be_made_before_the_training_operation() -> None:
         assert value in (2, 4)
 
 
-def test_what_is_missing_is_told_when_the_session_begins() -> None:
+def test_missing_operation_is_named_at_start() -> None:
+    """A missing training operation is named when the session begins."""
     with tf.Graph().as_default():
         _, _, sync = _model()
         hook = sync.make_session_run_hook(True)
@@ -38,6 +40,7 @@ def test_what_is_missing_is_told_when_the_session_begins() -> None:
 
 
 def test_too_few_tokens_are_refused() -> None:
+    """Too few tokens for the first step are refused."""
     with tf.Graph().as_default():
         step, w, _ = _model()
         sync = tf.train.SyncReplicasOptimizer(
@@ -51,7 +54,8 @@ def test_too_few_tokens_are_refused() -> None:
             tf.train.MonitoredTrainingSession(hooks=[hook])
 
 
-def test_the_training_operation_gives_the_step_as_in_tensorflow() -> None:
+def test_training_operation_returns_the_step() -> None:
+    """The training operation returns the step as in TensorFlow."""
     with tf.Graph().as_default():
         step, w, sync = _model()
         train_op = sync.minimize(w * w, global_step=step)

@@ -71,9 +71,12 @@ def worth(checkpoint: str | None) -> float:
     return float(harness.load_variable(checkpoint, "value"))
 
 
-def test_every_checkpoint_once_and_the_best_outlives_the_trainers_retention(
+def test_evaluator_keeps_the_best(
     tmp_path: pathlib.Path,
 ) -> None:
+    """Every checkpoint is evaluated once over restarts, and the best outlives the trainer's
+    retention.
+    """
     trainer, first = Trainer(tmp_path, keep=2), Worth()
     for step, value in [(10, 0.5), (20, 0.9)]:
         trainer.save(step, value)
@@ -101,7 +104,8 @@ def test_every_checkpoint_once_and_the_best_outlives_the_trainers_retention(
             assert session.run(value) == pytest.approx(0.9)
 
 
-def test_the_series_are_the_evaluators_own(tmp_path: pathlib.Path) -> None:
+def test_evaluator_writes_own_series(tmp_path: pathlib.Path) -> None:
+    """The evaluator writes its series into a directory of its own."""
     trainer = Trainer(tmp_path)
     for step, value in [(10, 0.25), (20, 0.5)]:
         trainer.save(step, value)
@@ -113,9 +117,10 @@ def test_the_series_are_the_evaluators_own(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.glob("events*"))
 
 
-def test_a_checkpoint_that_is_deleted_under_the_evaluation_is_evaluated_whole(
+def test_deleted_checkpoint_is_evaluated_whole(
     tmp_path: pathlib.Path,
 ) -> None:
+    """A checkpoint that is deleted during its evaluation is evaluated whole."""
     trainer = Trainer(tmp_path, keep=1)
     trainer.save(10, 0.5)
     evaluated: list[float] = []
@@ -137,9 +142,11 @@ def test_a_checkpoint_that_is_deleted_under_the_evaluation_is_evaluated_whole(
     assert worth(evaluator.best_checkpoint) == 0.5
 
 
-def test_where_there_are_no_hard_links_the_best_is_a_copy(
+def test_best_is_copied_without_links(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where hard links are refused the best checkpoint is a copy."""
+
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError(evaluator_module.errno.EPERM, "no links here")
 
@@ -151,7 +158,8 @@ def test_where_there_are_no_hard_links_the_best_is_a_copy(
     assert worth(evaluator.best_checkpoint) == 0.5
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: pathlib.Path) -> None:
+def test_evaluator_skips_damaged_checkpoint(tmp_path: pathlib.Path) -> None:
+    """The evaluator passes over a damaged checkpoint."""
     trainer = Trainer(tmp_path)
     damaged = pathlib.Path(trainer.save(10, 0.5))
     (damaged / "bellwether.json").write_text("{}")
@@ -162,7 +170,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: pathlib.Path) -> None:
     assert worths.calls == [20]
 
 
-def test_a_killed_evaluator_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+def test_killed_evaluator_continues(tmp_path: pathlib.Path) -> None:
+    """An evaluator that was killed continues where it was."""
     trainer = Trainer(tmp_path)
     for step, value in [(10, 0.9), (20, 0.5), (30, 0.6)]:
         trainer.save(step, value)
@@ -183,9 +192,10 @@ def test_a_killed_evaluator_goes_on_where_it_was(tmp_path: pathlib.Path) -> None
     assert os.listdir(tmp_path / "eval" / "best") == ["10"]
 
 
-def test_the_mark_of_an_earlier_end_is_worth_nothing_once_the_run_goes_on(
+def test_old_end_mark_is_ignored(
     tmp_path: pathlib.Path,
 ) -> None:
+    """The mark of an earlier end is ignored once the run has saved a later step."""
     trainer = Trainer(tmp_path)
     trainer.save(10, 0.5)
     assert end_mark(str(tmp_path)) is None
@@ -197,10 +207,10 @@ def test_the_mark_of_an_earlier_end_is_worth_nothing_once_the_run_goes_on(
     assert end_mark(str(tmp_path)) is None
 
 
-def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluator(
+def test_evaluator_and_training_end_together(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A chief that trains for ever over a model that gets no better."""
+    """An evaluator without progress ends the training, and the end of training ends the evaluator."""
     graph = rt.Graph()
     with graph.as_default(), rt.Server.create_local_server() as server:
         rt.Variable(0.5, name="value")
@@ -235,20 +245,23 @@ def test_training_is_ended_by_way_of_the_run_record_and_its_end_ends_the_evaluat
         ({"name": "a/b"}, "one sub-directory"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_senseless_evaluators_are_refused(
     tmp_path: pathlib.Path, options: dict[str, Any], said: str
 ) -> None:
+    """Options of an evaluator that make no sense are refused."""
     with pytest.raises(ValueError, match=said):
         Worth().evaluator(tmp_path, **options)
 
 
 @pytest.mark.parametrize("logdir", ["", "gs://bucket/run"])
-def test_a_run_directory_that_is_not_mounted_is_refused(logdir: Any) -> None:
+def test_unmounted_directory_is_refused(logdir: Any) -> None:
+    """A run directory that is not mounted is refused."""
     with pytest.raises(ValueError, match="mounted here"):
         Worth().evaluator(logdir)
 
 
-def test_an_evaluation_without_the_metric_that_decides_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_missing_metric_is_an_error(tmp_path: pathlib.Path) -> None:
+    """An evaluation without the metric that decides is an error."""
     Trainer(tmp_path).save(10, 0.5)
     with pytest.raises(ValueError, match="gave no 'f1', which is best_by: it gave accuracy"):
         Worth().evaluator(tmp_path, best_by="f1").run()
@@ -265,9 +278,10 @@ sys.stdin.read()
 """
 
 
-def test_a_second_evaluator_of_a_name_waits_for_the_first(
+def test_second_evaluator_waits(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A second evaluator of a name waits for the first and says so."""
     monkeypatch.setattr(evaluator_module, "LOG_EVERY_SECS", 0.0)
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
@@ -284,9 +298,8 @@ def test_a_second_evaluator_of_a_name_waits_for_the_first(
 
 
 @pytest.mark.parametrize("taken", ["eval", "eval/chief.lock"])
-def test_a_directory_that_cannot_be_used_is_an_error_at_once(
-    tmp_path: pathlib.Path, taken: str
-) -> None:
+def test_unusable_evaluation_directory_is_error(tmp_path: pathlib.Path, taken: str) -> None:
+    """A directory that cannot be used is an error at once."""
     Trainer(tmp_path).save(10, 0.5)
     if taken == "eval":
         (tmp_path / taken).touch()
@@ -296,7 +309,8 @@ def test_a_directory_that_cannot_be_used_is_an_error_at_once(
         Worth().evaluator(tmp_path).run()
 
 
-def test_what_an_evaluation_returns_is_named(tmp_path: pathlib.Path) -> None:
+def test_wrong_evaluation_result_is_named(tmp_path: pathlib.Path) -> None:
+    """A wrong result of an evaluation is named, and an array of one number is accepted."""
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     graph = Worth().graph

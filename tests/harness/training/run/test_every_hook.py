@@ -27,7 +27,8 @@ def _scalars(directory: Path) -> list[tuple[str, int, float]]:
     return found
 
 
-def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
+def test_every_hook_survives_ps_death(tmp_path: Path) -> None:
+    """Every hook works over the death of a ps, and no step is lost or doubled."""
     command = [
         *COMMAND,
         f"--directory={tmp_path}",
@@ -83,7 +84,8 @@ def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
     assert any(e.get("name") for e in json.loads(traces[0].read_text())["traceEvents"])
 
 
-def test_a_nan_on_the_chief_ends_it_with_the_error_and_saves_nothing_more(tmp_path: Path) -> None:
+def test_nan_ends_chief_without_save(tmp_path: Path) -> None:
+    """A NaN on the chief ends the chief with the error and without another save."""
     command = [*COMMAND, f"--directory={tmp_path}", "--last_step=1000000", "--nan"]
     with no_leaks(), LocalCluster(command, ps=1, workers=1, preload=PRELOAD, env=ENV) as cluster:
         cluster.expect("worker:0", "NanLossDuringTrainingError: NaN loss during training")
@@ -93,7 +95,8 @@ def test_a_nan_on_the_chief_ends_it_with_the_error_and_saves_nothing_more(tmp_pa
     assert newest is not None and Path(newest).name == "0"
 
 
-def test_a_worker_of_monitored_sessions_that_comes_late_gets_a_defined_end(tmp_path: Path) -> None:
+def test_late_monitored_worker_ends_well(tmp_path: Path) -> None:
+    """A worker with a monitored session that comes after the end has nothing left to do."""
     command = [*COMMAND, f"--directory={tmp_path}", "--last_step=30"]
     with (
         no_leaks(),

@@ -37,7 +37,8 @@ def run(hooks: list[Any], steps: int, fetch: Any = None, feed: Any = None) -> li
     return results
 
 
-def test_stop_at_step() -> None:
+def test_stop_at_last_step() -> None:
+    """StopAtStepHook ends training at the last step and takes exactly one limit."""
     assert len(run([harness.StopAtStepHook(last_step=3)], 10)) == 3
     with pytest.raises(ValueError, match="Exactly one"):
         harness.StopAtStepHook()
@@ -46,10 +47,12 @@ def test_stop_at_step() -> None:
 
 
 def test_stop_after_steps() -> None:
+    """StopAtStepHook ends training after a number of steps."""
     assert len(run([harness.StopAtStepHook(num_steps=4)], 10)) == 4
 
 
-def test_summaries_in_the_users_own_step(tmp_path: pathlib.Path) -> None:
+def test_summaries_use_the_users_step(tmp_path: pathlib.Path) -> None:
+    """SummarySaverHook writes summaries from the user's own step, with its feeds."""
     x = rt.placeholder(np.float32, [], name="x")
     harness.summary.scalar("x", x)
     scaffold = harness.Scaffold(summary_op=harness.summary.merge_all())
@@ -61,7 +64,8 @@ def test_summaries_in_the_users_own_step(tmp_path: pathlib.Path) -> None:
         harness.SummarySaverHook(save_steps=1)
 
 
-def test_step_rate(tmp_path: pathlib.Path) -> None:
+def test_step_rate_is_written(tmp_path: pathlib.Path) -> None:
+    """StepCounterHook writes the steps per second."""
     run([harness.StepCounterHook(every_n_steps=10, output_dir=str(tmp_path))], 31)
     from harness.tensorboard.writer import FileWriterCache
 
@@ -104,7 +108,8 @@ class Heard:
         logging.set_verbosity(self._level)
 
 
-def test_logged_tensors() -> None:
+def test_tensors_are_logged() -> None:
+    """LoggingTensorHook logs tensors by steps, by time and at the end."""
     v = rt.Variable(7.0, name="v")
     with Heard() as lines:
         run([harness.LoggingTensorHook({"vee": v}, every_n_iter=4, at_end=True)], 9)
@@ -125,13 +130,15 @@ def test_logged_tensors() -> None:
 
 
 @pytest.mark.parametrize("bad", [{}, {"every_n_iter": 1, "every_n_secs": 1.0}, {"every_n_iter": 0}])
-def test_logging_arguments(bad: dict[str, Any]) -> None:
+def test_wrong_logging_arguments_are_refused(bad: dict[str, Any]) -> None:
+    """Wrong arguments of LoggingTensorHook are refused."""
     with pytest.raises(ValueError):
         harness.LoggingTensorHook([], **bad)
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_nan(fails: bool) -> None:
+def test_nan_stops_or_fails(fails: bool) -> None:
+    """NanTensorHook ends training at a NaN, with an error if asked to."""
     x = rt.placeholder(np.float32, [], name="x")
     loss = x * 1.0
     hook = harness.NanTensorHook(loss, fail_on_nan_loss=fails)
@@ -142,21 +149,24 @@ def test_nan(fails: bool) -> None:
         assert len(run([hook], 2, feed={x: math.nan})) == 1
 
 
-def test_final_ops() -> None:
+def test_final_ops_are_kept() -> None:
+    """FinalOpsHook keeps the values of the end."""
     v = rt.Variable(3.0)
     hook = tf1_training.FinalOpsHook([v])
     run([hook], 1)
     assert hook.final_ops_values == [3.0]
 
 
-def test_feeds_from_a_function() -> None:
+def test_feeds_come_from_a_function() -> None:
+    """FeedFnHook feeds each step from a function."""
     x = rt.placeholder(np.float32, [], name="x")
     fed = iter(range(10))
     got = run([tf1_training.FeedFnHook(lambda: {x: next(fed)})], 3, fetch=x * 1.0)
     assert [value for _, value in got] == [0.0, 1.0, 2.0]
 
 
-def test_a_worker_waits_for_the_others() -> None:
+def test_worker_waits_for_global_step() -> None:
+    """GlobalStepWaiterHook waits until the other workers have reached a step."""
     step = harness.get_or_create_global_step()
     more = step.assign_add(1)
     server = rt.Server.create_local_server()
@@ -190,7 +200,8 @@ class Listener(harness.CheckpointSaverListener):
         self.story.append(("end", global_step_value))
 
 
-def test_checkpoints_and_their_listeners(tmp_path: pathlib.Path) -> None:
+def test_listeners_see_every_save(tmp_path: pathlib.Path) -> None:
+    """A listener sees the begin, every save and the end."""
     listener = Listener()
     run([harness.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=[listener])], 3)
     saved = [0, 2, 3]
@@ -204,7 +215,8 @@ def test_checkpoints_and_their_listeners(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_a_listener_stops_training(tmp_path: pathlib.Path) -> None:
+def test_listener_stops_training(tmp_path: pathlib.Path) -> None:
+    """A listener may stop training."""
     listener = Listener()
     listener.stops_at = 4
     assert (
@@ -217,14 +229,16 @@ def test_a_listener_stops_training(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_checkpoint_arguments(tmp_path: pathlib.Path) -> None:
+def test_wrong_checkpoint_arguments_are_refused(tmp_path: pathlib.Path) -> None:
+    """Contradictory arguments of CheckpointSaverHook are refused."""
     with pytest.raises(ValueError, match="both saver and scaffold"):
         harness.CheckpointSaverHook("d", save_steps=1, saver=object(), scaffold=object())
     with pytest.raises(ValueError, match="exactly one"):
         harness.CheckpointSaverHook("d", save_steps=1, save_secs=1)
 
 
-def test_traces(tmp_path: pathlib.Path) -> None:
+def test_traces_are_written(tmp_path: pathlib.Path) -> None:
+    """ProfilerHook writes traces, and never of the first step."""
     run([tf1_training.ProfilerHook(save_steps=3, output_dir=str(tmp_path))], 8)
     files = sorted(tmp_path.glob("timeline-*.json"))
     # never the first, which compiles
@@ -232,7 +246,8 @@ def test_traces(tmp_path: pathlib.Path) -> None:
     assert json.loads(files[0].read_text())["traceEvents"]
 
 
-def test_timer_in_seconds() -> None:
+def test_timer_counts_seconds() -> None:
+    """A timer in seconds triggers once for a step and after its period."""
     now = [0.0]
     timer = SecondOrStepTimer(every_secs=1.0, clock=lambda: now[0])
     assert timer.should_trigger_for_step(1)
@@ -247,7 +262,8 @@ def test_timer_in_seconds() -> None:
     assert timer.should_trigger_for_step(3)
 
 
-def test_timer_in_steps() -> None:
+def test_timer_counts_steps() -> None:
+    """A timer in steps triggers at every so many steps, and takes exactly one period."""
     timer = SecondOrStepTimer(every_steps=3)
     due = []
     for step in range(8):

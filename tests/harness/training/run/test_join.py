@@ -43,7 +43,8 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) -> None:
+def test_identity_sources_have_an_order(environ: Any) -> None:
+    """A task's identity comes from flags, then TF_CONFIG, then Slurm, then from no cluster."""
     argv = [
         "--ps_hosts=x:1,y:1",
         "--worker_hosts",
@@ -66,12 +67,14 @@ def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) ->
     assert found.cluster is None and (found.job, found.index) == ("worker", 0)
 
 
-def test_flags_may_come_after_two_dashes() -> None:
+def test_flags_may_follow_two_dashes() -> None:
+    """Flags of a task may follow two dashes."""
     found = find_identity(["--", "--ps_hosts=x:1", "--worker_hosts=z:1", "--job_name=worker"], {})
     assert (found.job, found.index, found.source) == ("worker", 0, "flags")
 
 
-def test_a_pod_of_a_jobset_finds_its_place(environ: Any) -> None:
+def test_jobset_pod_finds_its_place(environ: Any) -> None:
+    """A pod of a JobSet finds its place by its variables."""
     pod = {
         "JOBSET_NAME": "b",
         "REPLICATED_JOB_NAME": "worker",
@@ -83,9 +86,8 @@ def test_a_pod_of_a_jobset_finds_its_place(environ: Any) -> None:
     assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
 
 
-def test_an_evaluator_has_no_server_and_knows_a_ps(
-    environ: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluator_joins_without_server(environ: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluator has no server and the address of a ps."""
     config = {"cluster": TF_CONFIG["cluster"], "task": {"type": "evaluator", "index": 0}}
     environ({"TF_CONFIG": json.dumps(config)})
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -99,9 +101,10 @@ def test_an_evaluator_has_no_server_and_knows_a_ps(
         assert rt.constant(1.0).device == ""
 
 
-def test_what_is_wrong_is_one_line_and_the_code_of_a_configuration(
+def test_wrong_flags_end_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Wrong flags of a task end the program with one line and the code for configuration."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--ps_hosts=a:1"])
     with pytest.raises(SystemExit) as ended, harness.join_cluster():
         raise AssertionError("it has joined")
@@ -110,10 +113,10 @@ def test_what_is_wrong_is_one_line_and_the_code_of_a_configuration(
     assert "--ps_hosts given without --job_name" in line
 
 
-def test_a_task_without_a_credential_is_named(
+def test_missing_credential_names_the_task(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environ: Any
 ) -> None:
-    """The line begins with the task: in the lines of many hosts, "it" would be nobody."""
+    """A line about a missing credential begins with the task."""
     (port,) = free_ports(1)
     monkeypatch.delenv("BELLWETHER_SECURITY", raising=False)
     environ({"BELLWETHER_BIND": "0.0.0.0"})
@@ -165,9 +168,10 @@ def test_a_task_without_a_credential_is_named(
         ),
     ],
 )
-def test_what_is_not_whole_is_named(
+def test_incomplete_identity_is_named(
     argv: list[str], variables: dict[str, str], text: str, environ: Any
 ) -> None:
+    """An identity that is not whole is refused by name."""
     with pytest.raises(rt.InvalidArgumentError, match=text):
         find_identity(argv, environ(variables), ps=3)
 
@@ -218,7 +222,7 @@ def in_tf_config(role: str, index: Any) -> str:
         ),
     ],
 )
-def test_what_an_engine_tells_wrong_is_one_line_and_the_code_of_a_configuration(
+def test_wrong_engine_variables_are_one_line(
     argv: list[str],
     variables: dict[str, str | None],
     said: str,
@@ -226,6 +230,7 @@ def test_what_an_engine_tells_wrong_is_one_line_and_the_code_of_a_configuration(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Wrong variables of an engine end the program with one line and the code for configuration."""
     environ({name: value for name, value in variables.items() if value is not None})
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     with pytest.raises(SystemExit) as ended, harness.join_cluster():
@@ -235,12 +240,14 @@ def test_what_an_engine_tells_wrong_is_one_line_and_the_code_of_a_configuration(
     assert line.startswith(said)
 
 
-def test_an_evaluator_whom_the_operator_tells_of_nobody_is_one(environ: Any) -> None:
+def test_evaluator_may_know_no_task(environ: Any) -> None:
+    """An evaluator whose sparse cluster is empty is an evaluator."""
     told = {"sparseCluster": {"worker": {}, "ps": []}, "task": {"type": "evaluator", "index": 0}}
     assert find_identity([], environ({"TF_CONFIG": json.dumps(told)})).job == "evaluator"
 
 
-def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
+def test_chief_is_job_or_worker_0() -> None:
+    """The chief is the job of that name, or worker 0, and workers are numbered after a chief."""
     with rt.local_cluster(ps=1, workers=2) as cluster:
         server = cluster.servers["worker", 0]
         member = lambda job, index, spec: Member(rt.ClusterSpec(spec), job, index, server)  # noqa: E731
@@ -255,7 +262,8 @@ def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
         assert (member("worker", 0, plain).workers, member("worker", 0, own).workers) == (2, 2)
 
 
-def test_a_cluster_in_this_process_trains() -> None:
+def test_local_cluster_trains() -> None:
+    """A cluster in one process places variables and runs steps on all its workers."""
     with rt.Graph().as_default(), rt.local_cluster(ps=2, workers=2) as cluster:
         with cluster.device(1):
             v, w = rt.Variable(1.0, name="v"), rt.Variable(2.0, name="w")
@@ -280,15 +288,17 @@ def test_a_cluster_in_this_process_trains() -> None:
 TOPOLOGY = Topology(("p:1",), ("w:1", "w:2"))
 
 
-def test_the_launcher_tells_each_task_by_its_environment_who_it_is() -> None:
+def test_launcher_sets_tf_config() -> None:
+    """The launcher gives each task its identity in TF_CONFIG."""
     found = json.loads(environment({}, TOPOLOGY, LaunchTask("worker", 1), 0)["TF_CONFIG"])
     assert found["cluster"] == {"ps": ["p:1"], "worker": ["w:1", "w:2"]}
     assert found["task"] == {"type": "worker", "index": 1}
 
 
-def test_a_program_that_joins_is_given_no_flags(
+def test_joining_program_receives_no_flags(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A program that joins by itself receives no flags of a task."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "joins.py").write_text("with harness.join_cluster() as me: ...\n")
@@ -310,7 +320,9 @@ def test_a_program_that_joins_is_given_no_flags(
         assert arguments(command, TOPOLOGY, task)[-2:] == ["--job_name=worker", "--task_index=0"]
 
 
-def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
+def test_workers_have_own_gpus() -> None:
+    """Each worker has GPUs of its own, and a ps has none."""
+
     def visible(job: str, index: int, base: dict[str, str], each: int) -> str | None:
         return environment(base, TOPOLOGY, LaunchTask(job, index), 0, gpus_per_worker=each).get(
             "CUDA_VISIBLE_DEVICES"
@@ -330,8 +342,8 @@ def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
         gpus("4,7", 1, 2)
 
 
-def test_what_the_program_does_not_know_has_to_be_a_task_s(environ: Any) -> None:
-    """A misspelt flag of the program's own was passed over: it trained, and saved nothing."""
+def test_unknown_flags_are_refused(environ: Any) -> None:
+    """A flag that neither the program nor a task knows is refused."""
     own = ["--ps_hosts=p:1", "--worker_hosts=w:1", "--job_name=worker"]
     assert find_identity(own, environ({}), strict=True).job == "worker"
     for argv in (["--log_dir=/runs"], [*own, "--log_dir=/runs"]):
@@ -342,7 +354,8 @@ def test_what_the_program_does_not_know_has_to_be_a_task_s(environ: Any) -> None
             find_identity(argv, environ({}), strict=True)
 
 
-def test_the_launcher_says_how_to_watch() -> None:
+def test_launcher_says_how_to_watch() -> None:
+    """The launcher prints the commands for the status and the curves."""
     assert watching(TOPOLOGY, ["python", "train.py", "--logdir=/runs/1"]) == [
         "what the tasks do: python -m harness.status --target=p:1 --watch",
         "curves: tensorboard --logdir=/runs/1",
@@ -377,7 +390,8 @@ with harness.join_cluster() as me:
 
 
 @pytest.mark.chaos
-def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
+def test_plain_program_trains_under_launcher(tmp_path: pathlib.Path) -> None:
+    """A plain program trains under the launcher, and only workers run its block."""
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
     command = (
         "python",
@@ -400,7 +414,8 @@ def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.
 
 
 @pytest.mark.chaos
-def test_a_program_without_ceremony_saves_when_it_is_told_to_go(tmp_path: pathlib.Path) -> None:
+def test_plain_program_saves_at_sigterm(tmp_path: pathlib.Path) -> None:
+    """A plain program saves at SIGTERM and continues from there."""
     program = textwrap.dedent(PROGRAM).replace(
         "is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', "
     )
@@ -428,7 +443,8 @@ CTRL_C = "\x03"
 
 
 @pytest.mark.chaos
-def test_ctrl_c_on_a_terminal_saves_and_says_so_in_one_line(tmp_path: pathlib.Path) -> None:
+def test_ctrl_c_saves_with_one_line(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C on a terminal saves the run and says so in one line."""
     program = textwrap.dedent(PROGRAM).replace(
         "is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', "
     )
@@ -465,7 +481,8 @@ def test_ctrl_c_on_a_terminal_saves_and_says_so_in_one_line(tmp_path: pathlib.Pa
 
 
 @pytest.mark.chaos
-def test_ctrl_c_while_a_program_starts_prints_no_traceback(tmp_path: pathlib.Path) -> None:
+def test_ctrl_c_at_start_is_silent(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C during the start of a program prints no traceback."""
     begins = "import threading\nprint('STARTS', flush=True)\nthreading.Event().wait()  # as a long import would\n"
     (tmp_path / "train.py").write_text(begins + textwrap.dedent(PROGRAM))
     launch = ("-m", "harness.launch", "--ps=1", "--workers=1", "--", sys.executable, "train.py")
@@ -478,7 +495,8 @@ def test_ctrl_c_while_a_program_starts_prints_no_traceback(tmp_path: pathlib.Pat
 
 
 @pytest.mark.chaos
-def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Path) -> None:
+def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
+    """One program runs alone and, by flags, on hosts."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]")
     )
@@ -507,9 +525,10 @@ def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Pat
         ("session.run(count)", "session.run(count); steps / 0", "failed", 2),
     ],
 )
-def test_a_program_that_is_wrong_is_not_started_again(
+def test_buggy_program_is_not_restarted(
     tmp_path: pathlib.Path, line: str, wrong: str, name: str, starts: int
 ) -> None:
+    """A program with a bug is not started again, and a program that failed otherwise is."""
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace(line, wrong))
     launch = ("python", "-m", "harness.launch", "--ps=0", "--workers=1", "--max_restarts=1")
     with Program(*launch, "--", sys.executable, "train.py", "--steps=3", cwd=tmp_path) as program:
@@ -527,7 +546,8 @@ def test_a_program_that_is_wrong_is_not_started_again(
         ("TypeError('of some data')", exit_codes.FAILED),
     ],
 )
-def test_an_error_of_an_evaluator_has_its_code(error: str, row: exit_codes.ExitCode) -> None:
+def test_evaluator_error_has_its_code(error: str, row: exit_codes.ExitCode) -> None:
+    """An error of an evaluator ends the process with the code of the error."""
     joined = "with harness.join_cluster(['--ps_hosts=a:1', '--job_name=evaluator']):"
     with Program(
         "python", "-c", f"import harness, runtime as rt\n{joined}\n    raise {error}"
@@ -535,9 +555,10 @@ def test_an_error_of_an_evaluator_has_its_code(error: str, row: exit_codes.ExitC
         assert program.wait() == row.plain, program.story()
 
 
-def test_only_the_error_that_nobody_catches_ends_the_process_so(
+def test_only_uncaught_error_sets_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Only the error that leaves the program uncaught decides the exit code."""
     shown: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
     with pytest.raises(TypeError) as caught, harness.join_cluster():

@@ -17,9 +17,10 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_runner_threads_that_wait_at_the_stop_report_nothing(
+def test_stopped_runners_report_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Queue runners that wait at the stop log no error."""
     queue = rt.FIFOQueue(2, [np.int32], shapes=[()])
     ops = [queue.enqueue(rt.constant(np.int32(1))) for _ in range(4)]
     runner = tf1_queues.QueueRunner(queue, ops)
@@ -34,7 +35,8 @@ def test_runner_threads_that_wait_at_the_stop_report_nothing(
     assert "not raised" not in caplog.text and "CancelledError" not in caplog.text
 
 
-def test_a_cancelled_runner_without_a_stop_is_an_error() -> None:
+def test_cancelled_runner_is_an_error() -> None:
+    """A queue runner that is cancelled without a stop is an error."""
     queue = rt.FIFOQueue(1, [np.int32], shapes=[()])
     runner = tf1_queues.QueueRunner(queue, [queue.enqueue(rt.constant(np.int32(1)))])
     cancel = queue.close(cancel_pending_enqueues=True)

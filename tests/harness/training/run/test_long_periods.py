@@ -19,7 +19,8 @@ def graph() -> Iterator[rt.Graph]:
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_services_that_are_due_once_and_never_again(tmp_path: pathlib.Path, never: float) -> None:
+def test_endless_periods_run_services_once(tmp_path: pathlib.Path, never: float) -> None:
+    """Services with endless periods run once, and the end saves."""
     more = harness.get_or_create_global_step().assign_add(1)
     harness.summary.scalar("one", rt.constant(1.0))
     sv = harness.Supervisor(
@@ -43,9 +44,8 @@ def test_services_that_are_due_once_and_never_again(tmp_path: pathlib.Path, neve
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_a_monitored_session_with_an_endless_grace_period(
-    tmp_path: pathlib.Path, never: float
-) -> None:
+def test_endless_grace_period_ends_normally(tmp_path: pathlib.Path, never: float) -> None:
+    """A monitored session with endless periods ends normally and saves."""
     more = harness.get_or_create_global_step().assign_add(1)
     with harness.MonitoredTrainingSession(
         "",
@@ -63,9 +63,8 @@ def test_a_monitored_session_with_an_endless_grace_period(
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_a_monitored_session_that_fails_with_an_endless_grace_period(
-    tmp_path: pathlib.Path, never: float
-) -> None:
+def test_endless_grace_period_raises_error(tmp_path: pathlib.Path, never: float) -> None:
+    """An error leaves a monitored session with an endless grace period."""
     more = harness.get_or_create_global_step().assign_add(1)
     with (
         pytest.raises(ZeroDivisionError),
@@ -78,7 +77,8 @@ def test_a_monitored_session_that_fails_with_an_endless_grace_period(
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])
-def test_a_coordinator_waits_as_long_as_it_is_told(never: float) -> None:
+def test_coordinator_accepts_endless_waits(never: float) -> None:
+    """A coordinator accepts endless waits and ends them at a stop."""
     coord = harness.Coordinator()
     waiting = threading.Thread(target=coord.wait_for_stop, args=(never,), daemon=True)
     waiting.start()

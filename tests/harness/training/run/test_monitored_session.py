@@ -72,9 +72,10 @@ class Recorder(SessionRunHook):
         pytest.param(False, marks=pytest.mark.chaos, id="Supervisor"),
     ],
 )
-def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
+def test_chief_saves_when_ps_goes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
 ) -> None:
+    """The chief saves when a task with variables has been told to go."""
     monkeypatch.setattr(stop_orders, "GOES_TOO_SECS", 0.01)
 
     def saved() -> int:
@@ -102,7 +103,8 @@ def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
                 sess.run(more)
 
 
-def test_hooks_are_called_in_order_around_one_step() -> None:
+def test_hooks_surround_each_step() -> None:
+    """Hooks are called in order around each step, with their own fetches and feeds."""
     _, more = counting()
     x = rt.placeholder("float32", [], name="x")
     doubled = x * 2.0
@@ -121,7 +123,8 @@ def test_hooks_are_called_in_order_around_one_step() -> None:
     assert sess.should_stop()
 
 
-def test_one_tensor_fed_twice() -> None:
+def test_tensor_fed_twice_is_refused() -> None:
+    """A tensor that two hooks feed is refused."""
     counting()
     x = rt.placeholder("float32", [], name="x")
     hooks = [
@@ -133,8 +136,8 @@ def test_one_tensor_fed_twice() -> None:
             sess.run(x)
 
 
-def test_a_saver_takes_a_monitored_session(tmp_path: pathlib.Path) -> None:
-    """A monitored session stands wherever checkpoints reach the session below it."""
+def test_saver_accepts_monitored_session(tmp_path: pathlib.Path) -> None:
+    """A Saver saves and restores by a monitored session."""
     step = harness.get_or_create_global_step()
     more = step.assign_add(1)
     saver = harness.Saver()
@@ -147,7 +150,9 @@ def test_a_saver_takes_a_monitored_session(tmp_path: pathlib.Path) -> None:
         assert sess.run(step) == 3
 
 
-def test_a_hook_stops_training() -> None:
+def test_hook_stops_training() -> None:
+    """A hook stops training after the run that is under way."""
+
     class Stop(SessionRunHook):
         def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
             run_context.request_stop()
@@ -163,7 +168,8 @@ def test_a_hook_stops_training() -> None:
 @pytest.mark.parametrize(
     ("error", "ends"), [(rt.OutOfRangeError, True), (StopIteration, True), (ValueError, False)]
 )
-def test_what_ends_the_block(error: type[Exception], ends: bool) -> None:
+def test_end_of_input_ends_block(error: type[Exception], ends: bool) -> None:
+    """The end of the input ends the block cleanly, and any other error leaves the block."""
     counting()
     story: list[str] = []
 
@@ -179,7 +185,8 @@ def test_what_ends_the_block(error: type[Exception], ends: bool) -> None:
     assert ("a end" in story) == ends
 
 
-def test_closing() -> None:
+def test_closed_session_refuses_runs() -> None:
+    """A closed monitored session refuses a second close and further runs."""
     _, more = counting()
     sess = harness.MonitoredSession()
     sess.close()
@@ -191,7 +198,8 @@ def test_closing() -> None:
     rt.constant(1)  # the graph is open again
 
 
-def test_a_thread_that_fails_shows_in_the_next_run() -> None:
+def test_thread_failure_shows_in_run() -> None:
+    """The error of a failed thread is raised by the next run."""
     _, more = counting()
 
     class Broken(tf1_queues.QueueRunner):
@@ -217,7 +225,8 @@ def test_a_thread_that_fails_shows_in_the_next_run() -> None:
     assert caught.traceback[-1].name == "read"
 
 
-def test_run_step_fn() -> None:
+def test_run_step_fn_gives_context() -> None:
+    """run_step_fn gives a step function the raw session, the hooks and the stop."""
     step, more = counting()
     story: list[str] = []
     with harness.MonitoredSession(hooks=[Recorder(story, "a")]) as sess:
@@ -236,7 +245,8 @@ def test_run_step_fn() -> None:
 
 
 @pytest.mark.parametrize("error", [rt.AbortedError, rt.UnavailableError])
-def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpError]) -> None:
+def test_lost_task_repeats_the_step(error: type[rt.OpError]) -> None:
+    """After a lost task a new session repeats the step with its hooks."""
     _, more = counting()
     story: list[str] = []
 
@@ -258,7 +268,8 @@ def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpErr
     assert story == ["a begin", *again, *again, *again, "a after", "a end"]
 
 
-def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None:
+def test_replaced_session_repeats_the_step() -> None:
+    """A step whose session another thread replaces is run again."""
     _, more = counting()
     story: list[str] = []
 
@@ -284,7 +295,8 @@ def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None
     assert story == ["a begin", *again, *again, "a after", "a end"]
 
 
-def test_a_singular_session_lets_it_out() -> None:
+def test_singular_session_raises_losses() -> None:
+    """A singular session raises the loss of a task."""
     _, more = counting()
 
     class Fails(SessionRunHook):
@@ -297,7 +309,8 @@ def test_a_singular_session_lets_it_out() -> None:
             sess.run(more)
 
 
-def test_the_same_error_in_the_block_is_not_retried() -> None:
+def test_error_of_block_is_raised() -> None:
+    """A loss that the block itself raises is not retried."""
     counting()
     with pytest.raises(rt.AbortedError):
         with harness.MonitoredSession():
@@ -311,9 +324,8 @@ def steps_in(directory: pathlib.Path) -> set[int]:
     return {int(p.name) for p in (directory / "model.ckpt").iterdir() if p.name.isdigit()}
 
 
-def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(
-    tmp_path: pathlib.Path, graph: rt.Graph
-) -> None:
+def test_checkpoints_frame_each_run(tmp_path: pathlib.Path, graph: rt.Graph) -> None:
+    """A run saves at its start and end, and the next run begins there."""
     for start in (0, 250):
         with rt.Graph().as_default():
             step, more = counting()
@@ -327,7 +339,8 @@ def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(
         assert steps_in(tmp_path) == {*range(0, start + 251, 250)}
 
 
-def test_intervals_of_checkpoints(tmp_path: pathlib.Path) -> None:
+def test_two_checkpoint_intervals_are_refused(tmp_path: pathlib.Path) -> None:
+    """Two intervals of checkpoints are refused."""
     counting()
     with pytest.raises(ValueError, match="both every_secs and every_steps"):
         harness.MonitoredTrainingSession(
@@ -335,15 +348,17 @@ def test_intervals_of_checkpoints(tmp_path: pathlib.Path) -> None:
         )
 
 
-def test_a_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
+def test_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
+    """A checkpoint directory needs a global step."""
     rt.Variable(1.0)
     with pytest.raises(RuntimeError, match="Global step should be created"):
         harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
 
 
-def test_without_a_directory_nothing_is_written(
+def test_no_directory_means_no_files(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a directory no file is written."""
     monkeypatch.chdir(tmp_path)
     _, more = counting()
     with harness.MonitoredTrainingSession() as sess:
@@ -351,7 +366,8 @@ def test_without_a_directory_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_others_get_their_own_hooks_only(tmp_path: pathlib.Path) -> None:
+def test_workers_have_own_hooks_only(tmp_path: pathlib.Path) -> None:
+    """A worker that is not the chief has its own hooks only and writes no file."""
     story: list[str] = []
     server = rt.Server.create_local_server()
     counting()
@@ -370,7 +386,8 @@ def test_the_others_get_their_own_hooks_only(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_order_of_the_chiefs_hooks(tmp_path: pathlib.Path) -> None:
+def test_chief_hooks_have_an_order(tmp_path: pathlib.Path) -> None:
+    """The chief's hooks come in the order of TensorFlow."""
     counting()
     mine, chiefs = Recorder([], "mine"), Recorder([], "chief's")
     sess = harness.MonitoredTrainingSession(
@@ -390,7 +407,8 @@ def test_order_of_the_chiefs_hooks(tmp_path: pathlib.Path) -> None:
 # -- Scaffold ------------------------------------------------------------------------------------------------------
 
 
-def test_scaffold_fills_and_shares_what_is_missing(graph: rt.Graph) -> None:
+def test_scaffold_fills_missing_parts(graph: rt.Graph) -> None:
+    """A scaffold makes its missing parts and shares them with later scaffolds of the graph."""
     counting()
     first = harness.Scaffold().finalize()
     assert first.init_op is not None and first.ready_op is not None and first.saver is not None
@@ -400,6 +418,7 @@ def test_scaffold_fills_and_shares_what_is_missing(graph: rt.Graph) -> None:
 
 
 def test_scaffold_refuses_an_ambiguous_collection(graph: rt.Graph) -> None:
+    """A scaffold refuses a collection with two items."""
     counting()
     graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
     graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
@@ -408,6 +427,7 @@ def test_scaffold_refuses_an_ambiguous_collection(graph: rt.Graph) -> None:
 
 
 def test_scaffold_init_fn_takes_two_arguments() -> None:
+    """The init_fn of a scaffold receives the scaffold and the session."""
     step, _ = counting()
     seen: list[Any] = []
     scaffold = harness.Scaffold(
@@ -418,7 +438,8 @@ def test_scaffold_init_fn_takes_two_arguments() -> None:
     assert seen == [(scaffold, 0)]
 
 
-def test_scaffold_copies() -> None:
+def test_scaffold_copies_another() -> None:
+    """A scaffold copies the parts of another, and refuses other objects."""
     op = rt.no_op()
     first = harness.Scaffold(init_op=op)
     first.tag = "an attribute of the program's own"  # type: ignore[attr-defined]
@@ -428,6 +449,7 @@ def test_scaffold_copies() -> None:
 
 
 def test_restored_models_skip_the_init_fn(tmp_path: pathlib.Path) -> None:
+    """A restored model skips the init_fn."""
     called = []
     for _ in range(2):
         with rt.Graph().as_default():
@@ -441,8 +463,8 @@ def test_restored_models_skip_the_init_fn(tmp_path: pathlib.Path) -> None:
     assert str(latest_checkpoint(str(tmp_path))).endswith("/2")
 
 
-def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
-    """A directory that is removed between two runs of a process gets the events of the second."""
+def test_session_ends_its_event_writer(tmp_path: pathlib.Path) -> None:
+    """A directory that is removed between two runs of a process holds the events of the second."""
     before = set(threading.enumerate())  # writers of other tests may be among them
     for _ in range(2):
         with rt.Graph().as_default():
@@ -464,7 +486,8 @@ def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
         shutil.rmtree(tmp_path)
 
 
-def test_a_run_that_has_come_so_far_trains_no_step(tmp_path: pathlib.Path) -> None:
+def test_finished_run_trains_no_step(tmp_path: pathlib.Path) -> None:
+    """A run that has reached its last step trains no further step."""
     for steps in (5, 0, 0):
         with rt.Graph().as_default():
             _, more = counting()
@@ -479,7 +502,8 @@ def test_a_run_that_has_come_so_far_trains_no_step(tmp_path: pathlib.Path) -> No
             assert done == steps
 
 
-def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> None:
+def test_saving_hook_suits_all_tasks(tmp_path: pathlib.Path) -> None:
+    """A hook that saves may be given to all tasks, and only the chief saves."""
     with rt.local_cluster(ps=1, workers=2) as cluster:
         opened = []
         for worker in range(2):
@@ -499,7 +523,7 @@ def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> 
 
 @pytest.mark.parametrize("error", [RuntimeError("of the hook"), rt.CancelledError("of the hook")])
 def test_hooks_own_error_is_raised(error: Exception) -> None:
-    """An error of a hook is no loss, even where another thread has replaced the session meanwhile."""
+    """An error of a hook is raised, even where another thread has replaced the session meanwhile."""
 
     class Fails(harness.SessionRunHook):
         def after_run(

@@ -36,7 +36,8 @@ class PlainSaver:
         raise AssertionError("there is nothing to restore")
 
 
-def test_a_saver_that_only_saves_and_restores(tmp_path: pathlib.Path) -> None:
+def test_plain_saver_is_enough(tmp_path: pathlib.Path) -> None:
+    """A saver that only saves and restores serves a Supervisor."""
     more = harness.get_or_create_global_step().assign_add(1)
     saver = PlainSaver()
     sv = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_summaries_secs=0)
@@ -47,7 +48,9 @@ def test_a_saver_that_only_saves_and_restores(tmp_path: pathlib.Path) -> None:
     assert saver.saved[-1] == (path, 5) and {p for p, _ in saver.saved} == {path}
 
 
-def test_a_saver_that_cannot_restore_is_refused(tmp_path: pathlib.Path) -> None:
+def test_saver_without_restore_is_refused(tmp_path: pathlib.Path) -> None:
+    """A saver that cannot restore is refused."""
+
     class Half:
         def save(self) -> None:
             pass
@@ -56,7 +59,8 @@ def test_a_saver_that_cannot_restore_is_refused(tmp_path: pathlib.Path) -> None:
         harness.Supervisor(logdir=str(tmp_path), saver=Half())
 
 
-def test_a_summary_hook_without_a_place_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_homeless_summary_hook_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A summary hook without a directory writes no summary and warns once."""
     more = harness.get_or_create_global_step().assign_add(1)
     op = harness.summary.scalar("one", rt.constant(1.0))
     with harness.MonitoredSession(
@@ -73,7 +77,8 @@ class Fails(harness.SessionRunHook):
         raise ZeroDivisionError("in after_create_session")
 
 
-def test_a_monitored_session_that_cannot_begin_leaves_nothing() -> None:
+def test_failed_begin_leaves_no_session() -> None:
+    """A monitored session that cannot begin leaves no session and no thread, and the graph open."""
     with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
         harness.get_or_create_global_step()
         queue = rt.FIFOQueue(1, [rt.constant(1).dtype], shapes=[()])
@@ -102,9 +107,10 @@ def test_a_monitored_session_that_cannot_begin_leaves_nothing() -> None:
         assert not rt.get_default_graph().finalized
 
 
-def test_a_timeline_that_cannot_be_written_costs_itself(
+def test_unwritable_timeline_costs_itself(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A timeline that cannot be written costs itself only."""
     more = harness.get_or_create_global_step().assign_add(1)
     directory = tmp_path / "traces"
     with harness.MonitoredSession(
@@ -117,9 +123,10 @@ def test_a_timeline_that_cannot_be_written_costs_itself(
     assert "the timeline is not written" in caplog.text
 
 
-def test_a_profile_that_cannot_be_written_costs_itself(
+def test_unwritable_profile_costs_itself(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A profile that cannot be written costs itself only."""
     (tmp_path / "plugins").write_text("no directory")
     with StepProfiler(0, 1, str(tmp_path)) as profiler:
         for step in range(3):

@@ -48,7 +48,8 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_arguments() -> None:
+def test_queue_runner_checks_its_arguments() -> None:
+    """A queue runner refuses missing operations and wrong exception types."""
     queue = FullQueue()
     for given, ops in ((None, [queue.enqueue]), (queue, []), (queue, None)):
         with pytest.raises(ValueError, match="needs a queue and enqueue_ops"):
@@ -58,7 +59,8 @@ def test_arguments() -> None:
             tf1_queues.QueueRunner(queue, [queue.enqueue], queue_closed_exception_types=types)  # type: ignore[arg-type]
 
 
-def test_the_last_thread_closes_the_queue() -> None:
+def test_last_thread_closes_the_queue() -> None:
+    """The last thread of a runner closes the queue."""
     queue = FullQueue()
     runner = tf1_queues.QueueRunner(queue, [queue.enqueue] * 2)
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
@@ -68,7 +70,8 @@ def test_the_last_thread_closes_the_queue() -> None:
         assert runner.exceptions_raised == []
 
 
-def test_a_stop_cancels() -> None:
+def test_stop_cancels_the_queue() -> None:
+    """A stop cancels the queue's pending operations."""
     queue = FullQueue()
     runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     coord = harness.Coordinator()
@@ -80,7 +83,8 @@ def test_a_stop_cancels() -> None:
         assert sess.run(queue.cancelled) == 1
 
 
-def test_an_error_reaches_the_coordinator() -> None:
+def test_error_reaches_the_coordinator() -> None:
+    """An error of a runner reaches the coordinator."""
     queue = FullQueue()
     runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     coord = harness.Coordinator()
@@ -91,7 +95,8 @@ def test_an_error_reaches_the_coordinator() -> None:
             coord.join()
 
 
-def test_a_second_call_while_they_run_makes_none() -> None:
+def test_running_threads_are_not_doubled() -> None:
+    """A second call makes no threads while those of the first exist."""
     queue = FullQueue()
     runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
@@ -103,7 +108,8 @@ def test_a_second_call_while_they_run_makes_none() -> None:
         assert len(runner.create_threads(sess, start=True)) == 1
 
 
-def test_start_queue_runners() -> None:
+def test_start_queue_runners_needs_session() -> None:
+    """start_queue_runners starts the runners of the graph and needs a session."""
     with pytest.raises(ValueError, match="No default session"):
         tf1_queues.start_queue_runners()
     with pytest.raises(TypeError, match="must be a `Session`"):
@@ -116,7 +122,8 @@ def test_start_queue_runners() -> None:
         assert sess.run(queue.closed) == 1
 
 
-def test_a_supervisor_starts_them() -> None:
+def test_supervisor_starts_queue_runners() -> None:
+    """A Supervisor starts the queue runners."""
     queue = FullQueue()
     tf1_queues.add_queue_runner(tf1_queues.QueueRunner(queue, [queue.enqueue]))
     sv = harness.Supervisor(saver=None)

@@ -57,7 +57,8 @@ def marks(logdir: pathlib.Path) -> list[tuple[str, int]]:
 # -- construction ------------------------------------------------------------------------------------------------
 
 
-def test_defaults() -> None:
+def test_supervisor_has_defaults() -> None:
+    """A Supervisor makes its default parts and finalizes the graph."""
     step, _ = counting()
     harness.summary.scalar("s", 1.0)
     sv = harness.Supervisor()
@@ -80,14 +81,16 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     "part", ["global_step", "summary_op", "saver", "save_path", "summary_writer"]
 )
-def test_a_part_that_the_services_have_cannot_be_set(part: str, tmp_path: pathlib.Path) -> None:
+def test_service_parts_cannot_be_set(part: str, tmp_path: pathlib.Path) -> None:
+    """A part that the services hold cannot be set."""
     counting()
     sv = harness.Supervisor(logdir=tmp_path)
     with pytest.raises(AttributeError, match=part):
         setattr(sv, part, None)
 
 
-def test_none_turns_things_off_and_zero_is_the_default() -> None:
+def test_none_turns_parts_off() -> None:
+    """None turns a part off, and 0 means the default."""
     counting()
     sv = harness.Supervisor(init_op=0, ready_op=None, saver=None, global_step=None, summary_op=None)
     assert sv.init_op is not None
@@ -95,18 +98,21 @@ def test_none_turns_things_off_and_zero_is_the_default() -> None:
 
 
 def test_collections_give_the_defaults(graph: rt.Graph) -> None:
+    """The collections of the graph give the default parts."""
     v = rt.Variable(1.0, name="v")
     graph.add_to_collection(rt.GraphKeys.INIT_OP, v.initializer)
     graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
     assert harness.Supervisor(saver=None).init_op is v.initializer
 
 
-def test_a_global_step_that_is_no_number_is_ignored() -> None:
+def test_text_global_step_is_ignored() -> None:
+    """A global step that holds text is ignored."""
     rt.Variable("none", name="global_step")
     assert harness.Supervisor().global_step is None
 
 
-def test_the_others_write_nothing(tmp_path: pathlib.Path) -> None:
+def test_workers_write_no_files(tmp_path: pathlib.Path) -> None:
+    """A worker that is not the chief writes no file and has no services."""
     counting()
     sv = harness.Supervisor(is_chief=False, logdir=tmp_path / "run")
     assert (sv.save_path, sv.summary_writer, sv.save_summaries_secs, sv.save_model_secs) == (
@@ -120,12 +126,14 @@ def test_the_others_write_nothing(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "name", ["save_model_secs", "save_summaries_secs", "recovery_wait_secs", "stop_grace_secs"]
 )
-def test_negative_seconds_are_refused_by_name(name: str) -> None:
+def test_negative_seconds_are_refused(name: str) -> None:
+    """Negative seconds are refused by name."""
     with pytest.raises(ValueError, match=name):
         harness.Supervisor(**{name: -1})  # type: ignore[arg-type]
 
 
-def test_the_parameters_stand_in_tf1s_order() -> None:
+def test_parameters_have_tensorflows_order() -> None:
+    """The parameters of Supervisor have TensorFlow's order and defaults."""
     given = "ready_op ready_for_local_init_op is_chief init_op init_feed_dict local_init_op logdir summary_op saver"
     then = "global_step save_summaries_secs save_model_secs recovery_wait_secs stop_grace_secs checkpoint_basename"
     names = ["graph", *given.split(), *then.split(), "session_manager", "summary_writer", "init_fn"]
@@ -216,9 +224,10 @@ def of_another_graph() -> rt.Operation:
         ),
     ],
 )
-def test_mistakes_are_refused_at_once_and_by_name(
+def test_wrong_supervisor_arguments_are_named(
     name: str, value: Any, error: type[Exception], words: str
 ) -> None:
+    """Wrong arguments of Supervisor are refused at once and by name."""
     counting()
     rt.constant(np.float32(0.5), name="half")
     rt.constant("one", name="word")
@@ -226,7 +235,8 @@ def test_mistakes_are_refused_at_once_and_by_name(
         harness.Supervisor(**{name: value})
 
 
-def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> None:
+def test_device_filters_cover_the_graph(graph: rt.Graph) -> None:
+    """The default device filters hold the tasks that the graph needs."""
     from harness.training.start.readiness import default_filters
 
     with rt.device("/job:ps/task:1"):
@@ -243,7 +253,8 @@ def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> No
 # -- a session ---------------------------------------------------------------------------------------------------
 
 
-def test_init_op_then_init_fn_then_local_init(target: str) -> None:
+def test_initialisation_has_an_order(target: str) -> None:
+    """init_op runs first, then init_fn, then the local initialisation."""
     v = rt.Variable(1.0, name="v")
     seen = []
     local = rt.Variable(v.initialized_value() * 10.0, name="local", local=True)
@@ -255,14 +266,16 @@ def test_init_op_then_init_fn_then_local_init(target: str) -> None:
         assert sess.run(local) == 10.0
 
 
-def test_init_feed_dict(target: str) -> None:
+def test_init_feed_dict_is_fed(target: str) -> None:
+    """init_feed_dict is fed to init_op."""
     x = rt.placeholder(np.float32, [], name="x")
     v = rt.Variable(x * 2.0, name="v")
     with harness.Supervisor(init_feed_dict={x: 21.0}).managed_session(target) as sess:
         assert sess.run(v) == 42.0
 
 
-def test_leftovers_of_an_init_op_are_named(target: str) -> None:
+def test_uninitialized_variables_are_named(target: str) -> None:
+    """Variables that init_op leaves uninitialized are named."""
     v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
     sv = harness.Supervisor(init_op=v.initializer)
     with pytest.raises(RuntimeError, match=f"Variables not initialized: {w.op.name}"):
@@ -270,7 +283,8 @@ def test_leftovers_of_an_init_op_are_named(target: str) -> None:
             pytest.fail("not ready")
 
 
-def test_an_init_fn_that_meets_the_end_of_its_data_is_no_end_of_training(target: str) -> None:
+def test_starved_init_fn_is_an_error(target: str) -> None:
+    """An init_fn that meets the end of its data is an error, not the end of training."""
     counting()
 
     def starved(session: rt.Session) -> None:
@@ -284,9 +298,10 @@ def test_an_init_fn_that_meets_the_end_of_its_data_is_no_end_of_training(target:
             pytest.fail("not ready")
 
 
-def test_what_local_initialisation_needs_is_looked_at_without_local_variables_too(
+def test_ready_for_local_init_is_checked(
     target: str,
 ) -> None:
+    """What local initialisation needs is checked without local variables too."""
     v = rt.Variable(1.0, name="v")
     w = rt.Variable(1.0, name="w")
     sv = harness.Supervisor(
@@ -305,7 +320,8 @@ def test_what_local_initialisation_needs_is_looked_at_without_local_variables_to
             )
 
 
-def test_nothing_to_initialise_with(target: str) -> None:
+def test_missing_initialisation_is_an_error(target: str) -> None:
+    """A Supervisor without any way to initialise is an error."""
     rt.Variable(1.0, name="v")
     sv = harness.Supervisor(init_op=None)
     with pytest.raises(RuntimeError, match="no init_op or init_fn or local_init_op was given"):
@@ -313,7 +329,8 @@ def test_nothing_to_initialise_with(target: str) -> None:
             pytest.fail("not ready")
 
 
-def test_the_live_model_is_kept(target: str) -> None:
+def test_live_model_is_kept(target: str) -> None:
+    """A second session keeps the live model."""
     _, more = counting()
     sv = harness.Supervisor(saver=None)
     with sv.managed_session(target) as sess:
@@ -323,7 +340,8 @@ def test_the_live_model_is_kept(target: str) -> None:
         assert sess.run(sv.global_step) == 1
 
 
-def test_a_session_of_its_own_process_starts_anew() -> None:
+def test_own_process_session_starts_anew() -> None:
+    """A session in the own process starts anew."""
     _, more = counting()
     sv = harness.Supervisor(saver=None)
     for _ in range(2):
@@ -331,7 +349,8 @@ def test_a_session_of_its_own_process_starts_anew() -> None:
             assert sess.run(more) == 1
 
 
-def test_a_checkpoint_wins_over_init_op_and_init_fn(tmp_path: pathlib.Path) -> None:
+def test_checkpoint_beats_init_fn(tmp_path: pathlib.Path) -> None:
+    """A checkpoint wins over init_op and init_fn."""
     _, more = counting()
     called = []
     sv = harness.Supervisor(logdir=tmp_path, init_fn=lambda sess: called.append(1))
@@ -343,9 +362,8 @@ def test_a_checkpoint_wins_over_init_op_and_init_fn(tmp_path: pathlib.Path) -> N
     assert called == [1]
 
 
-def test_the_failure_of_a_service_comes_out_of_a_step_that_waits(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_service_failure_ends_waiting_step(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure of a service is raised by a step that waits."""
     monkeypatch.setattr(lifecycle, "FAILURE_GRACE_SECS", 0.1)
     counting()
     never = rt.FIFOQueue(1, np.int64, ()).dequeue()
@@ -366,7 +384,8 @@ def test_the_failure_of_a_service_comes_out_of_a_step_that_waits(
     assert isinstance(raised, ValueError)
 
 
-def test_others_wait_until_the_chief_is_through(target: str) -> None:
+def test_workers_wait_for_init_fn(target: str) -> None:
+    """Workers wait until the chief's init_fn is over."""
     counting()
     other_graph = rt.Graph()
     joined = threading.Event()
@@ -402,7 +421,8 @@ def test_others_wait_until_the_chief_is_through(target: str) -> None:
     releasing.join()
 
 
-def test_waiting_for_the_chief_ends(target: str) -> None:
+def test_wait_for_chief_has_limit(target: str) -> None:
+    """The wait for the chief ends at its limit with what is missing."""
     counting()
     sv = harness.Supervisor(is_chief=False, recovery_wait_secs=7200)
     began = time.monotonic()
@@ -413,7 +433,8 @@ def test_waiting_for_the_chief_ends(target: str) -> None:
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_second_session_of_one_supervisor_waits_too(target: str) -> None:
+def test_second_session_waits_too(target: str) -> None:
+    """A second session of one Supervisor waits for the chief too."""
     counting()
     sv = harness.Supervisor(is_chief=False)
     with rt.Session(target) as chief:
@@ -429,7 +450,8 @@ def test_a_second_session_of_one_supervisor_waits_too(target: str) -> None:
     init.join()
 
 
-def test_a_ready_op_of_the_users_own_is_looked_at_again(target: str) -> None:
+def test_own_ready_op_is_polled(target: str) -> None:
+    """A ready_op of the user's own is run again until the model is ready."""
     counting()
     extra = rt.Variable(1.0, name="extra", collections=["mine"])
     ready = rt.report_uninitialized_variables([extra])
@@ -447,7 +469,8 @@ def test_a_ready_op_of_the_users_own_is_looked_at_again(target: str) -> None:
 # -- services ----------------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_at_the_start_by_timer_and_at_the_end(tmp_path: pathlib.Path) -> None:
+def test_supervisor_saves_start_and_end(tmp_path: pathlib.Path) -> None:
+    """A Supervisor saves at the start and at the end."""
     _, more = counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with sv.managed_session() as sess:
@@ -458,7 +481,8 @@ def test_checkpoints_at_the_start_by_timer_and_at_the_end(tmp_path: pathlib.Path
     assert steps == [0, 10]  # the classic Supervisor loses the last ten
 
 
-def test_event_file(tmp_path: pathlib.Path) -> None:
+def test_event_file_tells_the_run(tmp_path: pathlib.Path) -> None:
+    """The event file holds the marks, rates, summaries and graph of the run."""
     step, more = counting()
     harness.summary.scalar("double", rt.numpy.astype(step, np.float32) * 2.0)
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0, save_summaries_secs=0.05)
@@ -477,7 +501,8 @@ def values(sv: harness.Supervisor, logdir: pathlib.Path) -> list[Any]:
     return [v for e in events(logdir) for v in e.summary.value]
 
 
-def test_a_summary_that_needs_a_feed_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+def test_fed_summary_does_not_end_run(tmp_path: pathlib.Path) -> None:
+    """A summary that needs a feed does not end the run, and summary_computed writes its value."""
     x = rt.placeholder(np.float32, [], name="x")
     _, more = counting()
     op = harness.summary.scalar("x", x)
@@ -491,6 +516,7 @@ def test_a_summary_that_needs_a_feed_does_not_end_the_run(tmp_path: pathlib.Path
 
 
 def test_summary_computed_needs_a_writer() -> None:
+    """summary_computed needs a summary writer."""
     counting()
     sv = harness.Supervisor(saver=None)
     with sv.managed_session() as sess:
@@ -498,7 +524,8 @@ def test_summary_computed_needs_a_writer() -> None:
             sv.summary_computed(sess, b"")
 
 
-def test_no_services_without_logdir_or_when_not_wanted(tmp_path: pathlib.Path) -> None:
+def test_services_can_be_left_out(tmp_path: pathlib.Path) -> None:
+    """Without the standard services no checkpoint is saved."""
     counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0.01)
     with sv.managed_session(start_standard_services=False):
@@ -507,7 +534,8 @@ def test_no_services_without_logdir_or_when_not_wanted(tmp_path: pathlib.Path) -
     assert marks(tmp_path) == [("STOP", 0)]
 
 
-def test_a_failing_service_shows_in_the_training_loop() -> None:
+def test_failing_service_shows_in_loop() -> None:
+    """The error of a failing service is raised by the next step."""
     _, more = counting()
     sv = harness.Supervisor(saver=None)
 
@@ -534,7 +562,8 @@ def test_a_failing_service_shows_in_the_training_loop() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError, rt.InvalidArgumentError, StopIteration, KeyboardInterrupt, SystemExit]
 )
-def test_an_error_of_the_block_comes_out(error: type[BaseException]) -> None:
+def test_block_error_is_raised(error: type[BaseException]) -> None:
+    """An error of the block is raised, and the Supervisor stops."""
     counting()
     sv = harness.Supervisor(saver=None)
     # StopIteration cannot leave a generator as itself
@@ -545,7 +574,8 @@ def test_an_error_of_the_block_comes_out(error: type[BaseException]) -> None:
     assert sv.should_stop()
 
 
-def test_the_end_of_the_input_is_a_clean_end(tmp_path: pathlib.Path) -> None:
+def test_end_of_input_is_clean(tmp_path: pathlib.Path) -> None:
+    """The end of the input is a clean end that saves."""
     _, more = counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with sv.managed_session() as sess:
@@ -555,7 +585,8 @@ def test_the_end_of_the_input_is_a_clean_end(tmp_path: pathlib.Path) -> None:
     assert str(latest_checkpoint(str(tmp_path))).endswith("/1")
 
 
-def test_ctrl_c_saves_what_was_done(tmp_path: pathlib.Path) -> None:
+def test_ctrl_c_saves_the_step(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C saves the step that was reached."""
     _, more = counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with pytest.raises(KeyboardInterrupt):
@@ -565,7 +596,8 @@ def test_ctrl_c_saves_what_was_done(tmp_path: pathlib.Path) -> None:
     assert str(latest_checkpoint(str(tmp_path))).endswith("/1")
 
 
-def test_an_error_saves_nothing_more(tmp_path: pathlib.Path) -> None:
+def test_error_saves_no_further_step(tmp_path: pathlib.Path) -> None:
+    """An error saves no further checkpoint."""
     _, more = counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with pytest.raises(ValueError):
@@ -576,7 +608,8 @@ def test_an_error_saves_nothing_more(tmp_path: pathlib.Path) -> None:
     assert str(latest_checkpoint(str(tmp_path))).endswith("/0")
 
 
-def test_loop_runs_until_the_stop() -> None:
+def test_loop_runs_until_stop() -> None:
+    """A loop of the Supervisor runs until the stop."""
     counting()
     sv = harness.Supervisor(saver=None)
     runs = threading.Semaphore(0)
@@ -589,7 +622,8 @@ def test_loop_runs_until_the_stop() -> None:
         assert not thread.is_alive()
 
 
-def test_stop_by_hand(target: str) -> None:
+def test_stop_by_hand_raises_errors(target: str) -> None:
+    """stop raises the error of stop_on_exception and closes no session."""
     _, more = counting()
     sv = harness.Supervisor(saver=None)
     sess = sv.prepare_or_wait_for_session(target)
@@ -602,7 +636,8 @@ def test_stop_by_hand(target: str) -> None:
     sess.close()
 
 
-def test_stragglers_are_named() -> None:
+def test_supervisor_names_stragglers() -> None:
+    """stop names the threads that still run, unless they are to be ignored."""
     counting()
     sv = harness.Supervisor(saver=None, stop_grace_secs=0.1)
     release = threading.Event()
@@ -617,7 +652,8 @@ def test_stragglers_are_named() -> None:
     sess.close()
 
 
-def test_the_writer_is_closed_and_reopened(tmp_path: pathlib.Path) -> None:
+def test_writer_is_closed_and_reopened(tmp_path: pathlib.Path) -> None:
+    """The summary writer is closed at the end and opened again by the next session."""
     counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0)
     with sv.managed_session(close_summary_writer=False):

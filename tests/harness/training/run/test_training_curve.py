@@ -80,7 +80,8 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_loss_curve_is_that_of_one_process(target: tuple[str, int], name: str) -> None:
+def test_loss_curve_equals_one_process(target: tuple[str, int], name: str) -> None:
+    """Training over ps gives the loss curve of one process."""
     wanted, parameters = plain_losses(OPTIMIZERS[name]())
     with rt.Graph().as_default(), contextlib.ExitStack() as stack:
         stack.enter_context(
@@ -104,8 +105,8 @@ def test_the_loss_curve_is_that_of_one_process(target: tuple[str, int], name: st
             np.testing.assert_allclose(value, parameters[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-def test_two_workers_in_turn_train_the_same_variables() -> None:
-    """The second worker goes on where the first left off: one curve, whoever computes the step."""
+def test_workers_in_turn_share_curve() -> None:
+    """Two workers in turn give one loss curve."""
     wanted, _ = plain_losses(optax.adam(1e-2))
     with servers(sockets=True, ps=1, worker=2) as made, contextlib.ExitStack() as stack:
         steps = []

@@ -52,9 +52,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_new_log_directory_over_a_live_model(
+def test_new_directory_over_live_model_warns(
     tmp_path: pathlib.Path, target: str, caplog: pytest.LogCaptureFixture, monitored: bool
 ) -> None:
+    """A new log directory over a live model keeps the model and warns with both directories."""
     old, new = tmp_path / "old", tmp_path / "new"
     assert train(target, old, 5, monitored) == 0
     assert train(target, old, 1, monitored) == 5
@@ -69,9 +70,10 @@ def test_a_new_log_directory_over_a_live_model(
     assert warnings(caplog) == []
 
 
-def test_a_chief_without_a_log_directory_says_nothing(
+def test_chief_without_directory_is_silent(
     tmp_path: pathlib.Path, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A chief without a log directory does not warn."""
     train(target, None, 1)
     train(target, tmp_path / "a", 1)
     train(target, None, 1)
@@ -81,7 +83,8 @@ def test_a_chief_without_a_log_directory_says_nothing(
     assert str(tmp_path / "a") in line and "step 3" in line
 
 
-def test_what_the_warning_says() -> None:
+def test_warning_names_both_runs() -> None:
+    """The warning names both directories, the step and the newest checkpoint."""
     live = policy.ClusterReport(
         variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"]
     )
@@ -100,7 +103,8 @@ def test_what_the_warning_says() -> None:
     assert "newest checkpoint is /runs/b/model.ckpt/7" in text and "at step" not in text
 
 
-def test_a_task_that_goes_on_from_a_backup_takes_the_directory_along() -> None:
+def test_backup_keeps_the_log_directory() -> None:
+    """A task that continues from a backup keeps the run's log directory."""
     one, other = Store().run, Store().run
     leadership = Leadership(1, 7).to_proto()
     for order in (RunOrder(claim=RunOrder.Claim()), RunOrder(open=RunOrder.Open(logdir="/runs/a"))):

@@ -92,12 +92,14 @@ def _run(code: str, *arguments: str, **environment: str) -> tuple[str, str]:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("package", ["runtime", "harness.monitoring"])
-def test_a_ps_imports_nothing_that_it_does_not_need(package: str) -> None:
+def test_ps_imports_no_heavy_modules(package: str) -> None:
+    """The imports of a ps leave out the heavy modules."""
     code = f"import {package}, sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     assert _python(code).split() == []
 
 
-def test_the_launcher_starts_without_jax() -> None:
+def test_launcher_starts_without_jax() -> None:
+    """The launcher starts without JAX and NumPy."""
     assert (
         _python("import harness.launch, sys; print('jax' in sys.modules, 'numpy' in sys.modules)")
         == "False False\n"
@@ -105,7 +107,8 @@ def test_the_launcher_starts_without_jax() -> None:
 
 
 @pytest.mark.chaos
-def test_a_second_start_compiles_nothing(cache: Path) -> None:
+def test_second_start_compiles_no_program(cache: Path) -> None:
+    """A second start finds every compiled program."""
     first = json.loads(_python(TRAINER))
     assert first["cache_misses"] > 0 and Path(first["directory"]).parent == cache
     second = json.loads(_python(TRAINER))
@@ -115,14 +118,15 @@ def test_a_second_start_compiles_nothing(cache: Path) -> None:
 
 
 def test_programs_are_kept_beside_downloads(cache: Path) -> None:
-    """The MNIST example makes a directory that others may read for what it downloads."""
+    """Compiled programs are kept beside a directory that others may read."""
     (cache.parent / "mnist").mkdir(parents=True)
     cache.parent.chmod(0o755)
     found = _python("import harness; print(harness.keep_compilations())")
     assert Path(found.strip()).parent == cache
 
 
-def test_a_cache_that_jax_was_given_stays(tmp_path: Path, cache: Path) -> None:
+def test_given_cache_directory_stays(tmp_path: Path, cache: Path) -> None:
+    """A cache directory that JAX was given stays."""
     given = str(tmp_path / "given")
     found = json.loads(_python(TRAINER, JAX_COMPILATION_CACHE_DIR=given))
     assert found["directory"] == given
@@ -136,7 +140,8 @@ def _train(**environment: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.chaos
-def test_a_damaged_program_is_compiled_again(cache: Path) -> None:
+def test_damaged_program_is_recompiled(cache: Path) -> None:
+    """A damaged program is compiled again."""
     first, _ = _train()
     entries = sorted(Path(first["directory"]).glob("*-cache"))
     assert len(entries) == first["cache_misses"] == 2
@@ -166,14 +171,14 @@ def keep(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., tuple[str |
 def test_programs_lie_in_a_private_directory(
     cache: Path, keep: Callable[..., tuple[str | None, str]]
 ) -> None:
+    """Compiled programs lie in a private directory."""
     found, log = keep()
     assert found is not None and Path(found).parent == cache and not log
     assert cache.stat().st_mode & 0o777 == Path(found).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_that_cannot_be_made_ends_no_task(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_impossible_program_cache_is_logged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program cache that cannot be made is logged and ends no task."""
     directory = harness.keep_compilations()
     assert directory is not None
     os.rmdir(directory)
@@ -184,18 +189,20 @@ def test_a_cache_that_cannot_be_made_ends_no_task(
     assert f"compiled programs are not kept: [Errno 17] File exists: '{directory}'" in caplog.text
 
 
-def test_a_log_directory_is_not_used_any_more(
+def test_logdir_of_compilations_is_retired(
     tmp_path: Path, cache: Path, keep: Callable[..., tuple[str | None, str]]
 ) -> None:
+    """The argument logdir of keep_compilations is retired and unused."""
     found, log = keep(logdir=str(tmp_path / "run"))
     assert found is not None and Path(found).parent == cache and not (tmp_path / "run").exists()
     assert "keep_compilations(logdir) is gone: since 0.2" in log
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])
-def test_nothing_is_kept_where_others_can_enter(
+def test_open_cache_is_not_used(
     cache: Path, keep: Callable[..., tuple[str | None, str]], mode: int
 ) -> None:
+    """No program is kept where other users can enter."""
     keep()
     cache.chmod(mode)
     found, log = keep()
@@ -203,9 +210,10 @@ def test_nothing_is_kept_where_others_can_enter(
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_nothing_is_kept_where_others_can_write(
+def test_replaceable_cache_is_not_used(
     cache: Path, keep: Callable[..., tuple[str | None, str]], given: bool
 ) -> None:
+    """No program is kept where other users can replace the directory."""
     first, _ = keep()
     cache.parent.chmod(0o777)
     found, log = keep(first if given else None)
@@ -218,9 +226,10 @@ def test_nothing_is_kept_where_others_can_write(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")
 @pytest.mark.parametrize("user, group, mode", [(65534, 0, 0o700), (0, 65534, 0o770)])
-def test_nothing_is_kept_in_what_is_another_users_or_groups(
+def test_foreign_cache_is_not_used(
     cache: Path, keep: Callable[..., tuple[str | None, str]], user: int, group: int, mode: int
 ) -> None:
+    """No program is kept in a directory of another user or group."""
     cache.mkdir(parents=True)
     cache.chmod(mode)
     os.chown(cache, user, group)
@@ -228,9 +237,8 @@ def test_nothing_is_kept_in_what_is_another_users_or_groups(
     assert found is None and str(cache) in log
 
 
-def test_a_users_private_group_is_nobody_else(
-    cache: Path, keep: Callable[..., tuple[str | None, str]]
-) -> None:
+def test_private_group_is_trusted(cache: Path, keep: Callable[..., tuple[str | None, str]]) -> None:
+    """The private group of a user is trusted."""
     cache.parent.mkdir(parents=True)
     cache.parent.chmod(0o775)
     me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(cache.parent.stat().st_gid)
@@ -240,10 +248,10 @@ def test_a_users_private_group_is_nobody_else(
     assert (keep()[0] is not None) is private
 
 
-def test_a_user_without_a_home_is_told_so_and_no_directory_is_made(
+def test_missing_home_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[..., tuple[str | None, str]]
 ) -> None:
-    """As in a container whose user has no account: "~" stays as it is."""
+    """A user without a home is told so, and no directory is made."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
@@ -257,7 +265,8 @@ def test_a_user_without_a_home_is_told_so_and_no_directory_is_made(
 
 
 @pytest.mark.chaos
-def test_a_cache_that_is_limited_forgets_what_was_used_longest_ago(cache: Path) -> None:
+def test_limited_cache_forgets_old_programs(cache: Path) -> None:
+    """A limited cache forgets programs and training continues."""
     first, _ = _train()
     sizes = [path.stat().st_size for path in Path(first["directory"]).iterdir()]
     shutil.rmtree(cache)

@@ -49,7 +49,8 @@ def ends_exactly(cluster: LocalCluster, end: Path) -> bool:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["drop", "reset"])
-def test_cuts_lose_and_double_no_addition(reset: bool, tmp_path: Path) -> None:
+def test_cuts_keep_additions_exact(reset: bool, tmp_path: Path) -> None:
+    """Cut connections lose and double no addition."""
     with started(f"--until={tmp_path}/end", links=True) as cluster:
         plan = FaultPlan(seed=1)
         for number in range(6):
@@ -63,7 +64,8 @@ def test_cuts_lose_and_double_no_addition(reset: bool, tmp_path: Path) -> None:
         assert not cluster.lines("worker:0", "recovering|lost contact")
 
 
-def test_a_cut_that_lasts_is_noticed_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_long_cut_is_noticed(tmp_path: Path) -> None:
+    """A long cut is logged at its begin and end, and no addition is lost."""
     with started(f"--until={tmp_path}/end", links=True, workers=1) as cluster:
         cluster.run(FaultPlan(seed=2).cut("worker:0", "ps:1", at_step=100, secs=4))
         cluster.expect("worker:0", r"No answer from /job:ps/task:1 at \S+:\d+ for")
@@ -71,7 +73,8 @@ def test_a_cut_that_lasts_is_noticed_and_nothing_is_lost(tmp_path: Path) -> None
         assert ends_exactly(cluster, tmp_path / "end")
 
 
-def test_a_plan_of_everything_that_ends_only_when_told(tmp_path: Path) -> None:
+def test_cuts_last_until_healed(tmp_path: Path) -> None:
+    """Cuts without a time last until they are healed, and no addition is lost."""
     with started(f"--until={tmp_path}/end", links=True) as cluster:
         plan = (
             FaultPlan(seed=8)
@@ -89,7 +92,8 @@ def test_a_plan_of_everything_that_ends_only_when_told(tmp_path: Path) -> None:
         assert ends_exactly(cluster, tmp_path / "end")
 
 
-def test_frozen_tasks_lose_and_double_no_addition(tmp_path: Path) -> None:
+def test_freezes_keep_additions_exact(tmp_path: Path) -> None:
+    """Frozen tasks lose and double no addition."""
     with started(f"--until={tmp_path}/end") as cluster:
         plan = (
             FaultPlan(seed=3)
@@ -109,7 +113,8 @@ def finish(cluster: LocalCluster, end: Path) -> tuple[float, list[float]]:
     return step, ends
 
 
-def test_a_killed_worker_leaves_at_most_one_half_step(tmp_path: Path) -> None:
+def test_killed_worker_leaves_half_step(tmp_path: Path) -> None:
+    """A killed worker leaves one half step at most, and each stage is atomic."""
     with started(f"--until={tmp_path}/end") as cluster:
         cluster.run(FaultPlan(seed=4).kill("worker", 1, at_step=200, restart_secs=0))
         cluster.expect("worker:1", "start number 2")
@@ -121,7 +126,8 @@ def test_a_killed_worker_leaves_at_most_one_half_step(tmp_path: Path) -> None:
         assert not cluster.lines("worker:0", "recovering")
 
 
-def test_a_killed_chief_loses_no_step(tmp_path: Path) -> None:
+def test_killed_chief_loses_no_step(tmp_path: Path) -> None:
+    """A killed chief loses no step."""
     with started(f"--until={tmp_path}/end", f"--logdir={tmp_path}/run") as cluster:
         cluster.run(FaultPlan(seed=5).kill("worker", 0, at_step=200, restart_secs=0))
         cluster.expect("worker:0", "keep the live model")
@@ -131,7 +137,8 @@ def test_a_killed_chief_loses_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ps", [0, 1])
-def test_a_killed_ps_comes_back_with_the_others_of_one_step(ps: int, tmp_path: Path) -> None:
+def test_killed_ps_returns_at_one_step(ps: int, tmp_path: Path) -> None:
+    """After the restart of a killed ps all ps hold one step."""
     with started(
         f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3"
     ) as cluster:
@@ -144,7 +151,8 @@ def test_a_killed_ps_comes_back_with_the_others_of_one_step(ps: int, tmp_path: P
         assert max(abs(end - step) for end in ends) <= 1  # what the other one does now
 
 
-def test_a_killed_ps_and_chief_at_once(tmp_path: Path) -> None:
+def test_killed_ps_and_chief_return(tmp_path: Path) -> None:
+    """After the restart of a killed ps and chief all ps hold one step."""
     with started(
         f"--until={tmp_path}/end", f"--logdir={tmp_path}/run", "--save_secs=0.3"
     ) as cluster:
@@ -160,7 +168,8 @@ def test_a_killed_ps_and_chief_at_once(tmp_path: Path) -> None:
         assert max(abs(end - step) for end in ends) <= 2
 
 
-def test_the_output_tells_the_story() -> None:
+def test_cluster_output_tells_the_story() -> None:
+    """A LocalCluster shows the output and lives of its tasks and names mistakes."""
     command = [
         "python",
         "-c",

@@ -78,6 +78,7 @@ def lock() -> Iterator[DirectoryLock]:
 
 
 def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """The chief of another job in the directory is named until its end."""
     with Other(tmp_path, "ps0:1", "ps1:1") as other:
         reason = lock.take(str(tmp_path), ["ps0:2"])
         assert (
@@ -89,13 +90,14 @@ def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLo
     assert (record["tasks"], record["series"], record["pid"]) == (["ps0:2"], ["net"], os.getpid())
 
 
-def test_replaced_chief_keeps_nobody_out(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_replaced_chief_holds_no_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A replaced chief of the same job does not keep its successor out."""
     with Other(tmp_path, "ps0:1", "ps1:1"):
         assert not lock.take(str(tmp_path), ["ps1:1"])
 
 
 def test_opening_the_file_loses_no_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
-    """A copy of the directory in the chief's own process opens and closes the file of the lock."""
+    """A copy of the directory in the chief's own process does not lose the lock."""
     assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     (tmp_path / "run" / RUN_FILE).read_text()
@@ -106,7 +108,7 @@ def test_opening_the_file_loses_no_lock(tmp_path: pathlib.Path, lock: DirectoryL
 
 
 def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path) -> None:
-    """A worker of a data pipeline that outlives its parent does not hold the parent's lock."""
+    """A child of the chief that outlives its parent does not hold the lock."""
     command = [sys.executable, "-c", FORKS, str(tmp_path), "ps0:1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"held\n"
@@ -116,7 +118,8 @@ def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path) -> None:
             assert other.said == "held"
 
 
-def test_removed_directory_is_locked_anew(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_removed_directory_is_locked_again(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A directory that was removed is locked again."""
     assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
     shutil.rmtree(tmp_path / "run")
     assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
@@ -127,14 +130,16 @@ def test_removed_directory_is_locked_anew(tmp_path: pathlib.Path, lock: Director
 def test_lone_process_is_warned_only(
     tmp_path: pathlib.Path, lock: DirectoryLock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A process without a cluster is only warned of the other job."""
     with Other(tmp_path, "ps0:1") as other:
         assert not lock.take(str(tmp_path), ())
     assert f"process {other.pid} on " in caplog.text and "do not save there" in caplog.text
 
 
-def test_two_sessions_of_a_process_are_told(
+def test_second_session_is_warned(
     tmp_path: pathlib.Path, lock: DirectoryLock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A second session of a process is warned, and a recovery is not."""
     assert not lock.take(str(tmp_path), ["ps0:1"])
     assert not lock.take(str(tmp_path), ["ps0:1"]) and not caplog.text  # a recovery
     second = DirectoryLock()
@@ -142,9 +147,8 @@ def test_two_sessions_of_a_process_are_told(
     assert f"another session of this process, process {os.getpid()} on" in caplog.text
 
 
-def test_last_session_of_a_process_gives_the_lock_back(
-    tmp_path: pathlib.Path, lock: DirectoryLock
-) -> None:
+def test_last_session_releases_the_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """The last session of a process releases the lock."""
     second = DirectoryLock()
     assert not lock.take(str(tmp_path), ["ps0:1"]) and not second.take(str(tmp_path), ["ps0:2"])
     lock.release()
@@ -158,6 +162,7 @@ def test_last_session_of_a_process_gives_the_lock_back(
 def test_full_disk_costs_the_record_only(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A full disk costs the record of the run only."""
     (tmp_path / RUN_FILE).symlink_to("/dev/full")
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
@@ -167,7 +172,8 @@ def test_full_disk_costs_the_record_only(
     assert f"the record of the run cannot be written into {tmp_path / RUN_FILE}: " in caplog.text
 
 
-def test_lock_without_a_record_is_told(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_lock_without_record_is_named(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A lock whose record is unreadable is named."""
     with Other(tmp_path, "ps0:1"):
         (tmp_path / RUN_FILE).write_text("")
         assert (
@@ -176,13 +182,15 @@ def test_lock_without_a_record_is_told(tmp_path: pathlib.Path, lock: DirectoryLo
         )
 
 
-def test_link_leads_to_the_same_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_link_shares_the_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A link to a directory leads to the same lock."""
     (tmp_path / "link").symlink_to(tmp_path)
     with Other(tmp_path / "link", "ps0:1"):
         assert lock.take(str(tmp_path), ["ps0:2"])
 
 
-def test_nothing_is_locked_without_a_directory(lock: DirectoryLock) -> None:
+def test_no_directory_means_no_lock(lock: DirectoryLock) -> None:
+    """Without a directory no lock is taken."""
     assert not lock.take("", ["ps0:1"])
     lock.release()
 
@@ -221,10 +229,8 @@ def open_session(target: str, logdir: pathlib.Path, **options: float) -> None:
             pass
 
 
-def test_end_of_another_job_is_waited_for(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wait is told again and again, and holds up no other session of the process."""
+def test_other_job_is_waited_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chief waits for the end of another job, logs the wait, and holds up no other session."""
     monkeypatch.setattr(session_manager, "_LOG_EVERY_SECS", 0.1)
     with contextlib.ExitStack() as stack:
         cluster, beside = (stack.enter_context(rt.local_cluster(ps=1, workers=1)) for _ in range(2))
@@ -246,7 +252,8 @@ def test_end_of_another_job_is_waited_for(
         assert not waiting.is_alive() and other.code is None
 
 
-def test_waiting_ends_as_a_start_may_be_repeated(tmp_path: pathlib.Path) -> None:
+def test_wait_for_job_has_limit(tmp_path: pathlib.Path) -> None:
+    """The wait for another job ends at its limit with an error that may be retried."""
     with rt.local_cluster(ps=1, workers=1) as cluster, Other(tmp_path, "ps0:1") as other:
         with pytest.raises(rt.DeadlineExceededError, match=f"process {other.pid} on") as raised:
             open_session(cluster.target, tmp_path, max_wait_secs=1.0)
@@ -254,7 +261,9 @@ def test_waiting_ends_as_a_start_may_be_repeated(tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: bool) -> None:
+def test_session_end_releases_the_lock(tmp_path: pathlib.Path, fails: bool) -> None:
+    """The end of a session releases the lock, with an error too."""
+
     def init(session: rt.Session) -> None:
         assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == os.getpid()
         if fails:
@@ -272,8 +281,8 @@ def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: boo
         assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == other.pid
 
 
-def test_session_of_a_manager_gives_the_lock_back(tmp_path: pathlib.Path) -> None:
-    """A program that opens its session by a SessionManager of its own, without a Supervisor."""
+def test_manager_session_releases_the_lock(tmp_path: pathlib.Path) -> None:
+    """The close of a SessionManager's session releases the lock."""
     with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default():
         with rt.device("/job:ps/task:0"):
             variable = rt.Variable(0.0, name="v")
@@ -288,10 +297,10 @@ def test_session_of_a_manager_gives_the_lock_back(tmp_path: pathlib.Path) -> Non
             assert other.said == "held"
 
 
-def test_session_that_nobody_gets_keeps_no_lock(
+def test_failed_session_keeps_no_lock(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run records refuse the task after its session was made ready."""
+    """A session that fails before its caller has it keeps no lock."""
 
     def refuse(records: RunRecords, session: int) -> None:
         raise rt.PermissionDeniedError("not a task of this run")
@@ -304,8 +313,8 @@ def test_session_that_nobody_gets_keeps_no_lock(
             assert other.said == "held"
 
 
-def test_second_job_goes_on_after_the_first(tmp_path: pathlib.Path) -> None:
-    """The second job names the first and waits; it trains from the checkpoint that the first leaves."""
+def test_second_job_continues_the_first(tmp_path: pathlib.Path) -> None:
+    """A second job waits for the first and trains from its checkpoint."""
     program = tmp_path / "train.py"
     program.write_text(TRAINS.format(logdir=str(tmp_path / "run")))
     launch = [

@@ -54,9 +54,10 @@ def newest(directory: pathlib.Path) -> int:
 
 
 @pytest.mark.parametrize("kind", [rt.UnavailableError, rt.AbortedError])
-def test_end_that_fails_costs_nothing_else(
+def test_failing_end_costs_itself(
     cluster: InProcessCluster, tmp_path: pathlib.Path, kind: type[rt.OpError]
 ) -> None:
+    """A hook whose end fails costs neither the other ends nor the last save."""
     more = harness.get_or_create_global_step().assign_add(1)
     hooks = [Ends(Away(kind)), Ends()]
     session = harness.MonitoredTrainingSession(
@@ -80,8 +81,8 @@ class AsksTeacher(harness.SessionRunHook):
             self.teacher.run(self.value)
 
 
-def test_a_step_that_was_applied_is_not_repeated(cluster: InProcessCluster) -> None:
-    """A hook fails after the step, as the cluster that it asks is gone: the step counts once."""
+def test_applied_step_is_not_repeated(cluster: InProcessCluster) -> None:
+    """A step that was applied is not repeated when a hook then fails by another cluster."""
     step = harness.get_or_create_global_step()
     more = step.assign_add(1)
     with rt.local_cluster(ps=1, workers=1) as other:
@@ -99,8 +100,8 @@ def test_a_step_that_was_applied_is_not_repeated(cluster: InProcessCluster) -> N
             assert session.managed.recoveries == 0
 
 
-def test_a_loss_after_the_step_is_recovered(cluster: InProcessCluster) -> None:
-    """The results are in hand: they are returned, and the step is not run again."""
+def test_loss_after_step_keeps_results(cluster: InProcessCluster) -> None:
+    """After a loss that follows the step the results are returned, and the step is not repeated."""
     more = harness.get_or_create_global_step().assign_add(1)
     seen: list[rt.Session] = []
 
@@ -115,7 +116,8 @@ def test_a_loss_after_the_step_is_recovered(cluster: InProcessCluster) -> None:
         assert session.managed.recoveries == 1 and seen[1] is session.raw is not seen[0]
 
 
-def test_a_step_function_that_fails_is_called_once(cluster: InProcessCluster) -> None:
+def test_failing_step_function_runs_once(cluster: InProcessCluster) -> None:
+    """A step function that fails by itself is called once."""
     harness.get_or_create_global_step()
     away = Away(rt.AbortedError)
     with harness.MonitoredTrainingSession(cluster.target) as session:
@@ -124,7 +126,8 @@ def test_a_step_function_that_fails_is_called_once(cluster: InProcessCluster) ->
         assert away.calls == 1 and session.managed.recoveries == 0
 
 
-def test_a_python_call_that_fails_is_called_once(cluster: InProcessCluster) -> None:
+def test_failing_python_call_runs_once(cluster: InProcessCluster) -> None:
+    """A Python call of the graph that fails is called once."""
     away = Away()
 
     def ask(session: Any, arrays: Any) -> list[Any]:
@@ -152,9 +155,8 @@ class OwnSaver(harness.Saver):
         return super().save(*arguments, **options)
 
 
-def test_a_saver_that_fails_at_the_end_is_asked_once(
-    cluster: InProcessCluster, tmp_path: pathlib.Path
-) -> None:
+def test_failing_last_save_runs_once(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+    """A saver that fails at the end is called once."""
     more = harness.get_or_create_global_step().assign_add(1)
     saver = OwnSaver()
     supervisor = harness.Supervisor(
@@ -167,7 +169,8 @@ def test_a_saver_that_fails_at_the_end_is_asked_once(
     assert saver.away is not None and saver.away.calls == 1
 
 
-def test_recoveries_that_find_nothing_different_end(cluster: InProcessCluster) -> None:
+def test_useless_recoveries_end(cluster: InProcessCluster) -> None:
+    """Recoveries that find no difference end with an error."""
     more = harness.get_or_create_global_step().assign_add(1)
 
     class LosesAlways(harness.SessionRunHook):
@@ -184,10 +187,8 @@ def test_recoveries_that_find_nothing_different_end(cluster: InProcessCluster) -
         _ = session.managed
 
 
-def test_another_cluster_that_has_left_is_not_the_own_one(
-    cluster: InProcessCluster, tmp_path: pathlib.Path
-) -> None:
-    """It is the end of the input, as any OutOfRangeError, and the run saves."""
+def test_other_clusters_end_is_input_end(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+    """The end of another cluster ends the block as the end of the input does, and the run saves."""
     more = harness.get_or_create_global_step().assign_add(1)
     session = harness.MonitoredTrainingSession(cluster.target, checkpoint_dir=str(tmp_path))
 

@@ -35,7 +35,8 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
+def test_managed_session_mirrors_raw_session(session: ManagedSession) -> None:
+    """A managed session answers as the session underneath."""
     raw = session.raw
     (variable,) = rt.global_variables()
     assert (
@@ -64,7 +65,8 @@ def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
     assert session.placement([variable]) == raw.placement([variable])
 
 
-def test_it_answers_as_the_session_after_a_recovery(session: ManagedSession) -> None:
+def test_recovery_replaces_raw_session(session: ManagedSession) -> None:
+    """After a recovery a managed session answers as the new session."""
     before = session.raw
     session.recover(before, loss_of(before, rt.AbortedError("a task was lost")))
     assert session.raw is not before and underlying(session) is session.raw
@@ -73,7 +75,8 @@ def test_it_answers_as_the_session_after_a_recovery(session: ManagedSession) -> 
         before.run("v:0")
 
 
-def test_it_is_the_default_session_and_makes_callables(session: ManagedSession) -> None:
+def test_managed_session_can_be_default(session: ManagedSession) -> None:
+    """A managed session can be the default session and makes callables."""
     (variable,) = rt.global_variables()
     with session.as_default():
         assert rt.get_default_session() is session
@@ -81,7 +84,8 @@ def test_it_is_the_default_session_and_makes_callables(session: ManagedSession) 
     assert session.make_callable(variable)() == 1.0
 
 
-def test_its_block_sets_the_defaults_once() -> None:
+def test_block_sets_the_defaults_once() -> None:
+    """The block of a managed session sets session and graph as defaults, and cannot be nested."""
     graph = rt.Graph()
     with graph.as_default():
         variable = rt.Variable(2.0, name="v")
@@ -94,7 +98,8 @@ def test_its_block_sets_the_defaults_once() -> None:
     assert session.closed
 
 
-def test_it_has_no_other_names(session: ManagedSession) -> None:
+def test_managed_session_has_no_other_names(session: ManagedSession) -> None:
+    """A managed session has neither unknown names nor private state of the session."""
     with pytest.raises(AttributeError):
         _ = session.no_such_name
     with pytest.raises(AttributeError):
@@ -109,21 +114,22 @@ class _OfAnotherMake:
         raise NotImplementedError
 
 
-def test_what_a_saver_offers_is_told_by_its_type(graph: rt.Graph) -> None:
+def test_saver_types_tell_abilities(graph: rt.Graph) -> None:
+    """The type of a saver tells what the saver can do."""
     rt.Variable(1.0, name="v")
     for offered in (BackgroundSaver, ComparingSaver, DirectorySaver):
         assert isinstance(Saver(), offered)
         assert not isinstance(_OfAnotherMake(), offered)
 
 
-def test_what_a_hook_follows_is_told_by_its_type(tmp_path: pathlib.Path) -> None:
+def test_hook_types_tell_leadership(tmp_path: pathlib.Path) -> None:
+    """The type of a hook tells whether the hook follows the leader."""
     assert isinstance(CheckpointSaverHook(str(tmp_path), save_secs=1), FollowsLeader)
     assert not isinstance(SessionRunHook(), FollowsLeader)
 
 
-def test_a_ps_that_leaves_ends_a_recovery_and_a_start_at_once(
-    graph: rt.Graph, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leaving_ps_ends_recovery(graph: rt.Graph, caplog: pytest.LogCaptureFixture) -> None:
+    """A ps that leaves ends a recovery and a start at once."""
     with servers(sockets=True, ps=1, worker=1) as made:
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(1.0, name="v")

@@ -32,7 +32,8 @@ def _possible() -> bool:
     not _possible(),
     reason="needs unshare and ip, and the right to make network and mount namespaces",
 )
-def test_a_ps_behind_the_same_name_is_found_at_every_new_address(tmp_path: pathlib.Path) -> None:
+def test_moved_ps_is_found_by_name(tmp_path: pathlib.Path) -> None:
+    """A ps that moves behind its name is found at every new address."""
     done = subprocess.run(
         [
             "unshare",

@@ -31,7 +31,8 @@ def _possible() -> bool:
 @pytest.mark.skipif(
     not _possible(), reason="needs unshare, ip and tc, and the right to make network namespaces"
 )
-def test_lost_packets_lose_and_double_no_addition(tmp_path: pathlib.Path) -> None:
+def test_lost_packets_keep_additions_exact(tmp_path: pathlib.Path) -> None:
+    """Lost packets lose and double no addition."""
     assert certs.main([f"--out={tmp_path / 'certs'}", f"--hosts={HERE},{THERE}"]) == 0
     done = subprocess.run(
         [

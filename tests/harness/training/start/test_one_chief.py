@@ -37,9 +37,10 @@ def claims_only(index: int, spec: Spec, pipe: Any) -> None:
         pipe.recv()
 
 
-def test_a_chief_that_is_killed_between_its_claim_and_its_first_order_holds_up_nobody(
+def test_killed_claimer_holds_nobody_up(
     tmp_path: Path,
 ) -> None:
+    """A chief that is killed after its claim does not hold up the next chief."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         c.ps(1)
@@ -60,7 +61,8 @@ def test_a_chief_that_is_killed_between_its_claim_and_its_first_order_holds_up_n
 
 
 @pytest.mark.chaos
-def test_of_two_chiefs_that_start_at_once_exactly_one_goes_on(tmp_path: Path) -> None:
+def test_one_of_two_chiefs_continues(tmp_path: Path) -> None:
+    """Of two chiefs that start at once exactly one continues."""
     with cluster_kit.cluster(2, 2) as c:
         c.ps(0)
         c.ps(1)
@@ -103,9 +105,10 @@ def saves_beside(index: int, spec: Spec, series: str, times: int, pipe: Any) -> 
 
 
 @pytest.mark.chaos
-def test_a_plain_saver_beside_a_training_chief_deposes_it_not_and_both_save_what_is_right(
+def test_plain_saver_deposes_no_chief(
     tmp_path: Path,
 ) -> None:
+    """A plain Saver beside a chief does not depose the chief, and both save whole steps."""
     with cluster_kit.cluster(2, 3, logdir=str(tmp_path), save_secs=0.05) as c:
         c.ps(0)
         c.ps(1)
@@ -189,7 +192,8 @@ def leads_synchronously(index: int, spec: Spec, series: str, pipe: Any) -> None:
 
 
 @pytest.mark.chaos
-def test_a_deposed_chief_that_wakes_up_is_refused_whatever_it_orders(tmp_path: Path) -> None:
+def test_deposed_chief_is_refused(tmp_path: Path) -> None:
+    """A deposed chief that wakes up is refused, whatever the order."""
     with cluster_kit.cluster(2, 2) as c:
         c.ps(0)
         c.ps(1)

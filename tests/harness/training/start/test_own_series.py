@@ -54,19 +54,22 @@ def train(logdir: pathlib.Path, steps: int, names: str = "w", **options: Any) ->
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_saver_of_the_users_own_is_no_series(tmp_path: pathlib.Path, monitored: bool) -> None:
+def test_users_saver_makes_no_series(tmp_path: pathlib.Path, monitored: bool) -> None:
+    """Checkpoints of a user's own Saver are not the run's series."""
     assert train(tmp_path, 5, beside="best", monitored=monitored)["step"] == 0
     assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/model.ckpt/5"
     assert train(tmp_path, 1, monitored=monitored)["step"] == 5
 
 
-def test_the_series_has_the_name_that_its_run_gave(tmp_path: pathlib.Path) -> None:
+def test_series_has_the_runs_name(tmp_path: pathlib.Path) -> None:
+    """The series of a run has the name that the run gave."""
     train(tmp_path, 3, beside="model.ckpt", checkpoint_basename="net")
     assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/net/3"
     assert train(tmp_path, 0, checkpoint_basename="net")["step"] == 3
 
 
-def test_a_hook_tells_the_name_of_the_series(tmp_path: pathlib.Path) -> None:
+def test_hook_names_the_series(tmp_path: pathlib.Path) -> None:
+    """A checkpoint hook gives the series its name."""
     for expected in (0, 2):
         with rt.Graph().as_default():
             step = harness.get_or_create_global_step()
@@ -85,14 +88,16 @@ def test_a_hook_tells_the_name_of_the_series(tmp_path: pathlib.Path) -> None:
         )
 
 
-def test_what_others_saved_counts_where_the_run_saved_nothing(tmp_path: pathlib.Path) -> None:
+def test_other_series_begin_a_run(tmp_path: pathlib.Path) -> None:
+    """A run without checkpoints of its own begins with another series."""
     train(tmp_path, 4, checkpoint_basename="old")
     assert train(tmp_path, 0)["step"] == 4
 
 
-def test_a_checkpoint_without_all_variables_is_passed_over(
+def test_incomplete_checkpoint_is_passed_over(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A checkpoint without all variables is passed over with a log line."""
     train(tmp_path, 4, checkpoint_basename="old", beside="best")
     (tmp_path / layout.RUN_FILE).unlink()
     with caplog.at_level(logging.ERROR):
@@ -100,15 +105,16 @@ def test_a_checkpoint_without_all_variables_is_passed_over(
     assert "a checkpoint is passed over: Restoring from checkpoint failed" in caplog.text
 
 
-def test_a_change_of_the_name_goes_on_from_the_newest_step(tmp_path: pathlib.Path) -> None:
+def test_renamed_series_continues_newest_step(tmp_path: pathlib.Path) -> None:
+    """A run that changes the name of its series continues from the newest step."""
     train(tmp_path, 1, checkpoint_basename="a")
     train(tmp_path, 2, checkpoint_basename="b", beside="best")
     for expected in (3, 4, 5):
         assert train(tmp_path, 1, checkpoint_basename="a")["step"] == expected
 
 
-def test_an_evaluator_reads_what_the_run_saved(tmp_path: pathlib.Path) -> None:
-    """The newer checkpoint of a Saver of the user's own, which lacks the global step, is not evaluated."""
+def test_evaluator_reads_the_runs_series(tmp_path: pathlib.Path) -> None:
+    """An evaluator evaluates the checkpoints of the run's series only."""
     train(tmp_path, 5, beside="best")
     steps = []
     with rt.Graph().as_default() as other:
@@ -124,8 +130,8 @@ def test_an_evaluator_reads_what_the_run_saved(tmp_path: pathlib.Path) -> None:
     assert sorted(steps) == sorted(saved) and max(saved) == 5
 
 
-def test_all_series_count_where_no_run_has_written_a_record(tmp_path: pathlib.Path) -> None:
-    """A program with sessions and Savers of its own; a chief prefers its own series there."""
+def test_unrecorded_series_all_count(tmp_path: pathlib.Path) -> None:
+    """All series count where no run has written a record, and a chief prefers its own."""
     variable = rt.Variable(np.float32(0), name="w")
     step = harness.get_or_create_global_step()
     more = step.assign_add(1)
@@ -140,7 +146,8 @@ def test_all_series_count_where_no_run_has_written_a_record(tmp_path: pathlib.Pa
     assert train(tmp_path, 0)["step"] == 1
 
 
-def test_no_checkpoint_that_fits_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_no_fitting_checkpoint_is_error(tmp_path: pathlib.Path) -> None:
+    """A start fails when no checkpoint fits the graph."""
     train(tmp_path, 2)
     with pytest.raises(
         rt.NotFoundError, match=r"model.ckpt/2 does not fit the graph.*Saver\(partial=True\)"
@@ -148,9 +155,11 @@ def test_no_checkpoint_that_fits_is_an_error(tmp_path: pathlib.Path) -> None:
         train(tmp_path, 1, names="wb")
 
 
-def test_variables_in_no_checkpoint_are_told_at_the_start(
+def test_unsaved_variables_are_named(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Variables that no checkpoint holds are named at the start."""
+
     def weights_only() -> harness.Saver:
         return harness.Saver(rt.trainable_variables())
 
@@ -168,9 +177,11 @@ def test_variables_in_no_checkpoint_are_told_at_the_start(
     assert "in no checkpoint" not in caplog.text
 
 
-def test_what_a_checkpoint_lacks_begins_once(
+def test_missing_variables_begin_once(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """With a partial Saver a missing variable takes its initial value once."""
+
     def partial() -> harness.Saver:
         return harness.Saver(partial=True)
 
@@ -180,14 +191,16 @@ def test_what_a_checkpoint_lacks_begins_once(
     assert train(tmp_path, 0, "wb", saver=partial) == {"step": 5, "w": 5, "b": 2}
 
 
-def test_a_deferred_saver_looks_into_the_graph_of_the_session(tmp_path: pathlib.Path) -> None:
+def test_deferred_saver_uses_session_graph(tmp_path: pathlib.Path) -> None:
+    """A deferred Saver saves the variables of the session's graph."""
     assert train(tmp_path, 2, saver=lambda: harness.Saver(defer_build=True))["step"] == 0
     assert train(tmp_path, 0)["step"] == 2
 
 
-def test_checkpoints_of_tensorflow_are_named(
+def test_tensorflow_checkpoints_are_named(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Checkpoints of TensorFlow are named as unreadable."""
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1200"\n')
     for kind in ("index", "data-00000-of-00001"):
         (tmp_path / f"model.ckpt-1200.{kind}").write_bytes(b"x")
@@ -202,7 +215,8 @@ def test_checkpoints_of_tensorflow_are_named(
         )
 
 
-def test_a_restore_in_init_fn_leaves_the_states_alone(tmp_path: pathlib.Path) -> None:
+def test_plain_restore_leaves_states(tmp_path: pathlib.Path) -> None:
+    """restore leaves the trainer's states alone, and restore_latest restores them."""
     place = {"example": 2000}
     taken: list[Any] = []
     harness.checkpointable("data", lambda: place, taken.append)
@@ -222,12 +236,13 @@ def test_a_restore_in_init_fn_leaves_the_states_alone(tmp_path: pathlib.Path) ->
 @pytest.mark.parametrize(
     "ask", [harness.latest_checkpoint, harness.load_checkpoint, "iterator", "restore"]
 )
-def test_a_step_that_is_deleted_meanwhile_is_no_error(
+def test_deleted_step_is_no_error(
     tmp_path: pathlib.Path,
     ask: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A step that is deleted during the search is no error."""
     train(tmp_path, 2)
     series = tmp_path / "model.ckpt"
     shutil.copytree(series / "2", series / "3")  # without a manifest it is dated by the file system

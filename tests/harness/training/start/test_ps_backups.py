@@ -37,7 +37,8 @@ def replaced(c: Cluster, ps: list[Task], index: int) -> None:
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_synchronous_backups_lose_and_double_nothing(dies: int) -> None:
+def test_synchronous_backups_are_exact(dies: int) -> None:
+    """A ps with a synchronous backup that is killed loses and doubles no update."""
     with cluster_kit.cluster(2, 2, backup=SYNC) as c:
         ps, workers = tasks_of(c)
         for worker in workers:
@@ -63,7 +64,8 @@ def test_synchronous_backups_lose_and_double_nothing(dies: int) -> None:
         assert [t.wait() for t in (*workers, *ps)] == [0, 0, 0, 0]
 
 
-def test_asynchronous_backups_lose_no_more_than_they_log() -> None:
+def test_asynchronous_backups_lose_little() -> None:
+    """A ps with an asynchronous backup loses no more updates than its log says."""
     with cluster_kit.cluster(2, 2, backup=ASYNC) as c:
         ps, workers = tasks_of(c)
         for worker in workers:
@@ -90,8 +92,8 @@ def test_asynchronous_backups_lose_no_more_than_they_log() -> None:
             assert done - kills * LAG <= value <= done
 
 
-def test_one_ps_after_the_other(tmp_path: Path) -> None:
-    """Each holds the backup of the other: as soon as it is told that both have a backup again, either may die."""
+def test_either_ps_may_die_alternately(tmp_path: Path) -> None:
+    """Either ps may die once both have a backup again, and a chief may die then too."""
     with cluster_kit.cluster(2, 2, backup=SYNC, logdir=str(tmp_path)) as c:
         ps, workers = tasks_of(c)
         assert workers[0].request("steps", 5) == 5
@@ -109,7 +111,8 @@ def test_one_ps_after_the_other(tmp_path: Path) -> None:
         assert again.request("steps", 5) == 20
 
 
-def test_checkpoints_go_on_over_the_death_of_a_ps_with_a_backup(tmp_path: Path) -> None:
+def test_checkpoints_continue_with_backups(tmp_path: Path) -> None:
+    """Checkpoints continue over the deaths of a ps with a backup."""
     with cluster_kit.cluster(2, 1, backup=SYNC, logdir=str(tmp_path), save_secs=0.02) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
@@ -129,7 +132,8 @@ def test_checkpoints_go_on_over_the_death_of_a_ps_with_a_backup(tmp_path: Path) 
         assert chief.wait() == 0
 
 
-def test_two_neighbours_that_die_together_come_back_from_the_checkpoint(tmp_path: Path) -> None:
+def test_two_deaths_restore_the_checkpoint(tmp_path: Path) -> None:
+    """Two ps that die together come back from the checkpoint."""
     with cluster_kit.cluster(2, 1, backup=SYNC, logdir=str(tmp_path)) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
@@ -146,7 +150,8 @@ def test_two_neighbours_that_die_together_come_back_from_the_checkpoint(tmp_path
         assert consistent(chief.request("values")) == 15
 
 
-def test_two_neighbours_that_die_together_without_a_checkpoint_are_told_loudly() -> None:
+def test_two_deaths_without_checkpoint_warn() -> None:
+    """Two ps that die together without a checkpoint give a loud warning."""
     with cluster_kit.cluster(2, 1, backup=SYNC) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
@@ -160,7 +165,8 @@ def test_two_neighbours_that_die_together_without_a_checkpoint_are_told_loudly()
         assert chief.hear("STEPS")[1] == 5
 
 
-def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
+def test_ps_death_in_load_reloads() -> None:
+    """A ps that dies while its variables are given values is given the values again."""
     with cluster_kit.cluster(2, 1, backup=SYNC, init_fn=True) as c:
         c.ps(0)
         second = c.ps(1)
@@ -181,7 +187,8 @@ def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
         assert consistent(chief.request("values")) == 3
 
 
-def test_all_workers_and_a_ps_die() -> None:
+def test_backup_survives_all_workers() -> None:
+    """A ps continues from its backup although all workers died with it."""
     with cluster_kit.cluster(2, 2, backup=SYNC) as c:
         ps, workers = tasks_of(c)
         assert workers[0].request("steps", 7) == 7
@@ -194,8 +201,8 @@ def test_all_workers_and_a_ps_die() -> None:
         assert consistent(chief.request("values")) == 10
 
 
-def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
-    """Two processes that say that they are the same ps: only the one that took the backup up counts."""
+def test_replaced_frozen_ps_is_refused() -> None:
+    """A frozen ps that was replaced answers no order as carried out."""
     with cluster_kit.cluster(2, 1, backup=SYNC) as c:
         c.ps(0)
         second = c.ps(1)

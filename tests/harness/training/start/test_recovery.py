@@ -16,7 +16,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.mark.cluster
-def test_a_worker_dies_and_comes_back() -> None:
+def test_worker_dies_and_comes_back() -> None:
+    """A worker that dies and comes back continues, and the chief is not disturbed."""
     with cluster_kit.cluster(1, 2) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -33,7 +34,8 @@ def test_a_worker_dies_and_comes_back() -> None:
 
 
 @pytest.mark.cluster
-def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
+def test_chief_death_loses_no_step(tmp_path: Path) -> None:
+    """The death of the chief loses no step, and its services work again."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         c.ps(1)
@@ -52,7 +54,8 @@ def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
         assert again.request("save", answer="SAVED").endswith("/30")  # its services work again
 
 
-def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) -> None:
+def test_restarted_chief_continues_its_events(tmp_path: Path) -> None:
+    """The events of a restarted chief continue at the live step."""
     with cluster_kit.cluster(1, 2, logdir=str(tmp_path), summary_secs=0.1) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -76,7 +79,8 @@ def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) 
     assert early == {"custom_scalars__config__"}  # the layout has no step
 
 
-def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
+def test_ps_death_returns_to_one_step(tmp_path: Path) -> None:
+    """After the death of one ps all tasks return to one step, and the log counts the lost steps."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         second = c.ps(1)
@@ -101,8 +105,8 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         assert consistent(chief.request("values")) == 10 + done
 
 
-def test_recovery_passes_over_a_users_own_saver(tmp_path: Path) -> None:
-    """A checkpoint of other variables below the log directory is not restored, though it is the newest."""
+def test_recovery_ignores_users_saver(tmp_path: Path) -> None:
+    """A recovery ignores a newer checkpoint of a user's own Saver."""
     with cluster_kit.cluster(1, 1, logdir=str(tmp_path)) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -122,7 +126,8 @@ def test_recovery_passes_over_a_users_own_saver(tmp_path: Path) -> None:
         assert consistent(chief.request("values")) == 15
 
 
-def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:
+def test_ps_deaths_during_constant_saves(tmp_path: Path) -> None:
+    """Deaths of a ps during constant saves leave a consistent model."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), save_secs=0.02) as c:
         c.ps(0)
         second = c.ps(1)
@@ -142,7 +147,10 @@ def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) ->
         assert chief.wait() == 0
 
 
-def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
+def test_death_of_global_step_ps(tmp_path: Path) -> None:
+    """The death of the ps with the global step goes back to the checkpoint and counts the lost
+    steps.
+    """
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path)) as c:
         first = c.ps(0)
         c.ps(1)
@@ -161,7 +169,8 @@ def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
         assert consistent(chief.request("values")) == 15
 
 
-def test_power_cut(tmp_path: Path) -> None:
+def test_power_cut_restores_the_checkpoint(tmp_path: Path) -> None:
+    """After a power cut all tasks continue from the checkpoint, started in any order."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         tasks = [c.ps(0), c.ps(1), c.worker(0), c.worker(1)]
         tasks[2].request("steps", 10)
@@ -179,9 +188,8 @@ def test_power_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
-def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(
-    before: int, after: int, tmp_path: Path
-) -> None:
+def test_restart_with_other_ps_count(before: int, after: int, tmp_path: Path) -> None:
+    """A restart with more or fewer ps continues from the same checkpoint."""
     with cluster_kit.cluster(before, 1, logdir=str(tmp_path)) as c:
         tasks = [c.ps(index) for index in range(before)]
         chief = c.worker(0)
@@ -196,7 +204,8 @@ def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(
         assert consistent(chief.request("values")) == 15
 
 
-def test_a_worker_is_added_while_training_runs() -> None:
+def test_worker_is_added_during_training() -> None:
+    """A worker is added during training and waited for at the end."""
     with cluster_kit.cluster(1, 2) as c:
         added = c.spec["worker"].pop()
         ps = c.ps(0)
@@ -213,7 +222,8 @@ def test_a_worker_is_added_while_training_runs() -> None:
         assert [new.wait(), chief.wait(), ps.wait()] == [0, 0, 0]
 
 
-def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
+def test_ps_and_chief_deaths_recover(tmp_path: Path) -> None:
+    """A worker waits for the chief's restore when ps and chief have died."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         second = c.ps(1)
@@ -235,7 +245,8 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         assert consistent(again.request("values")) == 20
 
 
-def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> None:
+def test_restore_waits_for_second_ps(tmp_path: Path) -> None:
+    """A restore waits for a second ps that dies meanwhile."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path)) as c:
         first, second = c.ps(0), c.ps(1)
         chief = c.worker(0)
@@ -251,7 +262,8 @@ def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> 
         assert consistent(chief.request("values")) == 15
 
 
-def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
+def test_total_loss_is_warned() -> None:
+    """The loss of everything without a checkpoint is a warning."""
     with cluster_kit.cluster(1, 1) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -265,7 +277,8 @@ def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
         assert chief.hear("STEPS")[1] == 5
 
 
-def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
+def test_frozen_ps_keeps_steps_exact() -> None:
+    """A frozen ps loses and doubles no step."""
     with cluster_kit.cluster(2, 2) as c:
         c.ps(0)
         second = c.ps(1)
@@ -284,7 +297,8 @@ def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
         assert consistent(workers[0].request("values")) == done
 
 
-def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: Path) -> None:
+def test_sleeping_worker_adds_no_old_step(tmp_path: Path) -> None:
+    """A worker that slept through a restore adds no step from before."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         second = c.ps(1)
@@ -307,7 +321,8 @@ def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: 
         consistent(chief.request("values"))
 
 
-def test_a_frozen_worker_holds_nobody_up() -> None:
+def test_frozen_worker_holds_nobody_up() -> None:
+    """A frozen worker holds no other task up."""
     with cluster_kit.cluster(1, 2) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -322,7 +337,8 @@ def test_a_frozen_worker_holds_nobody_up() -> None:
         consistent(chief.request("values"))
 
 
-def test_workers_wait_for_the_init_fn_of_the_chief() -> None:
+def test_processes_wait_for_init_fn() -> None:
+    """Workers in other processes wait for the init_fn of the chief."""
     with cluster_kit.cluster(1, 2, init_fn=True) as c:
         c.ps(0)
         other = c.start("worker", 1)
@@ -334,7 +350,8 @@ def test_workers_wait_for_the_init_fn_of_the_chief() -> None:
         other.hear("READY")
 
 
-def test_recover_false_lets_the_error_out() -> None:
+def test_recover_false_raises_the_loss() -> None:
+    """With recover=False the loss of a ps ends the worker."""
     with cluster_kit.cluster(1, 1, recover=False) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -343,7 +360,8 @@ def test_recover_false_lets_the_error_out() -> None:
         assert chief.wait() == 1
 
 
-def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
+def test_clean_end_has_an_order() -> None:
+    """At a clean end the chief is last, and the ps leave after the chief."""
     with cluster_kit.cluster(2, 2) as c:
         ps = [c.ps(0), c.ps(1)]
         chief, other = c.worker(0), c.worker(1)
@@ -354,7 +372,8 @@ def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
         assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
 
 
-def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> None:
+def test_last_checkpoint_holds_all_steps(tmp_path: Path) -> None:
+    """The last checkpoint holds the steps of all workers."""
     with cluster_kit.cluster(1, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -366,7 +385,8 @@ def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> No
         assert [p.name for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()] == ["7"]
 
 
-def test_under_a_launcher_the_ps_stay() -> None:
+def test_ps_stay_under_a_launcher() -> None:
+    """Under a launcher the ps stay after the end."""
     with cluster_kit.cluster(1, 1, env={"BELLWETHER_ATTEMPT": "0"}) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -376,7 +396,8 @@ def test_under_a_launcher_the_ps_stay() -> None:
         assert ps.code is None
 
 
-def test_where_each_task_has_a_launcher_the_ps_leave_by_themselves() -> None:
+def test_ps_leave_with_own_launcher() -> None:
+    """A ps with a launcher of its own leaves by itself."""
     with cluster_kit.cluster(
         1, 1, env={"BELLWETHER_ATTEMPT": "0", "BELLWETHER_PER_TASK": "1"}
     ) as c:
@@ -386,7 +407,8 @@ def test_where_each_task_has_a_launcher_the_ps_leave_by_themselves() -> None:
         assert [chief.wait(), ps.wait()] == [0, 0]
 
 
-def test_a_late_worker_gets_a_defined_end() -> None:
+def test_late_worker_has_nothing_left() -> None:
+    """A worker that comes after the end has nothing left to do."""
     with cluster_kit.cluster(1, 2) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -398,7 +420,8 @@ def test_a_late_worker_gets_a_defined_end() -> None:
         assert [late.wait(), ps.wait()] == [0, 0]
 
 
-def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
+def test_dead_worker_is_given_up() -> None:
+    """The chief gives up a worker that is dead for good."""
     with cluster_kit.cluster(1, 2, grace_secs=1) as c:
         ps = c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -410,7 +433,8 @@ def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
 
 @pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
+def test_dead_ps_does_not_hold_end(how: str, own_manager: bool) -> None:
+    """A dead or frozen ps does not hold up the chief's end."""
     with cluster_kit.cluster(1, 1, grace_secs=1, own_manager=own_manager) as c:
         ps = c.ps(0)
         chief = c.worker(0)
@@ -422,7 +446,8 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> None:
+def test_dead_ps_holds_no_worker(how: str, monitored: bool) -> None:
+    """A dead or frozen ps does not hold up a worker's end."""
     with cluster_kit.cluster(2, 2, grace_secs=1, monitored=monitored) as c:
         c.ps(0)
         second = c.ps(1)
@@ -435,7 +460,8 @@ def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> No
         chief.wait()
 
 
-def test_an_error_ends_its_worker_and_no_other() -> None:
+def test_error_ends_its_worker_only() -> None:
+    """An error ends its worker and no other task."""
     with cluster_kit.cluster(1, 2) as c:
         ps = c.ps(0)
         chief, other = c.worker(0), c.worker(1)
@@ -445,13 +471,15 @@ def test_an_error_ends_its_worker_and_no_other() -> None:
         assert ps.code is None
 
 
-def test_a_chief_that_is_alone_gives_up_in_time() -> None:
+def test_lonely_chief_gives_up() -> None:
+    """A chief without its ps gives up at the time limit."""
     with cluster_kit.cluster(1, 1, max_wait_secs=1) as c:
         chief = c.start("worker", 0)
         assert chief.wait() == 1
 
 
-def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
+def test_monitored_session_recovers_too(tmp_path: Path) -> None:
+    """Monitored sessions recover from the death of a ps, and the end saves."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path), monitored=True, save_steps=10) as c:
         c.ps(0)
         second = c.ps(1)

@@ -46,6 +46,7 @@ def worker_of(c: Cluster, roles: Roles, index: int) -> Task:
 
 
 def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles) -> None:
+    """Tasks with certificates of their roles train, save, lose a ps and continue."""
     backup = {"ps_backups": 1, "ps_backups_lag": 0}
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), backup=backup) as c:
         ps = [ps_of(c, roles, 0), ps_of(c, roles, 1)]
@@ -79,7 +80,8 @@ def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles) -> None:
         assert [t.wait() for t in (chief, *ps)] == [0, 0, 0]
 
 
-def test_who_has_the_role_of_a_worker_does_not_become_chief(tmp_path: Path, roles: Roles) -> None:
+def test_worker_role_cannot_lead(tmp_path: Path, roles: Roles) -> None:
+    """A client with the role worker cannot become chief."""
     with cluster_kit.cluster(1, 1, logdir=str(tmp_path / "run")) as c:
         ps_of(c, roles, 0)
         task = c.start("worker", 0, env=roles.env("worker", "worker/0"))

@@ -43,9 +43,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[MasterSession]:
 
 @pytest.mark.parametrize("dies", [0, 1])
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_recovery_opens_one_session(
+def test_recovery_opens_one_session(
     opened: list[MasterSession], dies: int, monitored: bool, tmp_path: Path
 ) -> None:
+    """A recovery opens one session and closes the old."""
     with cluster_kit.cluster(2, 1) as c, rt.Graph().as_default():
         ps = [c.ps(0), c.ps(1)]
         with rt.device(

@@ -23,9 +23,10 @@ def env(tmp_path: Path, authority: CA) -> dict[str, str]:
     return {"BELLWETHER_SECURITY": str(directory), "BELLWETHER_FAST_PATH": "0"}
 
 
-def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(
+def test_ps_returns_with_new_certificate(
     tmp_path: Path, env: dict[str, str], authority: CA
 ) -> None:
+    """A cluster recovers when a ps dies and comes back with another certificate."""
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), env=env) as c:
         ps = [c.ps(0)]
         second = c.ps(1)
@@ -51,7 +52,8 @@ def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(
         assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
 
 
-def test_a_ps_that_was_frozen_loses_and_doubles_nothing(env: dict[str, str]) -> None:
+def test_frozen_tls_ps_stays_exact(env: dict[str, str]) -> None:
+    """A frozen ps with TLS loses and doubles no step."""
     with cluster_kit.cluster(1, 2, env=env) as c:
         ps = c.ps(0)
         workers = [c.worker(0), c.worker(1)]
@@ -69,9 +71,8 @@ def test_a_ps_that_was_frozen_loses_and_doubles_nothing(env: dict[str, str]) -> 
         assert consistent(workers[0].request("values")) == done
 
 
-def test_a_worker_of_another_ca_ends_at_once_and_nobody_notices(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_worker_of_other_ca_ends(env: dict[str, str], tmp_path: Path) -> None:
+    """A worker of another CA ends at once, and the training is not disturbed."""
     with cluster_kit.cluster(1, 2, env=env) as c:
         c.ps(0)
         chief = c.worker(0)

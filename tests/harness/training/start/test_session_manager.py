@@ -34,19 +34,22 @@ def target() -> Iterator[str]:
 # -- SessionManager ------------------------------------------------------------------------------------------------
 
 
-def test_a_local_ready_op_needs_a_local_init_op() -> None:
+def test_local_ready_op_needs_init_op() -> None:
+    """A local ready operation needs a local init operation."""
     with pytest.raises(ValueError, match="must also pass a local_init_op"):
         harness.SessionManager(ready_for_local_init_op=rt.no_op())
 
 
-def test_two_checkpoint_locations() -> None:
+def test_two_checkpoint_locations_are_refused() -> None:
+    """Two locations of checkpoints are refused."""
     with pytest.raises(ValueError, match="Can not provide both"):
         harness.SessionManager().prepare_session(
             "", checkpoint_dir="a", checkpoint_filename_with_path="b"
         )
 
 
-def test_a_chief_may_wait_for_a_checkpoint_for_so_long(target: str, tmp_path: pathlib.Path) -> None:
+def test_chief_may_wait_for_checkpoint(target: str, tmp_path: pathlib.Path) -> None:
+    """A chief may wait for a checkpoint up to a time, then initialises."""
     v = rt.Variable(1.0, name="v")
     init, saver = rt.global_variables_initializer(), harness.Saver()
     change = v.assign(7.0)
@@ -73,7 +76,8 @@ def test_a_chief_may_wait_for_a_checkpoint_for_so_long(target: str, tmp_path: pa
     empty.stop()
 
 
-def test_local_init_waits_for_what_it_needs(target: str) -> None:
+def test_local_init_follows_its_needs(target: str) -> None:
+    """Local initialisation runs after the variables that it needs."""
     v = rt.Variable(1.0, name="v")
     local = rt.Variable(v * 2.0, name="local", local=True)
     manager = harness.SessionManager(
@@ -84,7 +88,8 @@ def test_local_init_waits_for_what_it_needs(target: str) -> None:
         assert session.run(local) == 2.0
 
 
-def test_local_init_that_cannot_be(target: str) -> None:
+def test_impossible_local_init_is_named(target: str) -> None:
+    """Local initialisation whose needs stay uninitialized is an error with their names."""
     v = rt.Variable(1.0, name="v")
     manager = harness.SessionManager(
         local_init_op=rt.no_op(), ready_for_local_init_op=rt.report_uninitialized_variables([v])
@@ -93,7 +98,8 @@ def test_local_init_that_cannot_be(target: str) -> None:
         manager.prepare_session(target, init_op=rt.no_op())
 
 
-def test_local_init_that_reads_too_early(target: str) -> None:
+def test_early_local_init_is_an_error(target: str) -> None:
+    """Local initialisation that reads an uninitialized variable is an error."""
     v = rt.Variable(1.0, name="v", collections=["mine"])
     local = rt.Variable(v * 2.0, name="local", local=True)
     manager = harness.SessionManager(local_init_op=local.initializer)
@@ -101,7 +107,8 @@ def test_local_init_that_reads_too_early(target: str) -> None:
         manager.prepare_session(target, init_op=rt.no_op())
 
 
-def test_an_old_ready_op_that_reads_the_variable(target: str) -> None:
+def test_reading_ready_op_gives_reason(target: str) -> None:
+    """A ready operation that reads its variable gives the reason until the variable has a value."""
     v = rt.Variable(1.0, name="v")
     manager = harness.SessionManager(ready_op=rt.group(v.value() * 1.0))
     graph = rt.get_default_graph()
@@ -115,7 +122,8 @@ def test_an_old_ready_op_that_reads_the_variable(target: str) -> None:
     assert not graph.finalized
 
 
-def test_recover_session(target: str) -> None:
+def test_recover_session_tells_readiness(target: str) -> None:
+    """recover_session returns whether the model is ready."""
     v = rt.Variable(1.0, name="v")
     manager = tf1_training.SessionManager(ready_op=rt.report_uninitialized_variables())
     session, is_ready = manager.recover_session(target)
@@ -130,7 +138,8 @@ def test_recover_session(target: str) -> None:
 # -- run records ---------------------------------------------------------------------------------------------------
 
 
-def test_a_fence_cuts_off_who_used_the_values_before(target: str) -> None:
+def test_load_fences_older_sessions(target: str) -> None:
+    """A load cuts off the sessions that used the values before."""
     v = rt.Variable(1.0, name="v")
     add = v.assign_add(1.0)
     chief = RunRecords(target, is_chief=True)
@@ -147,7 +156,8 @@ def test_a_fence_cuts_off_who_used_the_values_before(target: str) -> None:
             assert new.run(v) == 2.0  # nothing was added
 
 
-def test_a_load_of_a_fresh_task_cuts_nobody_off(target: str) -> None:
+def test_first_load_fences_no_session(target: str) -> None:
+    """A load of a fresh task cuts off no session."""
     v = rt.Variable(1.0, name="v")
     chief = RunRecords(target, is_chief=True)
     chief.claim()
@@ -156,7 +166,8 @@ def test_a_load_of_a_fresh_task_cuts_nobody_off(target: str) -> None:
         session.run(v.initializer)
 
 
-def test_the_chiefs_own_session_goes_on_after_the_fence(target: str) -> None:
+def test_chiefs_session_survives_the_fence(target: str) -> None:
+    """The chief's own session continues after a load, and other sessions do not."""
     v = rt.Variable(1.0, name="v")
     chief = RunRecords(target, is_chief=True)
     chief.claim()
@@ -173,7 +184,8 @@ def test_the_chiefs_own_session_goes_on_after_the_fence(target: str) -> None:
             other.run(v)
 
 
-def test_the_orders_of_a_deposed_chief_are_refused(target: str) -> None:
+def test_deposed_chiefs_orders_are_refused(target: str) -> None:
+    """The orders of a deposed chief are refused."""
     old, new = RunRecords(target, is_chief=True), RunRecords(target, is_chief=True)
     old.claim()
     assert old.leads()
@@ -187,11 +199,13 @@ def test_the_orders_of_a_deposed_chief_are_refused(target: str) -> None:
 
 
 def test_orders_need_a_claim(target: str) -> None:
+    """An order without a claim is refused."""
     with pytest.raises(rt.AbortedError, match="restarted since a chief took the lead"):
         RunRecords(target, is_chief=True).load()
 
 
-def test_waiting_for_a_load_is_told_of_its_end(target: str) -> None:
+def test_wait_ends_with_the_load(target: str) -> None:
+    """A wait for a load ends with the load."""
     chief, other = RunRecords(target, is_chief=True), RunRecords(target)
     chief.claim()
     chief.load()
@@ -204,7 +218,8 @@ def test_waiting_for_a_load_is_told_of_its_end(target: str) -> None:
     assert done == [True]
 
 
-def test_a_new_run_forgets_who_was_done(target: str) -> None:
+def test_new_run_forgets_finished_tasks(target: str) -> None:
+    """A new run forgets the tasks that were done."""
     chief = RunRecords(target, is_chief=True)
     chief.claim()
     chief.join()
@@ -219,7 +234,8 @@ def test_a_new_run_forgets_who_was_done(target: str) -> None:
 # -- the task's side -----------------------------------------------------------------------------------------------
 
 
-def test_a_ps_leaves_when_every_worker_is_done() -> None:
+def test_ps_leaves_after_last_worker() -> None:
+    """A ps leaves when every worker is done, and not before."""
     ports = free_ports(3)
     spec = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{p}" for p in ports[1:]]}
     ps, *workers = (
@@ -239,7 +255,10 @@ def test_a_ps_leaves_when_every_worker_is_done() -> None:
         worker.stop()
 
 
-def test_wait_until_initialized(target: str) -> None:
+def test_wait_until_initialized_lists_missing(target: str) -> None:
+    """wait_until_initialized returns the missing variables at its limit, or an empty list as soon
+    as all have values.
+    """
     v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
     soon = rt.wait_until_initialized([v, w], 0.01)
     patient = rt.wait_until_initialized([v, w], 30.0)
@@ -253,7 +272,8 @@ def test_wait_until_initialized(target: str) -> None:
         assert found == [[]]
 
 
-def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session for the same devices takes over plans, and a session elsewhere plans by itself."""
     planned: list[Any] = []
 
     def counted(fetches: Any, *args: Any) -> Any:
@@ -277,10 +297,8 @@ def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyP
         assert len(planned) == before + 2
 
 
-def test_plans_of_steps_with_python_calls_are_taken_over(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sessions that follow each other plan such a step once, and what they take over does not grow."""
+def test_plans_with_python_calls_carry_over(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that follow each other plan a step with a Python call once."""
     planned: list[Any] = []
 
     def counted(fetches: Any, *args: Any) -> Any:
@@ -307,8 +325,8 @@ def test_plans_of_steps_with_python_calls_are_taken_over(
             before = session
 
 
-def test_a_worker_does_not_wait_for_its_own_copy_that_no_chief_initialises() -> None:
-    """Workers that learn from a network of their own say with a ready operation that only the shared one counts."""
+def test_worker_ignores_its_own_copy() -> None:
+    """A worker does not wait for its own copy that no chief initialises."""
     with rt.local_cluster(ps=1, workers=2) as cluster:
         with rt.Graph().as_default() as chiefs, rt.device("/job:ps/task:0"):
             rt.Variable(3.0, name="shared")

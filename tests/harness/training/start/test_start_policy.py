@@ -214,9 +214,10 @@ OTHER = [
 @pytest.mark.parametrize(
     ("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF]
 )
-def test_the_chief(
+def test_chief_decides_by_report(
     report: ClusterReport, options: StartOptions, action: Action, words: str
 ) -> None:
+    """The chief decides by the cluster's report and says why."""
     decision = decide(NOW, Role.CHIEF, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
@@ -225,9 +226,10 @@ def test_the_chief(
 @pytest.mark.parametrize(
     ("report", "options", "action", "words"), [r[1:] for r in OTHER], ids=[r[0] for r in OTHER]
 )
-def test_the_others(
+def test_workers_decide_by_report(
     report: ClusterReport, options: StartOptions, action: Action, words: str
 ) -> None:
+    """A worker decides by the cluster's report and says why."""
     decision = decide(NOW, Role.OTHER, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
@@ -248,9 +250,8 @@ OPTIONS = st.builds(StartOptions, st.floats(0, 200), st.booleans(), st.booleans(
 
 
 @given(REPORTS, OPTIONS)
-def test_only_the_chief_gives_values_and_never_over_live_ones(
-    report: ClusterReport, options: StartOptions
-) -> None:
+def test_only_chief_initialises_dead_models(report: ClusterReport, options: StartOptions) -> None:
+    """Only the chief gives values, and never over a live model."""
     other = decide(NOW, Role.OTHER, report, options)
     assert other.action not in (Action.INITIALIZE, Action.RESTORE, Action.KEEP)
     chief = decide(NOW, Role.CHIEF, report, options)
@@ -264,11 +265,15 @@ def test_only_the_chief_gives_values_and_never_over_live_ones(
 
 
 @given(REPORTS, OPTIONS)
-def test_nobody_joins_a_half_restored_model(report: ClusterReport, options: StartOptions) -> None:
+def test_half_restored_model_is_not_joined(report: ClusterReport, options: StartOptions) -> None:
+    """No worker joins a half-restored model."""
     if report.missing or "loading" in report.phases.values():
         assert decide(NOW, Role.OTHER, report, options).action is not Action.JOIN
 
 
 @given(REPORTS, OPTIONS, st.sampled_from(Role))
-def test_waiting_ends(report: ClusterReport, options: StartOptions, role: Role) -> None:
+def test_waiting_ends_at_the_limit(
+    report: ClusterReport, options: StartOptions, role: Role
+) -> None:
+    """No task waits beyond its limit."""
     assert decide(options.give_up_at, role, report, options).action is not Action.WAIT

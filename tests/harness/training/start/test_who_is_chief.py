@@ -43,8 +43,8 @@ def supervised(cluster: InProcessCluster, model: Model, worker: int, *, chief: b
     return supervisor.prepare_or_wait_for_session(cluster.target_of(worker))
 
 
-def test_leases_of_the_dead_come_back_to_any_chief() -> None:
-    """Worker 1 is the chief; worker 0 dies with a lease."""
+def test_any_chief_reclaims_leases() -> None:
+    """A chief that is not worker 0 takes back the leases of a dead worker."""
     with rt.local_cluster(ps=1, workers=2) as cluster:
         with rt.Graph().as_default(), cluster.device(1):
             model = Model()
@@ -63,8 +63,8 @@ def test_leases_of_the_dead_come_back_to_any_chief() -> None:
         chief.close()
 
 
-def test_any_chief_chooses_the_aggregates() -> None:
-    """Worker 1 is the chief of a synchronous run over two ps, and is alone."""
+def test_any_chief_chooses_aggregates() -> None:
+    """A chief that is not worker 0 chooses the aggregates of a synchronous run."""
     with rt.local_cluster(ps=2, workers=2) as cluster, rt.Graph().as_default(), cluster.device(1):
         model = Model(lambda optimizer: harness.SyncReplicas(optimizer, 1, 2))
         chief = supervised(cluster, model, 1, chief=True)
@@ -73,8 +73,8 @@ def test_any_chief_chooses_the_aggregates() -> None:
         chief.close()
 
 
-def test_the_second_run_on_a_cluster_is_told(tmp_path: pathlib.Path) -> None:
-    """The first goes on, and saves; when it has ended the second may begin."""
+def test_second_run_is_refused(tmp_path: pathlib.Path) -> None:
+    """A second run on a cluster is refused until the first has ended."""
     with rt.local_cluster(ps=1, workers=1) as cluster:
 
         def run(name: str, within: Callable[[], None]) -> int:

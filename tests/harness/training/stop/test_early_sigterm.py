@@ -36,7 +36,8 @@ AT_ONCE = """
 
 @pytest.mark.parametrize("job", ["ps", "worker"])
 @pytest.mark.parametrize("module", ["models.mnist.minimal", "models.mnist.trainer"])
-def test_a_task_that_serves_hears_sigterm(module: str, job: str, tmp_path: pathlib.Path) -> None:
+def test_serving_task_obeys_sigterm(module: str, job: str, tmp_path: pathlib.Path) -> None:
+    """SIGTERM ends a task that has just begun to serve, with the code for preemption."""
     ps, worker = free_ports(2)
     task = [f"--ps_hosts=localhost:{ps}", f"--worker_hosts=localhost:{worker}", f"--job_name={job}"]
     with Program(
@@ -58,7 +59,8 @@ EVALUATOR = """
 """
 
 
-def test_an_evaluator_hears_sigterm() -> None:
+def test_evaluator_obeys_sigterm() -> None:
+    """SIGTERM ends an evaluator with the code for preemption."""
     with Program("python", "-c", textwrap.dedent(EVALUATOR)) as program:
         assert program.wait() == exit_codes.PREEMPTED.plain, program.story()
         assert program.lines("^left evaluator$") and not program.lines("Traceback"), program.story()

@@ -86,7 +86,7 @@ def test_facts_decide_the_end(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The facts about a task say what it saves, and what it reports to the others."""
+    """The facts about a task decide its save, its reports and its log lines."""
     seen: list[str] = []
     over, signals = facts.pop("over", True), facts.pop("signals", [])
 

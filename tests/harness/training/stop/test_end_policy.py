@@ -69,7 +69,9 @@ def test_every_phase_can_be_left() -> None:
 def test_stop_has_limits(
     phase: RunPhase, step_secs: float, silent_secs: float, action: StopAction
 ) -> None:
-    """A step is cancelled after a stop, and a silent task cuts the end short; a wait for other tasks goes on."""
+    """A step is cancelled after a stop, a silent task cuts the end short, and a wait for other
+    tasks goes on.
+    """
     assert after_stop(phase, step_secs, silent_secs, step_limit=10.0, silence_limit=20.0) is action
 
 
@@ -109,13 +111,13 @@ def test_unknown_worker_has_time_to_come() -> None:
     assert after_answer(WaitState(100.0, 100.0), {"a": math.inf}, 110.0, _LIMITS)[0].over
 
 
-def test_ps_that_do_not_answer_end_the_wait() -> None:
+def test_unanswering_ps_end_the_wait() -> None:
     """The wait ends when the ps tasks have not answered for as long as a task may be silent."""
     state = WaitState(100.0, 103.0)
     assert not after_loss(state, 122.9, _LIMITS).over and after_loss(state, 123.0, _LIMITS).over
 
 
-def test_story_of_a_run_can_be_read() -> None:
+def test_story_of_run_is_readable() -> None:
     """A Supervisor's run keeps its events, with the phase after each."""
     with rt.Graph().as_default():
         rt.Variable(1.0, name="v")

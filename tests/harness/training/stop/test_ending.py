@@ -33,9 +33,12 @@ def trained_to_15_saved_at_10(c: Cluster) -> tuple[Task, Task]:
     return chief, second
 
 
-def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_rest(
+def test_ps_killed_at_last_save(
     tmp_path: Path,
 ) -> None:
+    """A ps that is killed at the last save is an error of the chief, and the next chief trains the
+    lost steps.
+    """
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
@@ -61,9 +64,10 @@ def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_
         assert saved_steps(tmp_path) == {10, 15}
 
 
-def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lost(
+def test_ps_absent_at_last_save(
     tmp_path: Path,
 ) -> None:
+    """A ps that stays away at the last save is an error that names the lost steps."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True, grace_secs=1) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
@@ -80,7 +84,8 @@ def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lo
         assert chief.wait() == 1
 
 
-def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> None:
+def test_ps_killed_before_the_end(tmp_path: Path) -> None:
+    """A ps that is killed after the last step makes the chief end with the lost steps."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True) as c:
         chief, second = trained_to_15_saved_at_10(c)
         second.kill()
@@ -95,9 +100,10 @@ def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("trained_again", [False, True], ids=["lost", "trained again"])
-def test_a_ps_killed_while_the_chief_waits_for_the_others(
-    monitored: bool, trained_again: bool, tmp_path: Path
-) -> None:
+def test_ps_killed_while_chief_waits(monitored: bool, trained_again: bool, tmp_path: Path) -> None:
+    """Steps that are lost while the chief waits are an error, unless other workers train them
+    again.
+    """
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path), monitored=monitored, save_steps=10) as c:
         c.ps(0)
         second = c.ps(1)
@@ -132,7 +138,8 @@ def test_a_ps_killed_while_the_chief_waits_for_the_others(
             assert chief.wait() == 1
 
 
-def test_steps_lost_earlier_and_trained_again_are_no_error(tmp_path: Path) -> None:
+def test_retrained_steps_are_no_error(tmp_path: Path) -> None:
+    """Steps that were lost earlier and trained again are no error."""
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True) as c:
         chief, second = trained_to_15_saved_at_10(c)
         second.kill()

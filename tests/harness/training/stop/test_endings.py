@@ -93,7 +93,10 @@ def all_well(c: LocalCluster) -> bool:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("style", ["stop", "block", "close", "managed", "monitored"])
-def test_loops_of_different_lengths_the_chief_first(style: str, tmp_path: Path) -> None:
+def test_chief_ends_before_longer_loops(style: str, tmp_path: Path) -> None:
+    """A chief that ends first waits for the longer loops, and the last checkpoint holds their
+    steps.
+    """
     with cluster(tmp_path, workers=3, STYLE=style, STEP_SECS=0.002) as c:
         start_all(c, tmp_path, 5, 40, 400)
         assert all_well(c)
@@ -105,14 +108,16 @@ def test_loops_of_different_lengths_the_chief_first(style: str, tmp_path: Path) 
         assert not c.lines("worker:2", "recovering|Error")
 
 
-def test_loops_of_different_lengths_the_chief_last_and_two_ps(tmp_path: Path) -> None:
+def test_chief_ends_after_shorter_loops(tmp_path: Path) -> None:
+    """A chief that ends last saves the steps of all workers."""
     with cluster(tmp_path, ps=2, workers=3, STYLE="stop", STEP_SECS=0.002) as c:
         start_all(c, tmp_path, 300, 5, 40)
         assert all_well(c)
         assert saved(tmp_path) == 345
 
 
-def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: Path) -> None:
+def test_busy_worker_keeps_its_ps(tmp_path: Path) -> None:
+    """A worker that is busy for longer than any limit keeps its ps and its chief."""
     with cluster(tmp_path, STYLE="stop", GRACE_SECS=1) as c:
         chief, busy = chief_and_other(c, tmp_path)
         c.expect(chief, "TRAINED")
@@ -125,7 +130,8 @@ def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: 
         assert not c.lines(chief, "not waiting any longer")
 
 
-def test_a_second_stop_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_second_stop_does_nothing(tmp_path: Path) -> None:
+    """A second stop has nothing left to do."""
     with cluster(tmp_path, STYLE="managed", GRACE_SECS=7200) as c:
         start_all(c, tmp_path, 10, 10)
         assert all_well(c)
@@ -135,7 +141,8 @@ def test_a_second_stop_has_nothing_left_to_do(tmp_path: Path) -> None:
             assert not c.lines(f"worker:{index}", "could not tell|not saved")
 
 
-def test_a_worker_that_comes_late_ends_and_lets_the_ps_go(tmp_path: Path) -> None:
+def test_late_worker_lets_ps_go(tmp_path: Path) -> None:
+    """A worker that comes late ends at once, and the ps leave."""
     with cluster(tmp_path, STYLE="stop", LATE_SECS=60) as c:
         chief = start(c, 0)
         assert c.wait(chief) == 0
@@ -147,7 +154,8 @@ def test_a_worker_that_comes_late_ends_and_lets_the_ps_go(tmp_path: Path) -> Non
         assert saved(tmp_path) == 10
 
 
-def test_a_worker_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_absent_worker_is_given_up(tmp_path: Path) -> None:
+    """A ps gives up a worker that never comes."""
     with cluster(tmp_path, LATE_SECS=0.5) as c:
         start(c, 0)
         assert all_well(c)
@@ -157,7 +165,8 @@ def test_a_worker_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) ->
 # -- somebody is silent ---------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_dead_is_given_up_by_chief_and_ps(tmp_path: Path) -> None:
+def test_chief_and_ps_give_up_dead(tmp_path: Path) -> None:
+    """Chief and ps give up a dead worker."""
     with cluster(tmp_path, STYLE="stop") as c:
         chief, dead = chief_and_other(c, tmp_path)
         c.kill(dead)
@@ -170,7 +179,8 @@ def test_a_worker_that_is_dead_is_given_up_by_chief_and_ps(tmp_path: Path) -> No
 
 
 @pytest.mark.cluster
-def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: Path) -> None:
+def test_returning_worker_is_waited_for(tmp_path: Path) -> None:
+    """A killed worker that comes back at once is waited for."""
     with cluster(tmp_path, GRACE_SECS=20) as c:
         chief, other = chief_and_other(c, tmp_path)
         c.expect(chief, "TRAINED")
@@ -183,9 +193,8 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
 
 
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
-def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(
-    style: str, code: int, tmp_path: Path
-) -> None:
+def test_waking_worker_learns_of_end(style: str, code: int, tmp_path: Path) -> None:
+    """A worker that wakes after its ps have left is told that training is over."""
     with cluster(tmp_path, ps=2, STYLE=style) as c:
         chief, frozen = chief_and_other(c, tmp_path, PAUSE_AT=-1, STEPS=10**9, STEP_SECS=0.001)
         c.expect(chief, "TRAINED")
@@ -198,7 +207,8 @@ def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(
         assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
 
 
-def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path: Path) -> None:
+def test_steps_after_giving_up_are_named(tmp_path: Path) -> None:
+    """Steps that are trained after the chief has given a worker up are named as not saved."""
     with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
         chief, frozen = chief_and_other(c, tmp_path)
         c.freeze(frozen)
@@ -216,7 +226,8 @@ def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path:
 # -- processes that just exit ----------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_just_exits_is_given_up(tmp_path: Path) -> None:
+def test_exiting_worker_is_given_up(tmp_path: Path) -> None:
+    """A worker that exits without an end is given up."""
     with cluster(tmp_path, STYLE="managed") as c:
         chief, other = chief_and_other(c, tmp_path, PAUSE_AT=-1, STYLE="close", EXITS=1)
         assert c.wait(other) == 0
@@ -225,7 +236,8 @@ def test_a_worker_that_just_exits_is_given_up(tmp_path: Path) -> None:
         assert c.lines(other, "this process ends without .*: nobody is told that it is done")
 
 
-def test_a_chief_that_just_exits_leaves_the_ps_to_the_next_chief(tmp_path: Path) -> None:
+def test_exiting_chief_leaves_the_ps(tmp_path: Path) -> None:
+    """A chief that exits without an end leaves the ps to the next chief."""
     with cluster(tmp_path, STYLE="close") as c:
         chief = start(c, 0, EXITS=1, PAUSE_AT=0)
         other = start(c, 1, STYLE="stop")
@@ -241,7 +253,8 @@ def test_a_chief_that_just_exits_leaves_the_ps_to_the_next_chief(tmp_path: Path)
         assert saved(tmp_path) == 21
 
 
-def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) -> None:
+def test_early_ps_stop_names_the_cost(tmp_path: Path) -> None:
+    """A ps that is stopped before the end says what that costs."""
     with cluster(tmp_path, STYLE="close") as c:
         assert c.wait(start(c, 0, EXITS=1)) == 0
         c.stop("ps:0")
@@ -255,7 +268,8 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
 # -- work after the loop ---------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Path) -> None:
+def test_evaluation_after_stop_is_unlimited(tmp_path: Path) -> None:
+    """An evaluation after request_stop takes as long as it likes."""
     with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
         c.expect(chief, "EVALUATED")
@@ -264,7 +278,8 @@ def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Pa
         assert not c.lines(chief, "cancelled|closed")
 
 
-def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path) -> None:
+def test_error_after_stop_follows_save(tmp_path: Path) -> None:
+    """An error after request_stop is raised when all is saved."""
     with cluster(tmp_path, workers=1, STYLE="managed", ERROR="no room for the export") as c:
         chief = start(c, 0)
         assert c.wait(chief) == 1
@@ -274,7 +289,8 @@ def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path)
 
 
 @pytest.mark.parametrize("style", ["stop", "monitored"])
-def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> None:
+def test_last_save_is_unlimited(style: str, tmp_path: Path) -> None:
+    """The last save takes as long as it takes."""
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
         assert c.wait(chief) == 0 and c.wait("ps:0") == 0
@@ -283,7 +299,8 @@ def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("style", ["managed", "monitored"])
-def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) -> None:
+def test_zero_grace_ends_well(style: str, tmp_path: Path) -> None:
+    """A grace period of zero is enough for a good end."""
     with cluster(
         tmp_path, STYLE=style, GRACE_SECS=0, SAVE_SECS=1, TIMER_SECS=1.5, STEP_SECS=0.1
     ) as c:
@@ -296,7 +313,8 @@ def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("style", ["stop", "monitored"])
-def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Path) -> None:
+def test_preempted_waiting_chief_saves(style: str, tmp_path: Path) -> None:
+    """A chief that is preempted while it waits saves, and training can continue."""
     with cluster(tmp_path, STYLE=style, GRACE_SECS=60) as c:
         chief, other = chief_and_other(c, tmp_path)
         c.expect(chief, "waiting for /job:worker/task:1")
@@ -319,9 +337,8 @@ def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Pa
         ("monitored", signal.SIGINT),
     ],
 )
-def test_a_signal_during_the_last_save_does_not_cost_it(
-    style: str, number: int, tmp_path: Path
-) -> None:
+def test_signal_spares_the_last_save(style: str, number: int, tmp_path: Path) -> None:
+    """A signal during the last save does not cost the save."""
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
         until(lambda: bool(c.lines(chief, "SAVED")))  # the first one, of the beginning
@@ -335,7 +352,8 @@ def test_a_signal_during_the_last_save_does_not_cost_it(
         assert saved(tmp_path) == 10
 
 
-def test_a_signal_during_an_evaluation_at_the_end_still_saves(tmp_path: Path) -> None:
+def test_signal_in_last_evaluation_saves(tmp_path: Path) -> None:
+    """A signal during an evaluation at the end still saves."""
     with cluster(tmp_path, workers=1, STYLE="monitored", HOOK_SECS=30) as c:
         chief = start(c, 0)
         c.expect(chief, "EVALUATING")
@@ -347,7 +365,8 @@ def test_a_signal_during_an_evaluation_at_the_end_still_saves(tmp_path: Path) ->
 # -- workers that keep step with each other --------------------------------------------------------------------------
 
 
-def test_bounded_staleness_does_not_wait_for_who_trains_no_more(tmp_path: Path) -> None:
+def test_staleness_ignores_finished_workers(tmp_path: Path) -> None:
+    """Bounded staleness does not wait for a worker that has finished."""
     with cluster(tmp_path, STYLE="stop", SYNC="stale", GRACE_SECS=60) as c:
         start_all(c, tmp_path, 5, 60)
         assert all_well(c)
@@ -355,9 +374,8 @@ def test_bounded_staleness_does_not_wait_for_who_trains_no_more(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
-def test_synchronous_training_ends_with_the_first_who_is_through(
-    first: int, tmp_path: Path
-) -> None:
+def test_synchronous_training_ends_with_first(first: int, tmp_path: Path) -> None:
+    """Synchronous training ends with the first worker that is through."""
     with cluster(tmp_path, STYLE="managed", SYNC="quorum", GRACE_SECS=60) as c:
         for index in (0, 1):
             start(c, index, ready=False, STEPS=5 if index == first else 60)
@@ -369,7 +387,8 @@ def test_synchronous_training_ends_with_the_first_who_is_through(
 
 
 @pytest.mark.parametrize("style", ["managed", "monitored"])
-def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_path: Path) -> None:
+def test_start_limit_spares_recoveries(style: str, tmp_path: Path) -> None:
+    """The time limit of the start does not bound a recovery."""
     with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:
         chief = start(c, 0, PAUSE_AT=5)
         other = start(c, 1, PAUSE_AT=5)
@@ -399,9 +418,8 @@ def restart_ps_while_waiting(c: LocalCluster, directory: Path, chief: str, other
 
 
 @pytest.mark.parametrize("style", ["managed", "monitored"])
-def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(
-    style: str, tmp_path: Path
-) -> None:
+def test_waiting_chief_restores_ps(style: str, tmp_path: Path) -> None:
+    """A chief that waits restores a lost ps for the workers."""
     with cluster(tmp_path, ps=2, STYLE=style, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=0, STOPS=1)
         other = start(c, 1, PAUSE_AT=5, STEPS=40)
@@ -410,7 +428,9 @@ def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(
 
 
 def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
-    """A chief that has closed its session by hand restores a lost ps for the workers that it waits for."""
+    """A chief that has closed its session by hand restores a lost ps for the workers that it waits
+    for.
+    """
     with cluster(tmp_path, ps=2, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=0, STYLE="close", TIMER_SECS=0.5)
         other = start(c, 1, PAUSE_AT=5, STEPS=40, STYLE="managed")
@@ -418,9 +438,10 @@ def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
         assert c.lines(chief, "the session was closed before the stop")
 
 
-def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(
+def test_preempted_last_save_ends_nothing(
     tmp_path: Path,
 ) -> None:
+    """A chief that is preempted during the last save does not end the training of the others."""
     with cluster(tmp_path, workers=1, STYLE="managed", SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
         until(lambda: bool(c.lines(chief, "SAVED")))
@@ -435,7 +456,8 @@ def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_traini
         assert saved(tmp_path) == 13
 
 
-def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path) -> None:
+def test_restarted_ps_knows_finished_workers(tmp_path: Path) -> None:
+    """A ps that is started again knows which workers were through before."""
     with cluster(tmp_path, ps=2, STYLE="managed", LATE_SECS=600) as c:
         chief = start(c, 0, PAUSE_AT=2)
         assert c.wait(start(c, 1)) == 0
@@ -447,9 +469,10 @@ def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path)
         assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
 
 
-def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(
+def test_restarted_ps_learns_of_end(
     tmp_path: Path,
 ) -> None:
+    """A ps that is started again after the last save learns that training is over."""
     with cluster(
         tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60
     ) as c:

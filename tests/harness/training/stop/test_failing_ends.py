@@ -30,7 +30,8 @@ class FailsAtTheEnd(harness.SessionRunHook):
         raise ZeroDivisionError("in the end of a hook")
 
 
-def test_a_hook_that_fails_at_the_end_does_not_cost_the_last_save(tmp_path: pathlib.Path) -> None:
+def test_failing_hook_spares_last_save(tmp_path: pathlib.Path) -> None:
+    """A hook that fails at the end does not cost the last save."""
     more = harness.get_or_create_global_step().assign_add(1)
     session = harness.MonitoredTrainingSession(
         checkpoint_dir=str(tmp_path), hooks=[FailsAtTheEnd()], chief_only_hooks=[FailsAtTheEnd()]
@@ -41,9 +42,10 @@ def test_a_hook_that_fails_at_the_end_does_not_cost_the_last_save(tmp_path: path
     assert harness.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "5")
 
 
-def test_a_session_whose_services_cannot_start_is_closed(
+def test_failed_services_close_the_session(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A session whose services cannot start is closed, and no thread is left."""
     with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
         harness.get_or_create_global_step()
         supervisor = harness.Supervisor(logdir=str(tmp_path))
@@ -69,7 +71,8 @@ def test_a_session_whose_services_cannot_start_is_closed(
         assert server.report().values["sessions"] == 0
 
 
-def test_an_error_of_a_step_after_request_stop_comes_out() -> None:
+def test_step_error_after_stop_is_raised() -> None:
+    """An error of a step after request_stop is raised."""
     more = harness.get_or_create_global_step().assign_add(1)
     fed = rt.placeholder(rt.constant(1.0).dtype, [], name="fed")
     supervisor = harness.Supervisor(logdir=None)
@@ -85,7 +88,8 @@ def test_an_error_of_a_step_after_request_stop_comes_out() -> None:
 @pytest.mark.parametrize(
     "error", [rt.OutOfRangeError("no more input"), rt.CancelledError("stopped")]
 )
-def test_what_a_stop_leads_to_is_no_error(error: rt.OpError) -> None:
+def test_consequences_of_stop_are_silent(error: rt.OpError) -> None:
+    """The errors that a stop leads to are not raised."""
     harness.get_or_create_global_step()
     supervisor = harness.Supervisor(logdir=None)
     with supervisor.managed_session(""):
@@ -93,7 +97,8 @@ def test_what_a_stop_leads_to_is_no_error(error: rt.OpError) -> None:
         raise error
 
 
-def test_an_error_that_is_raised_is_not_told_as_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_raised_error_is_not_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that is raised is not logged as dropped."""
     coord = harness.Coordinator()
     error = ValueError("of a thread")
     coord.request_stop(error)
@@ -124,9 +129,10 @@ def closed_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-def test_the_message_of_a_loss_does_not_need_the_log_directory(
+def test_loss_message_needs_no_directory(
     closed_directory: pathlib.Path,
 ) -> None:
+    """The message of a loss does not need the log directory."""
     with pytest.raises(rt.UnavailableError):
         harness.latest_checkpoint(str(closed_directory))
     text = last_save.not_saved(15, str(closed_directory))
@@ -136,9 +142,10 @@ def test_the_message_of_a_loss_does_not_need_the_log_directory(
     )
 
 
-def test_the_others_are_told_without_the_log_directory(
+def test_saved_step_needs_no_directory(
     closed_directory: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The saved step is unknown, and logged so, when the log directory cannot be read."""
     assert last_save.saved_step(str(closed_directory)) is None
     assert "which checkpoint is the newest is not known" in caplog.text
 
@@ -147,9 +154,8 @@ def test_the_others_are_told_without_the_log_directory(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_not_lost_where_the_save_fails(
-    number: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_signal_survives_failed_save(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A signal is not lost when the save fails, and the error is logged."""
     with pytest.raises(SystemExit) as raised, preemptible(), shielded() as held:
         os.kill(os.getpid(), number)
         assert held == [number]
@@ -159,7 +165,8 @@ def test_a_signal_is_not_lost_where_the_save_fails(
     assert "lost meanwhile" in caplog.text  # it may tell what is lost
 
 
-def test_a_handler_that_only_notes_the_signal_leaves_the_error() -> None:
+def test_noting_handler_leaves_the_error() -> None:
+    """A handler that only notes the signal leaves the error."""
     noted: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
     try:
@@ -197,9 +204,8 @@ def in_the_collector(number: int) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("arrives", [at_the_end_of_an_object, in_the_collector])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_within_a_callback_whose_exceptions_python_discards_comes_out_all_the_same(
-    arrives: Any, number: int
-) -> None:
+def test_signal_in_discarding_callback_arrives(arrives: Any, number: int) -> None:
+    """A signal within a callback whose exceptions Python discards is raised all the same."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for _ in range(20):

@@ -19,9 +19,10 @@ STEPS = 3
     ("number", "code"),
     [(signal.SIGTERM, exit_codes.PREEMPTED), (signal.SIGINT, exit_codes.INTERRUPTED)],
 )
-def test_the_last_step_is_saved(
+def test_interrupted_end_saves_last_step(
     number: int, code: exit_codes.ExitCode, tmp_path: pathlib.Path
 ) -> None:
+    """A signal at any line of the end costs no step."""
     # it is ignored where the tests run in background
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -54,9 +54,10 @@ def ctrl_c_as_python_has_it() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_lock_of_the_log_locked(
+def test_signal_leaves_log_unlocked(
     number: signal.Signals, log: logging.Logger, ctrl_c_as_python_has_it: None
 ) -> None:
+    """A signal leaves no lock of the log locked."""
     lock = log.handlers[0].lock
     assert lock is not None
     wanted, over = threading.Event(), threading.Event()
@@ -91,9 +92,10 @@ def test_a_signal_leaves_no_lock_of_the_log_locked(
         sender.join(60)
 
 
-def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(
+def test_endless_lock_wait_is_interrupted(
     ctrl_c_as_python_has_it: None,
 ) -> None:
+    """A thread that waits for a lock for ever is interrupted."""
     interrupt_between_locks()
     handler = logging.Handler()
     assert handler.lock is not None
@@ -118,10 +120,10 @@ def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(
         killer.join(60)
 
 
-def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(
+def test_ctrl_c_survives_garbage_collection(
     ctrl_c_as_python_has_it: None,
 ) -> None:
-    """Python prints what is raised there, "Exception ignored in: ...", and goes on; JAX has such a callback."""
+    """Ctrl-C within a callback of the garbage collector is not lost."""
     interrupt_between_locks()
     sent = False
 
@@ -142,7 +144,8 @@ def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(
         gc.callbacks.remove(interrupted)
 
 
-def test_a_handler_of_the_program_s_own_stays(ctrl_c_as_python_has_it: None) -> None:
+def test_own_signal_handler_stays(ctrl_c_as_python_has_it: None) -> None:
+    """A signal handler of the program's own stays."""
     for own in (signal.SIG_IGN, lambda number, frame: None):
         signal.signal(signal.SIGINT, own)
         interrupt_between_locks()
@@ -156,10 +159,8 @@ class Kept:
 @pytest.mark.parametrize(
     "kind", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary]
 )
-def test_ctrl_c_within_a_weak_collection_is_not_lost(
-    kind: type, ctrl_c_as_python_has_it: None
-) -> None:
-    """The callback of the collection is called where the object goes, and Python discards what is raised in it."""
+def test_ctrl_c_survives_weak_collections(kind: type, ctrl_c_as_python_has_it: None) -> None:
+    """Ctrl-C within the callback of a weak collection is not lost."""
     interrupt_between_locks()
     kept = [Kept()]
     collection = (
@@ -179,7 +180,8 @@ def test_ctrl_c_within_a_weak_collection_is_not_lost(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_the_functions_that_lock_are_pythons() -> None:
+def test_locking_functions_exist_in_python() -> None:
+    """The functions that take locks exist in Python's own modules."""
     import importlib._bootstrap
 
     assert inspect.isfunction(vars(importlib._bootstrap)[_IMPORTING[1]])
@@ -228,10 +230,8 @@ def by_a_library_in_python() -> None:
 
 
 @pytest.mark.parametrize("swallow", [by_a_library_in_c, by_a_library_in_python])
-def test_sigterm_that_somebody_swallows_is_raised_once_more(
-    soon: None, swallow: Callable[[], None]
-) -> None:
-    """A worker that had just joined went on until it was cut off; a chief would have lost its last save."""
+def test_swallowed_sigterm_is_raised_again(soon: None, swallow: Callable[[], None]) -> None:
+    """SIGTERM that a library swallows is raised once more."""
     went_on = False
     with pytest.raises(SystemExit):
         with harness.preemptible(grace_secs=100):
@@ -241,7 +241,8 @@ def test_sigterm_that_somebody_swallows_is_raised_once_more(
     assert went_on
 
 
-def test_whoever_swallows_it_again_gets_it_again(soon: None) -> None:
+def test_sigterm_repeats_until_obeyed(soon: None) -> None:
+    """SIGTERM that is swallowed again is raised again."""
     times = 0
     with harness.preemptible(grace_secs=100):
         while times < 3:
@@ -253,8 +254,8 @@ def test_whoever_swallows_it_again_gets_it_again(soon: None) -> None:
                 times += 1
 
 
-def test_who_is_on_the_way_out_is_not_interrupted_once_more(soon: None) -> None:
-    """Ends that take long, as last saves and joins do: in a finally, in an except, of a name, of a context manager."""
+def test_ending_program_is_not_interrupted(soon: None) -> None:
+    """A program that is ending is not interrupted once more."""
     long = 0.5
     ends = []
 
@@ -305,10 +306,10 @@ IMPORTED = (
 
 
 @pytest.mark.parametrize("secs", [100.0, 0.1])
-def test_sigterm_waits_for_an_import_and_not_for_ever(
+def test_sigterm_waits_for_imports(
     secs: float, imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Extension modules that were left half-way, JAX's for one, ended the process by SIGABRT or SIGSEGV."""
+    """SIGTERM waits for an import up to its limit."""
     monkeypatch.setattr(preemption, "IMPORT_SECS", secs)
     monkeypatch.setattr(gc, "told_meanwhile", False, raising=False)
     with pytest.raises(SystemExit):
@@ -318,9 +319,10 @@ def test_sigterm_waits_for_an_import_and_not_for_ever(
     assert gc.told_meanwhile is (secs == 100.0)  # type: ignore[attr-defined]
 
 
-def test_a_program_that_somebody_imports_is_left_at_once(
+def test_imported_program_ends_at_once(
     imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A program that is imported as a module ends at once."""
     monkeypatch.setattr(preemption, "IMPORT_SECS", 100.0)
     with pytest.raises(SystemExit):
         imported(

@@ -39,7 +39,8 @@ def saved_step(logdir: Path) -> int:
     return int(Path(path).name)
 
 
-def test_a_chief_saves_its_step_and_its_place_in_the_data_and_goes_on_there(tmp_path: Path) -> None:
+def test_preempted_chief_continues_its_data(tmp_path: Path) -> None:
+    """A preempted chief saves its step and its place in the data, and continues there."""
     with started(tmp_path) as cluster:
         reached = cluster.wait_step(200)
         cluster.stop("worker:0")
@@ -56,7 +57,8 @@ def test_a_chief_saves_its_step_and_its_place_in_the_data_and_goes_on_there(tmp_
         cluster.wait_step(step + 50)
 
 
-def test_all_tasks_go_on_from_what_a_preempted_chief_has_saved(tmp_path: Path) -> None:
+def test_run_continues_from_preempted_chief(tmp_path: Path) -> None:
+    """All tasks continue from the checkpoint of a preempted chief."""
     with started(tmp_path, "--steps=100000000") as cluster:
         cluster.wait_step(100)
         cluster.stop("worker:0")
@@ -73,7 +75,8 @@ def test_all_tasks_go_on_from_what_a_preempted_chief_has_saved(tmp_path: Path) -
     assert saved_step(tmp_path) == step + 50
 
 
-def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Path) -> None:
+def test_ps_serves_until_chief_saves(tmp_path: Path) -> None:
+    """A ps that receives SIGTERM first serves until the chief has saved."""
     with started(tmp_path, drain_secs="100") as cluster:
         reached = cluster.wait_step(200)
         cluster.stop("ps:0")
@@ -87,9 +90,10 @@ def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Pa
 
 
 @pytest.mark.chaos
-def test_what_a_ps_holds_that_is_told_to_go_is_saved_at_once_and_once_more_before_it_goes(
+def test_leaving_ps_is_saved_twice(
     tmp_path: Path,
 ) -> None:
+    """The chief saves at once when a ps is told to go, and once more before the ps goes."""
     with started(tmp_path, drain_secs=f"{GOES_TOO_SECS + LAST_SAVE_SECS + 2:g}") as cluster:
         reached = cluster.wait_step(200)  # an hour before the timer saves
         cluster.stop("ps:0")
@@ -105,7 +109,8 @@ def test_what_a_ps_holds_that_is_told_to_go_is_saved_at_once_and_once_more_befor
         cluster.wait_step(second + 50)
 
 
-def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
+def test_ps_drains_for_its_time(tmp_path: Path) -> None:
+    """A ps serves on after SIGTERM for its drain time only."""
     with started(tmp_path, drain_secs="0.5") as cluster:
         cluster.wait_step(50)
         cluster.stop("ps:0")
@@ -113,12 +118,14 @@ def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
         cluster.expect("ps:0", "serving on for 0.5 s at most")
 
 
-def test_the_launcher_tells_a_ps_by_the_variable_that_the_server_reads() -> None:
+def test_launcher_and_server_share_variable() -> None:
+    """The launcher and the server use one variable for the drain time."""
     assert DRAIN_VARIABLE == tasks.DRAIN_VARIABLE
 
 
 @pytest.mark.chaos
-def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:
+def test_preempted_worker_disturbs_nobody(tmp_path: Path) -> None:
+    """A preempted worker leaves and comes back without a recovery of the chief."""
     with started(tmp_path, workers=2) as cluster:
         cluster.expect("worker:1", "FROM ")
         cluster.wait_step(200)
@@ -134,7 +141,8 @@ def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_what_is_not_done_in_time_is_cut_off(tmp_path: Path) -> None:
+def test_late_end_is_cut_off(tmp_path: Path) -> None:
+    """An end that is not done within the grace period is cut off."""
     with started(tmp_path, "--grace_secs=1") as cluster:
         cluster.wait_step(100)
         cluster.freeze("ps:0")  # the last checkpoint has to wait for it
@@ -146,7 +154,8 @@ def test_what_is_not_done_in_time_is_cut_off(tmp_path: Path) -> None:
         cluster.thaw("ps:0")
 
 
-def test_a_task_that_still_waits_for_the_others_leaves_at_once(tmp_path: Path) -> None:
+def test_waiting_task_leaves_at_once(tmp_path: Path) -> None:
+    """A task that still waits for other tasks leaves at once."""
     with started(tmp_path, start=False) as cluster:
         cluster.start("worker:0")
         cluster.expect("worker:0", "OPENING")

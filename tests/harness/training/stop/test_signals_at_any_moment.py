@@ -71,10 +71,10 @@ def model() -> tuple[list[Any], rt.Tensor]:
 # files are dropped, not closed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("program", [Run.supervisor, Run.monitored_session])
-def test_a_program_ends_and_loses_no_step(
+def test_sigterm_loses_no_step(
     program: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where JAX or Python swallow the SystemExit, as they do for one signal in a hundred or so, it comes once more."""
+    """SIGTERM at any moment ends the program and loses no step."""
     monkeypatch.setattr(preemption, "SWALLOWED_SHARE", 0.001)
     chance = random.Random(1)
     for number in range(SIGNALS):

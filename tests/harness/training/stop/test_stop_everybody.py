@@ -46,7 +46,8 @@ with harness.join_cluster() as me:
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "hook"])
-def test_one_word_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
+def test_one_task_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
+    """One task's request stops all workers."""
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
     command = (
         "python",
@@ -89,7 +90,8 @@ with harness.join_cluster() as me:
 """
 
 
-def test_a_chief_that_fails_after_the_end_does_not_train_again(tmp_path: pathlib.Path) -> None:
+def test_finished_chief_trains_no_more(tmp_path: pathlib.Path) -> None:
+    """A chief that fails after the end does not train again."""
     (tmp_path / "train.py").write_text(textwrap.dedent(FAILS_ONCE))
     command = (
         "python",
@@ -109,7 +111,8 @@ def test_a_chief_that_fails_after_the_end_does_not_train_again(tmp_path: pathlib
         program.expect(r"STEPS 0 1 0$")
 
 
-def test_the_next_run_on_the_same_tasks_does_not_stop() -> None:
+def test_next_run_is_not_stopped() -> None:
+    """The next run on the same tasks is not stopped by the request of the run before."""
     with rt.local_cluster(ps=1, workers=1) as cluster:
         for _ in range(2):
             with rt.Graph().as_default(), cluster.device():
@@ -122,7 +125,8 @@ def test_the_next_run_on_the_same_tasks_does_not_stop() -> None:
                     assert supervisor.should_stop()
 
 
-def test_alone_it_stops_itself() -> None:
+def test_lone_task_stops_itself() -> None:
+    """A lone task stops itself, before and during a session."""
     with rt.Graph().as_default(), rt.Server.create_local_server() as server:
         harness.get_or_create_global_step()
         supervisor = harness.Supervisor()
@@ -134,7 +138,8 @@ def test_alone_it_stops_itself() -> None:
             assert supervisor.should_stop()
 
 
-def test_a_hook_that_makes_no_sense_is_named() -> None:
+def test_senseless_early_stopping_is_refused() -> None:
+    """Options of EarlyStoppingHook that make no sense are refused."""
     for options, text in (
         ({"mode": "up"}, "'max' or 'min', not 'up'"),
         ({"every_n_steps": 0}, "1 at least"),
@@ -143,7 +148,8 @@ def test_a_hook_that_makes_no_sense_is_named() -> None:
             harness.EarlyStoppingHook(lambda _: 0.0, patience=1, **options)  # type: ignore[arg-type]
 
 
-def test_a_tensor_is_a_metric_too() -> None:
+def test_tensor_may_be_the_metric() -> None:
+    """A tensor may be the metric of early stopping."""
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()
         more = step.assign_add(1)
@@ -175,12 +181,14 @@ def looks(values: list[float], **options: object) -> tuple[harness.EarlyStopping
     return hook, steps
 
 
-def test_a_first_value_that_is_nan_is_no_best() -> None:
+def test_nan_is_no_best_value() -> None:
+    """A NaN as the first value is no best value."""
     hook, steps = looks([float("nan"), 9.0, 8.0, 7.0, 6.0, 5.0])
     assert (hook.best, steps) == (5.0, 6)
 
 
-def test_patience_outlives_the_process_of_the_chief(tmp_path: pathlib.Path) -> None:
+def test_patience_outlives_the_chief(tmp_path: pathlib.Path) -> None:
+    """The count of patience outlives the process of the chief."""
     assert looks([1.0, 2.0, 3.0], checkpoint_dir=str(tmp_path))[1] == 3
     hook, steps = looks([2.9, 2.8, 2.7], checkpoint_dir=str(tmp_path))
     assert (hook.best, hook.best_step, steps) == (1.0, 1, 1)
@@ -216,9 +224,8 @@ with harness.join_cluster() as me:
 
 
 @pytest.mark.parametrize("kind", ["hook", "late"])
-def test_a_chief_that_finds_its_model_alive_keeps_the_states(
-    tmp_path: pathlib.Path, kind: str
-) -> None:
+def test_live_model_keeps_the_states(tmp_path: pathlib.Path, kind: str) -> None:
+    """A chief that finds its model alive restores the states."""
     (tmp_path / "train.py").write_text(textwrap.dedent(CHIEF_RESTARTS))
     train = (sys.executable, "train.py", str(tmp_path / "checkpoints"), kind)
     command = ("python", "-m", "harness.launch", "--ps=1", "--workers=1", "--", *train)
@@ -230,7 +237,8 @@ def test_a_chief_that_finds_its_model_alive_keeps_the_states(
 
 
 @pytest.mark.parametrize("place", ["hooks", "chief_only_hooks"])
-def test_the_last_checkpoint_has_the_values(tmp_path: pathlib.Path, place: str) -> None:
+def test_last_checkpoint_has_metric_values(tmp_path: pathlib.Path, place: str) -> None:
+    """The last checkpoint holds all values of the metric, and the next run continues with them."""
     values = iter([1.0, 2.0, 3.0, 4.0])
     for last in (2, 3):  # and the next run of this process continues with these
         with rt.Graph().as_default():
@@ -248,7 +256,9 @@ def test_the_last_checkpoint_has_the_values(tmp_path: pathlib.Path, place: str) 
         assert held["early_stopping"][0] == [1, 1.0] and len(held["early_stopping"]) == last
 
 
-def test_a_hook_of_ones_own_needs_stop_everybody_alone() -> None:
+def test_own_hook_stops_everybody() -> None:
+    """A user's own hook stops all tasks by the attribute stop_everybody alone."""
+
     class Hook(harness.SessionRunHook):
         def __init__(self) -> None:
             self.stop_everybody: Callable[[str], None] = pytest.fail
@@ -265,15 +275,16 @@ def test_a_hook_of_ones_own_needs_stop_everybody_alone() -> None:
             assert session.coord.wait_for_stop(TIMEOUT_SECS)
 
 
-def test_a_hook_begins_anew_in_another_run() -> None:
+def test_hook_begins_anew() -> None:
+    """A hook begins anew in another run."""
     hook, steps = looks([1.0, 2.0, 3.0, 4.0, 5.0])
     assert steps == 4
     again, steps = looks([8.0, 9.0, 7.0], hook=hook)
     assert (again.best, steps) == (7.0, 3)
 
 
-def test_damaged_checkpoints_leave_the_count_anew(tmp_path: pathlib.Path) -> None:
-    """A chief whose model lives on the ps trains on, although no checkpoint can be read."""
+def test_damaged_checkpoints_reset_the_count(tmp_path: pathlib.Path) -> None:
+    """With a live model and damaged checkpoints training continues, and the count begins anew."""
     with rt.Server.create_local_server() as server, rt.Graph().as_default():
         more = harness.get_or_create_global_step().assign_add(1)
         for start in range(2):

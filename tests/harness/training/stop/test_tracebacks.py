@@ -24,9 +24,10 @@ OPENS = """
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("full", [False, True])
-def test_a_session_that_does_not_open_is_told_in_a_few_lines(
-    full: bool, tmp_path: pathlib.Path
-) -> None:
+def test_unopened_session_has_short_traceback(full: bool, tmp_path: pathlib.Path) -> None:
+    """The traceback of a session that does not open shows the user's frames only, unless the
+    variable asks for all.
+    """
     (tmp_path / "train.py").write_text(textwrap.dedent(OPENS))
     hosts = [
         f"--{job}_hosts=localhost:{port}"
@@ -51,7 +52,9 @@ def test_a_session_that_does_not_open_is_told_in_a_few_lines(
             assert len(program.lines("Traceback")) == 1
 
 
-def test_what_the_error_comes_from_is_told_where_the_program_had_a_part_in_it() -> None:
+def test_programs_own_cause_is_shown() -> None:
+    """The cause of an error is shown where the program had a part in it."""
+
     def wrong() -> None:
         raise ValueError("the program's own")
 

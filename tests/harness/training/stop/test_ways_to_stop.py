@@ -137,6 +137,7 @@ def begin(
 def test_every_stop_saves_and_ends_well(
     cluster: InProcessCluster, tmp_path: pathlib.Path, kind: str, loop: str, way: str
 ) -> None:
+    """Every way to stop, in every session and loop, ends well and saves the trained steps."""
     if way == "signal":
         with pytest.raises(SystemExit) as raised, preemptible():
             begin(cluster, kind, loop, way, tmp_path, worker=0)
