@@ -141,6 +141,7 @@ class Exchange:
         """Takes a connection for each call. So a lost task raises before any call is sent."""
         lanes, run = self._lanes, self._run
         for call in calls:
+            assert call not in lanes, "the call is open already"
             lanes[call] = call.peer.acquire(deadline=run.deadline)
         # From here on another thread can end the step by its connections.
         if run.ending is not None:

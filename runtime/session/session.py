@@ -379,8 +379,11 @@ class Session:
             for op, device in place_operations(needed.operations, self._devices).items():
                 logging.info("%s: (%s): %s", op.name, op.type, device.name)
         given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
+        # Another thread may adopt a generation meanwhile. The plan then goes into the plans that
+        # the thread has put aside, because the tasks refuse its stages.
+        plans = self._plans
         prepared = _Prepared(self._engine.prepare(plan), plan, part, given)
-        self._plans.keep(key, prepared)
+        plans.keep(key, prepared)
         return prepared
 
     def take_plans(self, other: Session) -> None:

@@ -406,7 +406,10 @@ class Store:
             with self.lock:
                 for slot in gone:
                     slot.value, slot.spec, slot.lost = None, None, why
-            self.count((slot, 0) for slot in gone)
+            # The bytes that the program should have made were counted before the run.
+            self.count(
+                (slot, nbytes([slot.value] if slot.value is not None else ())) for slot in slots
+            )
         return [slot.key[1] for slot in slots if slot.lost]
 
     def validate(self) -> None:
@@ -417,6 +420,7 @@ class Store:
                 assert not slot.lock.locked(), "a claim has outlived its stage"
                 assert not slot.lost or slot.value is None
                 assert (slot.value is None) == (slot.spec is None)
+                assert slot.value is not None or not slot.counted, "bytes without a value"
                 if slot.value is not None and slot.spec is not None:
                     assert slot.value.shape == slot.spec.shape and not _is_gone(slot.value)
                     # The length of strings changes with each update, and is counted at a restore

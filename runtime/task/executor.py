@@ -271,8 +271,6 @@ class PreparedStage:
             self.check_generation()
         if self._executable is None:
             return ()
-        if self._made:
-            self._store.count(self._made, checked=self.watched is not None)
         arguments = []
         for slot, spec, written in self._reads:
             value = slot.checked(spec, self._task)
@@ -287,6 +285,10 @@ class PreparedStage:
             arguments, inputs = [*arguments, *inputs], ()
             for i in self._narrow:
                 arguments[i] = np.asarray(arguments[i])
+        # A variable without a value has raised above, so no bytes are counted for a program that
+        # does not run.
+        if self._made:
+            self._store.count(self._made, checked=self.watched is not None)
         if turn is not None:
             turn.running = True
         return self._executable(*arguments, *inputs)

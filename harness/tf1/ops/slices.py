@@ -262,9 +262,15 @@ def _pick_strings(tensor: rt.Tensor, places: tuple[Any, ...], name: str | None =
         picked = array[places]
         return picked if isinstance(picked, np.ndarray) else strings([picked], ())
 
+    def pick_in_step(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
+        try:
+            return pick(array)
+        except IndexError as error:
+            raise rt.InvalidArgumentError(f"strided_slice of {tensor.name!r}: {error}") from None
+
     known = tensor.shape is not None and None not in tensor.shape
     shape = pick(np.empty(tensor.shape, object)).shape if known else None
-    return host_op(pick, [tensor], shape, object, name, "StridedSlice")
+    return host_op(pick_in_step, [tensor], shape, object, name, "StridedSlice")
 
 
 def pick_item(tensor: Any, item: object) -> rt.Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,3 +98,12 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
     run.give_back()
     assert not any(peer.out for peer in peers)
     assert all(len({id(buffer) for buffer in call.buffers}) == len(call.buffers) for call in calls)
+
+
+def test_a_call_is_opened_once() -> None:
+    """A second connection for a call would be lost."""
+    call: Any = RemoteCall(Peer(), "task", 0, 0, (), None, (), False, [], False, False, False)  # type: ignore[arg-type]
+    exchange = Exchange(Run(1, 1, None, None, []))
+    exchange.open([call])
+    with pytest.raises(AssertionError, match="open already"):
+        exchange.open([call])

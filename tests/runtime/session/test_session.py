@@ -43,6 +43,26 @@ class Record:
     right: Any
 
 
+def test_a_plan_of_an_earlier_generation_is_not_kept(graph: rt.Graph) -> None:
+    """A plan that is registered while another thread adopts a generation is registered anew."""
+    two = rt.constant(1.0) + 1.0
+    with rt.Session("") as session:
+        engine: Any = session._engine
+        register, (task,) = engine.prepare, engine.tasks.values()
+
+        def register_in_fence(plan: Any) -> Any:
+            engine.prepare, registered = register, register(plan)
+            run = task.server.worker.store.run
+            run.generation += 1
+            session.adopt_generations({task.name: run.generation})
+            return registered
+
+        engine.prepare = register_in_fence
+        with pytest.raises(rt.AbortedError, match="restored"):
+            session.run(two)
+        assert session.run(two) == 2.0
+
+
 # -- fetches --------------------------------------------------------------------------------------------------------
 
 

@@ -307,3 +307,19 @@ def test_managed_session_gives_up(tmp_path: pathlib.Path) -> None:
                 managed.run(train)
                 managed.run(too_large)
         assert managed.recoveries == 3
+
+
+def test_a_failed_initializer_keeps_no_bytes() -> None:
+    """A variable that a failed program should have made has no bytes in the ledger."""
+    source = rt.Variable(np.zeros(4, np.float32), name="source")
+    copy = rt.Variable(source.value(), name="copy")
+    large = rt.Variable(lambda: rt.call(sorted_out, rt.constant(1.0)) * np.ones(4, np.float32))
+    with servers(worker=1) as cluster, rt.Session(cluster[TARGET].target) as session:
+        store = cluster[TARGET].worker.store
+        for failing in (copy, large):
+            with pytest.raises(rt.OpError):
+                session.run(failing.initializer)
+            store.validate()
+        session.run(source.initializer)
+        session.run(copy.initializer)
+        store.validate()
