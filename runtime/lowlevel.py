@@ -8,8 +8,9 @@ operations on a host, metrics of a process.
 from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.coordinator import CheckpointCoordinator
-from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
+from runtime.checkpoint.snapshot import Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
+from runtime.checkpoint.storage import CheckpointFile
 from runtime.cluster.spec import agree
 from runtime.concurrency import in_thread
 from runtime.errors import (

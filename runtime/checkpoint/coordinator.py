@@ -19,14 +19,12 @@ from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.snapshot import (
-    CheckpointFile,
     Snapshot,
     VariableSlice,
-    WrittenArrays,
     by_task,
     half_done_steps,
 )
-from runtime.checkpoint.storage import Source, WrittenStore, write_store
+from runtime.checkpoint.storage import CheckpointFile, Source, WrittenArrays, write_store
 from runtime.errors import (
     DataLossError,
     NotFoundError,
@@ -239,17 +237,14 @@ class CheckpointCoordinator:
         return WrittenArrays(files, frozenset(key for r in replies for key in r.write.with_nan))
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> WrittenArrays:
-        def write() -> WrittenStore:
+        def write() -> WrittenArrays:
             with streaming.Streams(self._stream) as streams:
                 # The tasks send on request, so they rest while this process rests.
                 pace = Pace(lambda: streams.updates, concurrency.Event().wait)
                 blocks = streaming.blocks(snapshot, streams)
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, pace=pace)
 
-        written = in_background(write, "checkpoint-writer")
-        return WrittenArrays(
-            [CheckpointFile(*file) for file in written.files], frozenset(written.with_nan)
-        )
+        return in_background(write, "checkpoint-writer")
 
     def confirm(self, snapshot: Snapshot) -> None:
         """Raises AbortedError if a task has ended the job of a snapshot, or obeys another chief."""

@@ -222,8 +222,7 @@ class CheckpointParticipant:
             if TensorSpec.of(value) != s.spec:
                 raise InvalidArgumentError(
                     f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph "
-                    "to be saved has it as "
-                    f"{s.spec}",
+                    f"to be saved has it as {s.spec}",
                     task=self._task,
                 )
             # The chief names the checkpoint by the global step of the snapshot, not by a later one.
@@ -278,7 +277,7 @@ class CheckpointParticipant:
             # A job that ends wakes the writer from a rest.
             pace = Pace(lambda: self._gate.entered, job.ended.wait, self._cores)
 
-            def write() -> storage.WrittenStore:
+            def write() -> storage.WrittenArrays:
                 return storage.write_store(directory, arrays, cancelled=job.ended.is_set, pace=pace)
 
             # The priority of a thread cannot be raised again, so the thread of this order does not
@@ -287,8 +286,8 @@ class CheckpointParticipant:
             # Without these references, updates may work in place again.
             job.arrays = []
             self.jobs.check_alive(job)
-            files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in written.files]
-            job.written = Reply.Written(files=files, with_nan=written.with_nan)
+            files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in written.files]
+            job.written = Reply.Written(files=files, with_nan=sorted(written.with_nan))
             return job.written
 
     def _confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
@@ -520,8 +519,7 @@ def _check_there(path: str, task: str) -> None:
             return
         raise FailedPreconditionError(
             f"the checkpoint's {path} is not there on this machine: put it on a file system that "
-            "all ps tasks "
-            "share, under the same path, or use transfer='stream'",
+            "all ps tasks share, under the same path, or use transfer='stream'",
             task=task,
         ) from None
 
@@ -542,6 +540,5 @@ def _check_chunks(s: VariableSlice) -> None:
         return
     raise InvalidArgumentError(
         f"variable {s.variable.name!r} of shape {list(shape)} cannot be written in chunks of "
-        f"{list(chunk)} at "
-        f"{list(offset)} of an array of shape {list(full)}"
+        f"{list(chunk)} at {list(offset)} of an array of shape {list(full)}"
     )

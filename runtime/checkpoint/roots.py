@@ -64,10 +64,8 @@ class Roots:
         where = f"below {' or '.join(self.paths)}" if self.paths else "nowhere"
         raise PermissionDeniedError(
             f"{path} may not be used: this task keeps checkpoints {where}; give its Server the "
-            "checkpoint_root (or the "
-            f"{ROOT_VARIABLE}, or the --logdir) of the chief, as an absolute path where tasks "
-            "start in different "
-            "directories"
+            f"checkpoint_root (or the {ROOT_VARIABLE}, or the --logdir) of the chief, as an "
+            "absolute path where tasks start in different directories"
         )
 
     def check_tree(self, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint for its coordinator: slices of variables, snapshots, files."""
+"""The parts of a checkpoint for its coordinator: slices of variables, and snapshots."""
 
 from __future__ import annotations
 
@@ -148,34 +148,6 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of the snapshot on disk."""
         return sum(s.stored.nbytes for s in self.slices)
-
-
-@dataclass(frozen=True)
-class CheckpointFile:
-    """A file of a checkpoint.
-
-    Attributes:
-        path: path relative to the directory that was written.
-        size: size in bytes.
-        crc32: CRC-32 of the content.
-    """
-
-    path: str
-    size: int
-    crc32: int
-
-
-@dataclass(frozen=True)
-class WrittenArrays:
-    """The files of a snapshot that tasks have written.
-
-    Attributes:
-        files: all files, with checksums; empty for an object store.
-        with_nan: keys of the arrays with a NaN.
-    """
-
-    files: Sequence[CheckpointFile]
-    with_nan: frozenset[str]
 
 
 def half_done_steps(

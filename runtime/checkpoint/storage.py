@@ -12,7 +12,7 @@ import os
 import stat
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,17 +140,32 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
     return spec
 
 
-class WrittenStore(NamedTuple):
-    """A store that was written.
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file of a checkpoint.
 
     Attributes:
-        files: path below the directory's parent, size in bytes and CRC-32 of each file; empty for
-            an object store.
-        with_nan: keys of the arrays with a NaN, sorted.
+        path: path relative to the directory that was written.
+        size: size in bytes.
+        crc32: CRC-32 of the content.
     """
 
-    files: list[tuple[str, int, int]]
-    with_nan: list[str]
+    path: str
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class WrittenArrays:
+    """Arrays that were written.
+
+    Attributes:
+        files: all files, with checksums; empty for an object store.
+        with_nan: keys of the arrays with a NaN.
+    """
+
+    files: list[CheckpointFile]
+    with_nan: frozenset[str]
 
 
 def write_store(
@@ -160,7 +175,7 @@ def write_store(
     cancelled: Callable[[], bool] = _never,
     group_bytes: int = GROUP_BYTES,
     pace: Pace | None = None,
-) -> WrittenStore:
+) -> WrittenArrays:
     """Writes an OCDBT store that survives a power cut, without a copy of the arrays, and sums its files.
 
     Args:
@@ -183,7 +198,7 @@ def write_store(
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     written = write_store(f"{directory}/store", [(whole, np.ones(3, "float32"))])
         ...     read = list(read_each(Source(f"{directory}/store"), [whole]))
-        >>> written.with_nan, read
+        >>> sorted(written.with_nan), read
         ([], [array([1., 1., 1.], dtype=float32)])
     """
     with_nan: set[str] = set()
@@ -213,15 +228,15 @@ def write_store(
     finally:
         writer.close()
     if not is_local(directory):
-        return WrittenStore([], sorted(with_nan))
+        return WrittenArrays([], frozenset(with_nan))
     # Tensorstore has synced the files, and no directory.
     sync_tree(directory, files=False)
     name = os.path.basename(directory)
     files = [
-        (f"{name}/{path}", *checksum(os.path.join(directory, path)))
+        CheckpointFile(f"{name}/{path}", *checksum(os.path.join(directory, path)))
         for path in files_below(directory)
     ]
-    return WrittenStore(files, sorted(with_nan))
+    return WrittenArrays(files, frozenset(with_nan))
 
 
 class _StoreWriter:

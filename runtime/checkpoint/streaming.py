@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -103,7 +102,7 @@ class ChannelStream:
         self._release(self._lane)
 
 
-class Streams:
+class Streams(contextlib.ExitStack):
     """The streams of one save, each opened at the first use and all closed at the end.
 
     Args:
@@ -111,8 +110,8 @@ class Streams:
     """
 
     def __init__(self, opened: Callable[[str], Stream]) -> None:
+        super().__init__()
         self._open = opened
-        self._stack = contextlib.ExitStack()
         self._streams: dict[str, Stream] = {}
         self._updates: dict[str, tuple[int, int]] = {}
 
@@ -125,25 +124,10 @@ class Streams:
         """Returns the bytes of a byte range that a task holds, uint8 [size]."""
         stream = self._streams.get(task)
         if stream is None:
-            stream = self._streams[task] = self._stack.enter_context(
-                contextlib.closing(self._open(task))
-            )
+            stream = self._streams[task] = self.enter_context(contextlib.closing(self._open(task)))
         data, updates = stream.pull(byte_range)
         self._updates[task] = (self._updates.get(task, (updates, updates))[0], updates)
         return data
-
-    def __enter__(self) -> Streams:
-        """Returns this object."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the streams."""
-        self._stack.__exit__(kind, error, trace)
 
 
 def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, Array]]:

@@ -24,19 +24,13 @@ from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 from runtime.tensor_spec import AnyArray, dtype_name
 
-_without: weakref.WeakKeyDictionary[Operation, str] = weakref.WeakKeyDictionary()
-"""By operation without a derivative, the reason; empty for a derivative that is zero everywhere."""
+_without: weakref.WeakSet[Operation] = weakref.WeakSet()
+"""Operations whose derivative is zero everywhere."""
 
 
-def without_derivative(tensor: Tensor, why: str = "") -> Tensor:
-    """Marks the operation of ``tensor`` as one without a derivative, and returns ``tensor``.
-
-    Args:
-        tensor: An output of the operation.
-        why: Message of the error if ``gradients`` needs the derivative. If empty, the derivative is
-            zero everywhere, as of a function with constant outputs.
-    """
-    _without[tensor.op] = why
+def without_derivative(tensor: Tensor) -> Tensor:
+    """Marks the operation of ``tensor`` as one with constant outputs, and returns ``tensor``."""
+    _without.add(tensor.op)
     return tensor
 
 
@@ -146,8 +140,7 @@ def _find_between(
     while stack:
         op, is_expanded = stack.pop()
         if is_expanded:
-            is_open = _without.get(op) != ""
-            on_path[op] = is_open and any(
+            on_path[op] = op not in _without and any(
                 t in xs or (t not in stopped and on_path[t.op]) for t in op.inputs
             )
         elif op not in on_path:
@@ -201,8 +194,6 @@ class _Backward:
         needed = [i for i, t in enumerate(op.inputs) if self._needs_gradient(t)]
         if not used or not needed:
             return
-        if op in _without:
-            raise InvalidArgumentError(f"gradients: {op.name!r}: {_without[op]}")
         if op.type == "Identity":
             self.add(op.inputs[0], _sum_parts(self._gradients[op.outputs[0]]))
         # Of a stateful operation nobody knows how its outputs depend on its inputs.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from runtime import concurrency
@@ -124,7 +125,7 @@ class Tensor(Operators["Tensor"]):
 
     def __repr__(self) -> str:
         return (
-            f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
+            f"<Tensor {self.name!r} shape={show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
         )
 
     def __bool__(self) -> bool:
@@ -151,6 +152,7 @@ class Tensor(Operators["Tensor"]):
         return _session_or_default(session, "Tensor.eval").run(self, feed_dict)
 
 
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Operation:
     """A node of the graph. Made by the functions of this package, never by hand.
 
@@ -168,45 +170,20 @@ class Operation:
         outputs: the output tensors.
     """
 
-    __slots__ = (
-        "graph",
-        "id",
-        "name",
-        "type",
-        "body",
-        "inputs",
-        "control_inputs",
-        "device",
-        "wide",
-        "outputs",
-        "__weakref__",
-    )
+    graph: Graph
+    id: int
+    name: str
+    type: str
+    body: Body
+    inputs: tuple[Tensor, ...]
+    control_inputs: tuple[Operation, ...]
+    device: str
+    wide: bool
+    specs: InitVar[Sequence[tuple[Shape | None, DType]]]
+    outputs: tuple[Tensor, ...] = field(init=False)
 
-    def __init__(
-        self,
-        graph: Graph,
-        number: int,
-        name: str,
-        type: str,  # noqa: A002 - the field's own name
-        body: Body,
-        inputs: tuple[Tensor, ...],
-        control_inputs: tuple[Operation, ...],
-        device: str,
-        wide: bool,
-        outputs: Sequence[tuple[Shape | None, DType]],
-    ) -> None:
-        self.graph = graph
-        self.id = number
-        self.name = name
-        self.type = type
-        self.body = body
-        self.inputs = inputs
-        self.control_inputs = control_inputs
-        self.device = device
-        self.wide = wide
-        self.outputs = tuple(
-            Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs)
-        )
+    def __post_init__(self, specs: Sequence[tuple[Shape | None, DType]]) -> None:
+        self.outputs = tuple(Tensor(self, i, *spec) for i, spec in enumerate(specs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -322,8 +299,7 @@ class Graph:
             elif element.graph is not first.graph:
                 raise ValueError(
                     f"{element.name!r} is of another graph than {first.name!r} ({element.graph} "
-                    f"and {first.graph}): an "
-                    "operation takes inputs of one graph"
+                    f"and {first.graph}): an operation takes inputs of one graph"
                 )
         return get_default_graph() if first is None else first.graph
 
@@ -431,7 +407,6 @@ class Graph:
             RuntimeError: The graph is finalized.
             ValueError: The name is not valid, or an input belongs to another graph.
         """
-        Graph.of(*inputs)
         for tensor in inputs:
             if tensor.graph is not self:
                 raise ValueError(
@@ -614,7 +589,8 @@ def _find_element(item: object) -> Tensor | Operation | None:
     return item._as_graph_element() if isinstance(item, StandsForElement) else None
 
 
-def _show_shape(shape: Shape | None) -> str:
+def show_shape(shape: Shape | None) -> str:
+    """Returns a static shape in words, such as ``(?, 784)``."""
     return (
         "<unknown>"
         if shape is None

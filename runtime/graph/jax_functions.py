@@ -103,8 +103,7 @@ def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
 
     sampler.__doc__ = (
         f"jax.random.{fn.__name__} with a key that is new in every step unless ``key=`` is given; "
-        "``seed=`` fixes its "
-        "sequence."
+        "``seed=`` fixes its sequence."
     )
     sampler.__name__ = fn.__name__
     return sampler

@@ -37,9 +37,8 @@ def check_not_traced(name: str) -> None:
     """Raises TensorInsideError if the use of tensor ``name`` is inside a traced function."""
     if what := _traced.get():
         raise TensorInsideError(
-            f"{name!r} is used by the function of {what!r} but is none of its arguments, so it has "
-            "no value there: "
-            f"pass it as one, rt.call(f, ..., {_suggest_variable(name)})"
+            f"{name!r} is used by the function of {what!r} but is none of its arguments, so it "
+            f"has no value there: pass it as one, rt.call(f, ..., {_suggest_variable(name)})"
         )
 
 
@@ -47,10 +46,8 @@ def describe_cure(name: str) -> str:
     """Returns the advice for tensor ``name`` with a JAX function or a method of arrays."""
     return (
         f"{name!r} is a tensor of a graph, which has a value only while a step runs; a JAX "
-        "function is applied to it "
-        f"with rt.call(f, {_suggest_variable(name)}), those of jax.numpy are in rt.numpy, and "
-        "gradients come from "
-        "rt.gradients"
+        f"function is applied to it with rt.call(f, {_suggest_variable(name)}), those of "
+        "jax.numpy are in rt.numpy, and gradients come from rt.gradients"
     )
 
 

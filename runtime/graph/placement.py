@@ -55,7 +55,9 @@ class OpInfo:
 DeviceFunction = Callable[[OpInfo], "str | DeviceSpec | None"]
 """A function from an `OpInfo` to its device. None leaves the device unchanged."""
 
-_stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device_stack", default=())
+DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
+
+_stack: ContextVar[DeviceScopes] = ContextVar("device_stack", default=())
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         ...     print(rt.constant(1.0).device)
         /job:ps/cpu:0
     """
-    stack: tuple[DeviceSpec | DeviceFunction, ...]
+    stack: DeviceScopes
     if spec is None:
         stack = ()
     elif isinstance(spec, str | DeviceSpec) or callable(spec):
@@ -90,14 +92,8 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         raise TypeError(
             f"device() takes a name, a DeviceSpec, a function or None, not {type(spec).__name__}"
         )
-    token = _stack.set(stack)
-    try:
+    with within_device_scopes(stack):
         yield
-    finally:
-        _stack.reset(token)
-
-
-DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
 
 
 def device_scopes() -> DeviceScopes:

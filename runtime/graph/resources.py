@@ -79,7 +79,6 @@ class _Resource:
         outputs: Sequence[tuple[Shape | None, DType]] = (),
         *,
         name: str | None = None,
-        stateful: bool = True,
         **attrs: object,
     ) -> Operation:
         return self.op.graph.add_operation(
@@ -87,7 +86,7 @@ class _Resource:
             Host(
                 f"{self._kernel}/{what}",
                 {"resource": self._described, **attrs},
-                stateful,
+                True,
                 self.shared_name,
             ),
             inputs,

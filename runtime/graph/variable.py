@@ -115,8 +115,7 @@ class Variable(Operators[Tensor]):
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
                     f"variable {self.spec.name!r}: initial value {tensor.name!r} is "
-                    f"{dtype_name(tensor.dtype)}, "
-                    f"not {dtype_name(wanted)}"
+                    f"{dtype_name(tensor.dtype)}, not {dtype_name(wanted)}"
                 )
             return identity(tensor, "initial_value", colocate_with=self.op)
         return constant(
@@ -359,8 +358,7 @@ def _check_fits(variable: Variable, tensor: Tensor) -> None:
     if tensor.dtype != variable.dtype:
         raise InvalidArgumentError(
             f"variable {variable.spec.name!r} holds {dtype_name(variable.dtype)}, but "
-            f"{tensor.name!r} is "
-            f"{dtype_name(tensor.dtype)}: cast it with rt.numpy.astype"
+            f"{tensor.name!r} is {dtype_name(tensor.dtype)}: cast it with rt.numpy.astype"
         )
     if tensor.shape is not None and not shape_fits(tensor.shape, variable.shape):
         raise InvalidArgumentError(

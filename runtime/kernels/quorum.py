@@ -393,8 +393,7 @@ class QuorumResource(Resource, abc.ABC):
         if through := self._too_few():
             raise OutOfRangeError(
                 f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of "
-                f"{self._rules.total} "
-                f"workers {through} are through with training"
+                f"{self._rules.total} workers {through} are through with training"
             )
 
     def validate(self) -> None:

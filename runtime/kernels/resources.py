@@ -51,11 +51,6 @@ def _string(text: str) -> Array:
     return np.array(text.encode(), object)
 
 
-def _owned(array: Array) -> Array:
-    """Returns a copy: the next call overwrites the memory of the arrays of this call."""
-    return np.array(array)
-
-
 # -- queues ------------------------------------------------------------------------------------------------------
 
 
@@ -80,9 +75,9 @@ def _open_queue(context: Context) -> Sequence[Array]:
 
 @kernel("queue/enqueue")
 def _enqueue(context: Context) -> Sequence[Array]:
-    _queue(context).enqueue_many(
-        [tuple(_owned(i) for i in context.inputs)], context.cancelled, client=context.client
-    )
+    # The next call overwrites the memory of the inputs of this call.
+    element = tuple(map(np.array, context.inputs))
+    _queue(context).enqueue_many([element], context.cancelled, client=context.client)
     return []
 
 

@@ -22,9 +22,7 @@ from runtime.tensor_spec import Array
 
 
 def _string(message: bytes) -> Sequence[Array]:
-    out = np.empty((), object)
-    out[()] = message
-    return [out]
+    return [np.array(message, object)]
 
 
 def _message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:

@@ -104,8 +104,6 @@ class Phase:
 
     Attributes:
         part: part of the step for the phase's time.
-        awaited: slot of a value to wait for before the phase is sent, or -1
-            (``Plan.awaited_slots``).
         remote: the calls on other tasks.
         local: the calls on this task.
         flow: all calls in their order, if some may wait; empty otherwise. Calls of a flow may
@@ -113,7 +111,6 @@ class Phase:
     """
 
     part: int
-    awaited: int
     remote: tuple[RemoteCall, ...]
     local: tuple[LocalCall, ...]
     flow: tuple[FlowCall, ...] = field(default=())

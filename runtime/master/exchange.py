@@ -77,15 +77,6 @@ class Run:
         for slot, value in zip(slots, results, strict=True):
             values[slot] = value
 
-    def arrive(self, slot: int) -> None:
-        """Waits until a value is computed. Raises the error of a failed stage."""
-        try:
-            self.values[slot] = np.asarray(self.values[slot])
-        # The wait finds the error of the failed stage, which names the stage.
-        except Exception:
-            self.wait()
-            raise
-
     def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
         """Returns the values of slots. Slot -1 is an operation, whose value is None."""
         values = self.values
@@ -100,9 +91,10 @@ class Run:
         self.running.append((call, done))
 
     def wait(self) -> None:
-        """Waits for the computations on this task."""
+        """Waits for the computations on this task. Raises the error of a failed stage."""
         for call, done in self.running:
             call.registered.prepared.wait(done)
+        self.running.clear()
 
     def give_back(self) -> None:
         """Returns the memory of replies.

@@ -194,8 +194,10 @@ class MasterSession:
         # A phase is sent to all its tasks, then its replies are collected, then the next phase
         # begins.
         for phase in prepared.phases:
-            if phase.awaited >= 0:
-                run.arrive(phase.awaited)
+            # A send of a result would wait for the end of its program. So the wait comes first, and
+            # the time of computing and the time of sending are counted apart.
+            if phase.remote and run.running:
+                run.wait()
                 watch.count(COMPUTE)
             if phase.flow:
                 run_flow(phase.flow, run, exchange, watch)
@@ -625,8 +627,7 @@ def _states_to_leave(worker: Worker) -> dict[str, bytes]:
         return states
     logging.warning(
         "the states of this task are %d bytes: the last checkpoint has those of the one before "
-        "(harness.checkpointable "
-        "is for at most %d bytes)",
+        "(harness.checkpointable is for at most %d bytes)",
         size,
         MOST_STATE_BYTES,
     )

@@ -115,7 +115,7 @@ def register_plan(
         # The master itself sends and receives, so the spans go to the CPU of its task.
         own_device = next(d for d in worker.devices if d.type == "CPU").name
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
-    phases = _make_phases(plan, calls, worker.task)
+    phases = _make_phases(plan, calls)
     prepared = PreparedPlan(plan, phases, exchange, times, plan.wire_bytes(worker.task))
     # A step under way holds its plan, so no stage is unregistered during a step.
     if registered:
@@ -155,13 +155,10 @@ def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]
         task.unregister(session, handles)
 
 
-def _make_phases(
-    plan: Plan, calls: Sequence[RemoteCall | LocalCall], own_task: str
-) -> tuple[Phase, ...]:
+def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[Phase, ...]:
     """Puts the registered calls of a plan into phases."""
     waves = sorted({call.wave for call in plan.stages})
     parts = dict(zip(waves, plan.parts(), strict=True))
-    awaited = dict(zip(waves, plan.awaited_slots(own_task), strict=True))
     phases = []
     for members in group_waves(plan):
         numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
@@ -169,7 +166,6 @@ def _make_phases(
         phases.append(
             Phase(
                 parts[members[0]],
-                awaited[members[0]],
                 tuple(c for c in inside if isinstance(c, RemoteCall)),
                 tuple(c for c in inside if isinstance(c, LocalCall)),
                 _make_flow(plan, calls, numbers, parts),

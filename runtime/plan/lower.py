@@ -137,9 +137,8 @@ def _find_arguments(
     for tensor in (alias.get(t, t) for t in op.inputs):
         if tensor not in specs:
             raise InvalidArgumentError(
-                f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before the "
-                "step runs: "
-                "fetch it and feed it to another step, or give it a shape"
+                f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before "
+                "the step runs: fetch it and feed it to another step, or give it a shape"
             )
         out.append(specs[tensor])
     return out
@@ -170,16 +169,14 @@ def _check_new_values(op: Operation, body: Update, results: list[TensorSpec]) ->
     if len(results) != wanted:
         raise InvalidArgumentError(
             f"operation {op.name!r} must give {len(body.variables)} new values and "
-            f"{len(op.outputs)} outputs, "
-            f"its function gave {len(results)} arrays"
+            f"{len(op.outputs)} outputs, its function gave {len(results)} arrays"
         )
     # A task allocates a variable once, so a step cannot change its shape or dtype.
     for variable, new in zip(body.variables, results, strict=False):
         if new.shape != variable.shape or new.dtype != variable.dtype:
             raise InvalidArgumentError(
                 f"operation {op.name!r} would change variable {variable.name!r} from "
-                f"{variable.dtype.name}"
-                f"{list(variable.shape)} to {new.dtype.name}{list(new.shape)}"
+                f"{variable.dtype.name}{list(variable.shape)} to {new.dtype.name}{list(new.shape)}"
             )
     return results[len(body.variables) :]
 

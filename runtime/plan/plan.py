@@ -256,33 +256,6 @@ class Plan:
         first, last = computing[0], computing[-1]
         return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
 
-    def awaited_slots(self, own_task: str) -> list[int]:
-        """Returns for each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
-
-        A program on the master's task computes on after its start, and a send of its results would
-        wait for the end. The master waits for a result first, so that the time of computing and the
-        time of sending are counted apart.
-
-        Args:
-            own_task: the master's task.
-        """
-        made: set[int] = set()
-        awaited: list[int] = []
-        for wave in sorted({call.wave for call in self.stages}):
-            calls = [call for call in self.stages if call.wave == wave]
-            sent = (
-                slot
-                for call in calls
-                if call.stage.device.task_name != own_task
-                for i, slot in enumerate(call.inputs)
-                if i not in call.remote
-            )
-            awaited.append(next((slot for slot in sent if slot in made), -1))
-            made.update(
-                s for call in calls if call.stage.device.task_name == own_task for s in call.outputs
-            )
-        return awaited
-
     def wire_bytes(self, own_task: str) -> int:
         """Counts the bytes of tensors of fixed size that a step's master sends and receives.
 

@@ -11,7 +11,7 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import FeedDict, Graph, Operation, Tensor
+from runtime.graph.graph import FeedDict, Graph, Operation, Tensor, show_shape
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
@@ -133,9 +133,9 @@ def feed_value(tensor: Tensor, value: object) -> Array:
     else:
         array = _convert_value(tensor, value)
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
-        want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
         raise InvalidArgumentError(
-            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}"
+            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
+            f"{show_shape(tensor.shape)}"
         )
     return array
 

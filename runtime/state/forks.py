@@ -46,6 +46,5 @@ class HomeProcess:
         if self._forks != _forks:
             raise FailedPreconditionError(
                 f"{self._what} was made before a fork, and its connections belong to the parent "
-                "process: "
-                "start processes by spawn, or make another one here"
+                "process: start processes by spawn, or make another one here"
             )

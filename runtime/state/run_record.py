@@ -207,8 +207,7 @@ class RunRecord:
         if leadership != obeyed:
             raise outdated(
                 f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has "
-                "claimed the task anew "
-                f"under epoch {obeyed.epoch}",
+                f"claimed the task anew under epoch {obeyed.epoch}",
                 task=task,
             )
 
@@ -395,9 +394,8 @@ class RunRecord:
         known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
         if known and known.address != order.address and self.environment.lives(known.session):
             raise InvalidArgumentError(
-                f"two tasks say that they are {order.sender}: one at {known.address}, which lives, "
-                "and one at "
-                f"{order.address}: give each an index (--task_index) of its own",
+                f"two tasks say that they are {order.sender}: one at {known.address}, which "
+                f"lives, and one at {order.address}: give each an index (--task_index) of its own",
                 task=task,
             )
         self._tasks.join(order.sender, Participant(order.address, order.join.session))
@@ -464,9 +462,8 @@ def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
         )
     if wanted.epoch >= min(MAX_EPOCH, obeyed.epoch + EPOCHS_AT_ONCE):
         raise InvalidArgumentError(
-            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {obeyed.epoch}: "
-            "the "
-            "next chief's is one more than the largest of its tasks",
+            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch "
+            f"{obeyed.epoch}: the next chief's is one more than the largest of its tasks",
             task=task,
         )
 
@@ -492,8 +489,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
     if any(len(UnknownFieldSet(message)) for message in given):
         raise InvalidArgumentError(
             f"an order for the run record{f' to {kind}' if kind else ''} has fields that are not "
-            "known here: run one "
-            "version on all tasks",
+            "known here: run one version on all tasks",
             task=task,
         )
     waits = order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs

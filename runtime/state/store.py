@@ -241,9 +241,10 @@ class Store:
     def uninitialized(self, keys: Iterable[Key]) -> list[str]:
         """Returns the names of the variables without a value, in the order of ``keys``."""
         with self.lock:
-            return [
-                key[1] for key in keys if key not in self._slots or self._slots[key].value is None
-            ]
+            return self._without_value(keys)
+
+    def _without_value(self, keys: Iterable[Key]) -> list[str]:
+        return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
 
     def check_initialized(self, keys: Iterable[Key], task: str) -> None:
         """Checks that variables have values.
@@ -266,16 +267,15 @@ class Store:
     ) -> list[str]:
         """Waits until all ``keys`` have values; returns the names without a value after ``timeout`` seconds."""
         keys = list(keys)
-
-        def missing() -> list[str]:
-            return [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
-
         with self.changed:
             until = concurrency.monotonic() + timeout
             cancelled.wait_for(
-                self.changed, lambda: not missing(), "waiting for initialised variables", until
+                self.changed,
+                lambda: not self._without_value(keys),
+                "waiting for initialised variables",
+                until,
             )
-            return missing()
+            return self._without_value(keys)
 
     @uninterrupted
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:

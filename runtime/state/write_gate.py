@@ -278,7 +278,6 @@ def lapsed(task: str) -> SnapshotError:
     """Returns the error of a snapshot whose pause has ended."""
     return SnapshotError(
         f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief "
-        "stood still for "
-        "too long, or another checkpoint was begun)",
+        "stood still for too long, or another checkpoint was begun)",
         task=task,
     )

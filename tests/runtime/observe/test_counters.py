@@ -41,13 +41,6 @@ def test_training_pulls_computes_and_pushes() -> None:
     }
 
 
-def test_only_push_awaits_computation() -> None:
-    """Only the push of a training step waits for the computation."""
-    plan = plans()["train"]
-    awaited = plan.awaited_slots("/job:worker/task:0")
-    assert awaited[:2] == [-1, -1] and awaited[2] == plan.stages[1].outputs[0]
-
-
 def test_step_bytes_count_both_ways() -> None:
     """The bytes of a step are those sent and received, without values that nobody fetches."""
     assert plans()["train"].wire_bytes("/job:worker/task:0") >= 64
