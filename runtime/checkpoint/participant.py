@@ -531,7 +531,7 @@ def _check_chunks(s: VariableSlice) -> None:
         len(full) == len(offset) == len(chunk) == len(shape)
         and all(0 <= o and o + n <= f for o, n, f in zip(offset, shape, full, strict=True))
         and math.prod(full) * s.array.dtype.itemsize < MAX_ARRAY_BYTES
-        # of an empty slice nothing is written, and its chunks are those of the others
+        # Of an empty slice nothing is written, and its chunks are those of the other slices.
         and all(
             1 <= c <= max(n if s.array.nbytes else f, 1)
             for c, n, f in zip(chunk, shape, full, strict=True)

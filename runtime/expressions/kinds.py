@@ -91,6 +91,7 @@ def optional(kind: AttributeKind) -> AttributeKind:
 
 
 def _within(value: Parameter, low: int, high: int) -> int:
+    # A float has no ``__index__``: its digits would be lost without an error.
     number = int(value.__index__())
     if not low <= number <= high:
         raise ValueError(f"{number} is not between {low:,} and {high:,}")
@@ -108,6 +109,7 @@ def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> Att
     """Makes the kind of a row of integers in a range, a tuple."""
 
     def checked(values: Sequence[Parameter]) -> tuple[int, ...]:
+        # The length comes first, because the row of a stranger may hold millions of numbers.
         if len(values) > count:
             raise ValueError(f"{len(values):,} numbers, {count:,} are allowed")
         return tuple(_within(value, low, high) for value in values)
@@ -124,6 +126,7 @@ def rows(width: int) -> AttributeKind:
 
     def read(values: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         numbers = flat.read(values)
+        # A row that is cut off would shift the rows behind.
         if len(numbers) % width:
             raise ValueError(f"{len(numbers)} numbers do not make rows of {width}")
         return tuple(numbers[i : i + width] for i in range(0, len(numbers), width))
@@ -155,6 +158,7 @@ def groups(
             length = numbers[at]
             found.append(numbers[at + 1 : at + 1 + length])
             at += 1 + length
+        # A length that is too large has moved the place behind the end.
         if len(found) != count or at != len(numbers):
             raise ValueError(f"its numbers do not make {count} rows")
         return make(*found)
@@ -180,6 +184,7 @@ def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -
         return choices[word]
 
     def write(value: Parameter) -> str:
+        # A word that the task would refuse is not sent.
         word = name(value)
         read(word)
         return word
@@ -189,6 +194,7 @@ def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -
 
 def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset()) -> AttributeKind:
     """Makes the kind of a member of an enumeration, by its name."""
+    # A member that is left out is unknown to the reader and to the writer.
     known = {
         name: member for name, member in members.__members__.items() if name not in leaving_out
     }
@@ -197,9 +203,11 @@ def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset(
 
 def _dtype(word: str) -> Parameter:
     try:
+        # The word comes back in an error, and may be as long as a message.
         found = canonical_dtype(word[:WORD])
     except InvalidArgumentError as error:
         raise ValueError(error.message) from None
+    # XLA has no strings.
     if found.hasobject:
         raise ValueError("strings cannot be computed with")
     if is_unknown_to_xla(found):
@@ -212,6 +220,7 @@ def _fill_word(value: Parameter) -> str:
     if isinstance(value, np.bool_ | np.integer):
         return str(int(value))
     if isinstance(value, np.complexfloating):
+        # Hexadecimal digits keep all bits of a float.
         return f"{float(value.real).hex()} {float(value.imag).hex()}"
     return float(value).hex()
 
@@ -220,6 +229,7 @@ def _fill_value(word: str) -> Parameter:
     if len(word) > WORD:
         raise ValueError("it is too long")
     try:
+        # An integer of 64 bits does not fit a float, so integers are tried first.
         return _within(int(word), -(1 << 63), (1 << 64) - 1)
     except ValueError:
         parts = [float.fromhex(part) for part in word.split(" ", 1)]
@@ -227,12 +237,14 @@ def _fill_value(word: str) -> Parameter:
 
 
 def _only(values: Sequence[Parameter]) -> Parameter:
+    # A loop or a reduction has one body, and only a condition has several.
     if len(values) != 1:
         raise ValueError(f"{len(values)} computations where one computation is needed")
     return values[0]
 
 
 def _flag(value: Parameter) -> bool:
+    # Truth of another value would be a guess: every text that is not empty is true.
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{value!r} is neither true nor false")
     return bool(value)

@@ -48,11 +48,14 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
         >>> parts, results = split(read_expressions(blob), PART)  # doctest: +SKIP
     """
     main = expressions.main
+    # Nearly every list is one part, and stays as it is.
     if sum(equation.cost for equation in main.equations) <= most:
+        # The program is compiled under its own hash, so its only part needs none.
         numbers = tuple(range(main.arguments, main.arguments + len(main.results)))
         return [Part(expressions, tuple(range(main.arguments)), numbers, b"")], numbers
     first = main.arguments
-    made = []  # by equation, the first of its values
+    # By equation, the number of its first value.
+    made = []
     for equation in main.equations:
         made.append(first)
         first += equation.results
@@ -62,6 +65,7 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
     needed = set(main.results)
     for end in _ends(main, made, used_last, most):
         equations, values = main.equations[begin:end], range(made[begin], made[end])
+        # A value that no later equation reads stays inside of the part.
         gives = tuple(n for n in values if n in needed or used_last.get(n, 0) >= end)
         taken = dict.fromkeys(n for e in equations for n in e.operands if 0 <= n < values.start)
         if gives:
@@ -98,6 +102,7 @@ def _ends(
     main: Computation, made: Sequence[int], used_last: dict[int, int], most: int
 ) -> list[int]:
     """Finds the end of each part: a place within the second half that the fewest values cross."""
+    # By equation, the number of values that are made before the place behind it and read after.
     crossing, over = [], [0] * (len(main.equations) + 1)
     now = 0
     for index in range(len(main.equations)):
@@ -112,6 +117,7 @@ def _ends(
         begin = ends[-1]
         last = bisect.bisect_right(totals, totals[begin] + most) - 1
         first = max(begin + 1, min(last, bisect.bisect_left(totals, totals[begin] + most // 2)))
+        # Of places with equally few values the last one makes the largest part.
         ends.append(min(range(first, last + 1), key=lambda end: (crossing[end - 1], -end)))
     return [*ends[1:], len(main.equations)]
 
@@ -123,6 +129,7 @@ def _part(
     gives: tuple[int, ...],
     own: range,
 ) -> Part:
+    # Values are numbered anew, so that the parts of equal variables have one hash.
     local = {n: i for i, n in enumerate((*takes, *own))}
     renumbered, digest = [], hashlib.sha256(repr(tuple(local[n] for n in gives)).encode())
     for equation in equations:

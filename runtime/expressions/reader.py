@@ -134,6 +134,7 @@ def read_expressions(data: bytes) -> Expressions:
         raise InvalidArgumentError(
             f"the program has {len(data):,} bytes, {LIST_BYTES:,} are allowed: feed large constants"
         )
+    # A step of another session would wait for Python's lock twice as long if two were read at once.
     with _reading_large if len(data) >= LARGE_BYTES else contextlib.nullcontext():
         return _read(data)
 
@@ -194,21 +195,25 @@ class _Reading:
             values = self._counted(values, made.results)
             equations.append(made)
             cost += made.cost
+            # Only the main computation can be cut into parts.
             if depth and cost > PART:
                 raise InvalidArgumentError(
                     f"a computation inside an operation costs more than {PART:,} equations"
                 )
+        # A result may be an argument or a constant, which needs no equation.
         results = tuple(self._operand(n, values, "a result") for n in message.results)
         self._counted(0, len(results))
         return Computation(message.arguments, tuple(equations), results), cost
 
     def _counted(self, values: int, more: int) -> int:
+        # A number of values costs its sender nothing, so the limit comes before the memory.
         self._values += more
         if more < 0 or self._values > VALUES:
             raise InvalidArgumentError(f"the program has more than {VALUES:,} values")
         return values + more
 
     def _operand(self, number: int, values: int, of: str) -> int:
+        # A list that refers to earlier values only has no circle.
         if not -self._constants <= number < values:
             raise InvalidArgumentError(
                 f"{of} is value {number} of {values} values and {self._constants} constants that "
@@ -275,6 +280,7 @@ def _attributes(
         The messages of all attributes, the values of those without computations, and the kinds of
         the others.
     """
+    # A second attribute of one name would hide the first, so the lengths are compared.
     given = {attribute.name: attribute for attribute in message.attributes}
     if len(given) < len(message.attributes) or not given.keys() <= row.attributes.keys():
         names = ", ".join(attribute.name for attribute in message.attributes)
@@ -304,6 +310,7 @@ def _check_computations(name: str, key: str, kind: AttributeKind, message: pb.At
 
 
 def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:
+    # A field that is not set would read as zero.
     if message.WhichOneof("value") != kind.field:
         raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no {kind.field}")
     value = getattr(message, kind.field)
@@ -335,7 +342,9 @@ def _constant(message: pb.ConstantDef) -> Array:
         raise InvalidArgumentError(
             f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}"
         )
+    # Constants are sent in little-endian order, whatever the hosts are.
     array: Array = np.frombuffer(message.data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
+    # A truth value is a byte of 0 or 1, and XLA does not check that.
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
         raise InvalidArgumentError(f"the bytes of a constant are not of {dtype}")
     return array
@@ -369,9 +378,11 @@ def _evaluate(
 
     for equation in computation.equations:
         operands = [value(number) for number in equation.operands]
+        # JAX's functions take computations as Python functions.
         attributes = {key: _function(one, constants) for key, one in equation.attributes.items()}
         try:
             made = equation.row.make(*operands, **attributes)
+        # A computation inside the operation has named its own operation.
         except OpError:
             raise
         except Exception as error:
@@ -383,6 +394,7 @@ def _evaluate(
                 f"{equation.results}"
             )
         for result in results:
+            # The dtype of a random key is JAX's own, and has no size.
             itemsize = (
                 getattr(result.dtype, "itemsize", 0)
                 if isinstance(result.dtype, np.dtype)
@@ -413,6 +425,8 @@ def jax_settings(expressions: Expressions) -> Iterator[None]:
 
     Only settings that change the meaning of a list count.
     """
+    # The first setting decides the bits of random numbers. The second is a default of this process,
+    # and a list says the precision of each product.
     with (
         jax.threefry_partitionable(expressions.threefry_partitionable),
         jax.default_matmul_precision(None),

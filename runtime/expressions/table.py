@@ -138,6 +138,7 @@ def _scan(
 
 
 def _cond(index: Value, *operands: Value, branches: Sequence[Function]) -> Value:
+    # The index of a condition is a bool, and a switch takes an integer.
     return lax.switch(lax.convert_element_type(index, "int32"), branches, *operands)
 
 
@@ -209,7 +210,8 @@ def _dot_dimensions(*rows: tuple[int, ...]) -> Value:
 
 def _svd(x: Value, compute_uv: bool, **attributes: Value) -> Value:
     made = linalg.svd(x, compute_uv=compute_uv, **attributes)
-    return (made[1], made[0], made[2]) if compute_uv else made  # as the primitive orders them
+    # The primitive has the singular values first, and the function has them in the middle.
+    return (made[1], made[0], made[2]) if compute_uv else made
 
 
 def _ragged_dimensions(*rows: tuple[int, ...]) -> Value:
@@ -238,6 +240,7 @@ def _precision_name(value: Value) -> str:
 
 
 def _bit_width(value: Value) -> int:
+    # JAX draws words of these widths only.
     if operator.index(value) not in (8, 16, 32, 64):
         raise ValueError(f"{value} is not 8, 16, 32 or 64")
     return int(value)
@@ -250,6 +253,7 @@ GENERATORS = {
 }
 """JAX's own random number generators."""
 
+# The order is that of the fields of JAX's classes, which the reader makes of the rows.
 _SCATTER_DIMENSIONS = (
     "update_window_dims",
     "inserted_window_dims",
@@ -325,6 +329,7 @@ _ATTRIBUTES = {
         lax.ScatterDimensionNumbers,
         lambda d: [tuple(getattr(d, name)) for name in _SCATTER_DIMENSIONS],
     ),
+    # The bits of a double are the most.
     "exponent_bits": integer(1, 11),
     "fft_type": member_of(lax.FftType),
     "fill_value": FILL,
@@ -352,10 +357,12 @@ _MAKES: dict[str, Make] = {
     "approx_top_k": _approx_top_k,
     "argmax": functools.partial(_along_one, lax.argmax),
     "argmin": functools.partial(_along_one, lax.argmin),
+    # The primitive takes the matrix as it is.
     "cholesky": functools.partial(linalg.cholesky, symmetrize_input=False),
     "concatenate": lambda *operands, dimension: lax.concatenate(operands, dimension),
     "cond": _cond,
     "div": functools.partial(_dividing, lax.div),
+    # JAX has added the size to negative indices before the primitive.
     "dynamic_slice": lambda x, *at, slice_sizes: lax.dynamic_slice(
         x, at, slice_sizes, allow_negative_indices=False
     ),
@@ -389,6 +396,7 @@ _MAKES: dict[str, Make] = {
     "xor": lax.bitwise_xor,
 }
 """Functions of operations that no function of jax.lax makes of operands and attributes as they are."""
+# Older versions of JAX have no such function.
 if (polynomial := getattr(lax, "polynomial", None)) is not None:
     _MAKES["polynomial"] = functools.partial(lambda make, x, *factors: make(x, factors), polynomial)
 
@@ -498,6 +506,7 @@ def _make_of(name: str) -> Make | None:
     """Returns the function of an operation: ours, one of jax.lax, or the primitive itself; None if JAX has none."""
     public = name.replace("-", "_")
     primitive = getattr(primitives, f"{public}_p", None)
+    # A function of jax.lax checks its operands, so the primitive itself comes last.
     found: Make | None = (
         _MAKES.get(name) or getattr(lax, public, None) or getattr(linalg, public, None)
     )
@@ -515,7 +524,8 @@ def _rows() -> Iterator[tuple[str, Row]]:
             )
         implied = frozenset(word[1:] for word in words if word[0] == "-")
         for name in line[0].split(","):
-            if make := _make_of(name):  # an older JAX lacks some
+            # An older JAX lacks some operations.
+            if make := _make_of(name):
                 yield name, Row(make, attributes, implied, _COST.get(name, 1))
 
 
@@ -552,13 +562,15 @@ def _expanded(params: Mapping[str, Value]) -> Mapping[str, Value]:
     def call(*operands: Value) -> Value:
         return jax.tree.leaves(whole.expand(*jax.tree.unflatten(whole.in_tree, operands)))
 
+    # JAX would narrow operands of 64 bits outside of its 64-bit mode.
     with jax.enable_x64(True):
         return {"jaxpr": jax.make_jaxpr(call)(*whole.in_avals_flat)}
 
 
 RENAMED: Mapping[str, Callable[[Mapping[str, Value]], Mapping[str, Value]]] = {
     "call_hi_primitive": _expanded,
-    "composite": lambda params: {"jaxpr": params.get("call_jaxpr"), **params},  # since 0.12
+    # JAX 0.12 has another name for the parameter.
+    "composite": lambda params: {"jaxpr": params.get("call_jaxpr"), **params},
     "scan": _scan_counts,
 }
 """Operations whose parameters a newer JAX has renamed: makes the parameters of the table of those of the primitive."""

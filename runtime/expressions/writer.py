@@ -44,9 +44,11 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     """
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
+    # A callback or a print would run again if a step that was cut off runs again.
     writer = _Writer(platform)
     main = writer.computation(jaxpr)
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    # The setting decides the bits of random numbers, so it travels with the list.
     arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
     made = pb.ExpressionsDef(
         arguments=arguments,
@@ -78,6 +80,7 @@ class _Writer:
         data = (
             np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         )
+        # Equal constants of several operations are sent once.
         key = (array.dtype.name, array.shape, data)
         if key not in self._known:
             self.constants.append(pb.ConstantDef(spec=_spec(array.shape, array.dtype), data=data))
@@ -109,6 +112,7 @@ class _Body:
         jaxpr = closed.jaxpr
         where: dict[Var, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
         live = _live(jaxpr, needed)
+        # A constant is written at its first use only, since most equations may be left out.
         consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
 
         def operand(atom: Var | Literal) -> Operand:
@@ -116,6 +120,8 @@ class _Body:
                 return self._constant(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
             if atom not in where and atom in consts:
                 where[atom] = self._constant(consts[atom])
+            # A value that was not made belongs to a result that is not needed, and any value will
+            # do.
             return where.get(atom, 0)
 
         for equation, wanted in zip(jaxpr.eqns, live, strict=True):
@@ -166,6 +172,7 @@ class _Body:
                 written = kind.write(value)
             except (AttributeError, TypeError, ValueError) as error:
                 raise NotInTableError(f"{attribute} of {name!r}: {one_line(error)}") from error
+            # The order of the table makes the bytes equal in every process.
             into = made.attributes.add(name=attribute)
             if kind.field == "computations":
                 for one in written:
@@ -177,6 +184,8 @@ class _Body:
                 into.integers.values.extend(written)
             else:
                 setattr(into, kind.field, written)
+        # A parameter that the table does not know may change the meaning of the operation. On one
+        # device JAX notes an empty mesh, which says nothing.
         for parameter, value in params.items():
             if isinstance(value, NamedSharding) and value.mesh.empty:
                 continue
@@ -219,11 +228,13 @@ class _Body:
 
     def _constant(self, value: Parameter) -> Operand:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            # A key has no bytes of its own: its data is sent, and wrapped on the task.
             data = self._constant(jax.random.key_data(value))
             return self._add(
                 "random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1
             )[0]
         array = np.asarray(value)
+        # The reader takes no such constants. A float32 holds each of their values.
         if is_narrow(array.dtype):
             return self._add(
                 "convert_element_type",
@@ -243,6 +254,7 @@ def _spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
 
 
 def _is_uniform(array: Array) -> bool:
+    # Bytes are compared, because NaN differs from itself and -0.0 equals 0.0.
     octets = (
         np.ascontiguousarray(array)
         .reshape(-1)
@@ -267,6 +279,7 @@ def _live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
         if is_needed and isinstance(atom, Var)
     }
     live: list[list[bool]] = []
+    # Backward, so that the operands of an equation that is left out are not needed either.
     for equation in reversed(jaxpr.eqns):
         live.append([var in used for var in equation.outvars])
         if any(live[-1]):

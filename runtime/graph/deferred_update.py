@@ -77,6 +77,8 @@ class Quorum:
         """A variable on the quorum's task."""
         self._leads = leads
         self.name = name
+        # The description travels as JSON, and a task compares the descriptions of all sessions. So
+        # the values have Python's own types.
         self._described = {
             "name": name,
             "container": "",
@@ -112,6 +114,7 @@ class Quorum:
             the quorum leads, a step that also fetches the step variable receives the value
             afterwards.
         """
+        # Only the leader has the counter, and the other tasks count in 64 bits.
         dtype = self.beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
@@ -138,6 +141,7 @@ class Quorum:
             int64[3] of (session, step, step of the last decision or -1), and the workers of that
             decision.
         """
+        # The kernel reads the step counter from the store, by this name.
         spec = self.beside.spec
         op = self._add_host(
             "claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name]
@@ -271,6 +275,7 @@ def defer_updates(
                 f"{first.device!r}"
             )
     specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
+    # A kernel that returns the step without an update of the step would return an old value.
     if returns_step and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
         raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")
     # Literals become a part of the function, so that workers need not send them.
@@ -286,6 +291,7 @@ def defer_updates(
         len(kernel_inputs),
         returns_step,
     )
+    # The dependencies that are open here belong to other operations. The updates have their own.
     with first.graph.control_dependencies(None):
         return first.graph.add_operation(
             "DeferredUpdate",
@@ -323,6 +329,7 @@ def _join_updates(
             wide = op.wide or needs_64_bit(
                 [np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs]
             )
+            # The function was not traced before: the shapes are known here only.
             jaxpr = trace(body.fn, [aval(a.shape, a.dtype) for a in given], wide)
             now.update(
                 zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False)

@@ -24,6 +24,7 @@ from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 from runtime.tensor_spec import AnyArray, dtype_name
 
+# Weak references, so that the operations of a dropped graph can be collected.
 _without: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Operations whose derivative is zero everywhere."""
 
@@ -101,6 +102,7 @@ def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
     """Returns the given gradient of each of ``count`` outputs; None for ones."""
     if grad_ys is None:
         return [None] * count
+    # As in TensorFlow 1, a single gradient needs no list.
     starts = grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys]
     if len(starts) != count:
         raise InvalidArgumentError(f"gradients: {count} ys, but {len(starts)} grad_ys")
@@ -179,6 +181,8 @@ class _Backward:
 
     def run(self) -> None:
         """Adds the backward operations, from the last operation of the graph to the first."""
+        # An operation has a larger number than its inputs, so all gradients of an operation have
+        # arrived when its turn comes.
         for op in sorted(self._between, key=lambda op: op.id, reverse=True):
             self._differentiate(op)
 

@@ -28,6 +28,7 @@ from runtime.graph.placement import (
 from runtime.graph.tracing import x64_enabled
 from runtime.tensor_spec import DType, dtype_name
 
+# TensorFlow 1's rule: the names become parts of event files and of checkpoints.
 _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
 
 
@@ -128,12 +129,14 @@ class Tensor(Operators["Tensor"]):
             f"<Tensor {self.name!r} shape={show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
         )
 
+    # Python takes any object for true, so an `if` on a tensor would always take one branch.
     def __bool__(self) -> bool:
         raise TypeError(
             f"the value of {self.name!r} is known only when a step runs: use rt.numpy.where, or "
             "jax.lax.cond in rt.call"
         )
 
+    # Numpy would take the tensor for a sequence, and add an operation for each element.
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
             f"{self.name!r} is a tensor of a graph, not an array: fetch it with Session.run"
@@ -144,6 +147,8 @@ class Tensor(Operators["Tensor"]):
             raise TypeError(f"the length of {self.name!r} is not known before the step runs")
         return self.shape[0]
 
+    # Without this method Python counts up an index until an IndexError, which a tensor of unknown
+    # size never raises.
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
@@ -232,6 +237,8 @@ class Graph:
     """
 
     def __init__(self) -> None:
+        # Re-entrant: a device function is called within ``add_operation``, and may look at the
+        # graph.
         self._lock = concurrency.RLock()
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
@@ -276,6 +283,7 @@ class Graph:
                 yield self
         finally:
             outer.devices = left
+            # Graphs that were entered within the block and never left end with the block.
             del graphs[_find_last(graphs, self) :]
 
     @staticmethod
@@ -301,6 +309,7 @@ class Graph:
                     f"{element.name!r} is of another graph than {first.name!r} ({element.graph} "
                     f"and {first.graph}): an operation takes inputs of one graph"
                 )
+        # An operation without inputs, such as a constant, is built where the thread builds.
         return get_default_graph() if first is None else first.graph
 
     @contextlib.contextmanager
@@ -366,6 +375,7 @@ class Graph:
             # As in TF1: names that differ only in case would clash as files and in TensorBoard.
             key = full.lower()
             count = self._names_in_use.get(key, 0)
+            # The count of a name stays, so that the n-th equal name is found at once.
             candidate = full
             while count and candidate.lower() in self._names_in_use:
                 candidate = f"{full}_{count}"
@@ -424,7 +434,10 @@ class Graph:
                     f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' "
                     "and '/'"
                 )
+            # A variable takes its name before its value is made.
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
+            # Name and number are taken under one lock. The planner relies on the numbers: an
+            # operation has a larger number than its inputs.
             # An operation in two scopes with one dependency waits once.
             control = tuple(dict.fromkeys((*self._scopes.control, *control_inputs)))
             where = (
@@ -464,6 +477,7 @@ class Graph:
 
         A step loop that adds operations by mistake then fails, and does not slow down.
         """
+        # Threads that are adding an operation may still finish: the check is made under the lock.
         self.finalized = True
 
     def unsafe_unfinalize(self) -> None:
@@ -480,6 +494,7 @@ class Graph:
     def get_operation_by_name(self, name: str) -> Operation:
         """Returns the operation called ``name``. Raises KeyError without such an operation."""
         try:
+            # A single lookup needs no lock.
             return self._by_name[name]
         except KeyError:
             raise KeyError(f"the graph has no operation {name!r}") from None
@@ -544,12 +559,14 @@ class Graph:
             items = list(self._collections.get(key, ()))
         if scope is None:
             return items
+        # TensorFlow 1 takes a scope for a pattern at the beginning of the name.
         pattern = re.compile(scope)
         return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
 
     def get_collection_ref(self, key: str) -> list[Any]:
         """Returns the collection, not a copy. A change to the list changes the collection."""
         with self._lock:
+            # Programs append to the list of a collection that is empty so far.
             return self._collections.setdefault(key, [])
 
     def get_all_collection_keys(self) -> list[str]:
@@ -574,6 +591,7 @@ def reachable(
         before: The function that returns the operations directly behind an operation.
     """
     seen: set[Operation] = set()
+    # A stack, because a chain of operations may be longer than Python's limit of recursion.
     stack = list(starts)
     while stack:
         if (op := stack.pop()) not in seen:
@@ -584,6 +602,7 @@ def reachable(
 
 def _find_element(item: object) -> Tensor | Operation | None:
     """Returns the tensor or operation of an object, or None."""
+    # The class is looked at first: the check of a protocol looks up attributes, which is slow.
     if isinstance(item, Tensor | Operation):
         return item
     return item._as_graph_element() if isinstance(item, StandsForElement) else None
@@ -610,6 +629,7 @@ class _Defaults(concurrency.local):
 
 
 _defaults = _Defaults()
+# Threads without a graph of their own build into this graph.
 _process_graph = Graph()
 
 
@@ -630,6 +650,7 @@ def reset_default_graph() -> None:
         RuntimeError: this thread is within a block of ``as_default``.
     """
     global _process_graph
+    # The graph of the block would stay the default, and hide the new one.
     if _defaults.graphs:
         raise RuntimeError(
             "reset_default_graph() inside Graph.as_default() would leave that graph in use"
@@ -644,6 +665,7 @@ def set_default_graph_type(graph_type: type[Graph]) -> None:
         graph_type: A subclass of ``Graph`` that adds methods only. The default graph keeps its
             identity and all operations.
     """
+    # A new graph would lose the operations that were made before.
     _process_graph.__class__ = graph_type
 
 
@@ -659,6 +681,7 @@ def push_default_session(session: SessionLike) -> None:
 
 def pop_default_session(session: SessionLike) -> None:
     """Takes back the last ``push_default_session`` of this session in this thread."""
+    # Sessions may close in another order than they were opened.
     place = _find_last(_defaults.sessions, session)
     del _defaults.sessions[place : place + 1]
 

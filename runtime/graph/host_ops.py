@@ -41,6 +41,8 @@ def host_call(
     """
     with Graph.of(*inputs).as_default() as graph:
         tensors: list[Tensor] = [as_tensor(i) for i in inputs]
+    # The first part of a kernel's name is its room on the task, and says nothing to a reader of the
+    # graph.
     label = kernel.rsplit("/", 1)[-1]
     return graph.add_operation(
         type or label,

@@ -159,6 +159,7 @@ def _find_uninitialized(
                     colocate_with=found[0].op,
                 )
                 parts.append(op.outputs[0])
+            # A graph without variables is initialised, and its report is empty.
             if not parts:
                 return constant(np.empty((0,), object), name="names")
             return graph.add_operation(

@@ -51,6 +51,7 @@ class _LiftedModule(types.ModuleType):
         self._wrap = wrap
 
     def __getattr__(self, name: str) -> Any:
+        # The machinery of imports and of doctest asks for such names.
         if name.startswith("__"):
             raise AttributeError(name)
         try:
@@ -63,6 +64,7 @@ class _LiftedModule(types.ModuleType):
             value = self._wrap(found)
         else:
             value = found
+        # The next lookup finds the attribute, and does not come here.
         setattr(self, name, value)
         return value
 
@@ -97,6 +99,7 @@ def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
     ) -> object:
         if args and isinstance(args[0], Tensor) or "key" in kwargs:
             return call(fn, *args, name=name or fn.__name__, **kwargs)
+        # The key belongs to the graph of the other arguments.
         with Graph.of(*jax.tree.leaves((args, kwargs))).as_default():
             key = random_key(seed, name=f"{name or fn.__name__}/key")
             return call(fn, key, *args, name=name or fn.__name__, **kwargs)

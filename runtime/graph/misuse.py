@@ -69,5 +69,6 @@ def explain_to_jax(kind: type) -> None:
         check_not_traced(name)
         raise InvalidArgumentError(describe_cure(name))
 
+    # The table is private to JAX, and may move. Then JAX's own error has to do.
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("jax._src.core").pytype_aval_mappings[kind] = refuse

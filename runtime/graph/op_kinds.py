@@ -59,6 +59,7 @@ class Feed:
     casting: str = "same_value"
 
 
+# Compared by identity, because arrays have no equality of one truth value.
 @dataclass(frozen=True, eq=False)
 class Constant:
     """A literal array (or object array of bytes for strings)."""
@@ -66,6 +67,7 @@ class Constant:
     value: Array
 
 
+# Compared by identity, because the equality of two functions cannot be known.
 @dataclass(frozen=True, eq=False)
 class Pure:
     """A pure JAX function from the operation's inputs to one array for each output."""

@@ -43,6 +43,7 @@ class _Binary:
             return lambda tensor, other: self.__get__(tensor, owner)(other)
 
         def apply(other: TensorLike) -> _Made:
+            # The literal takes the dtype of the tensor, as in TensorFlow.
             operands = (tensor, _convert_literal(tensor, other))
             made: _Made = _apply(
                 self._name, self._fn, *(operands[::-1] if self._reflected else operands)
@@ -89,10 +90,12 @@ class Operators(Generic[Result]):
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
+        # Python, numpy and JAX probe private names, and must find none.
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if not hasattr(jax.Array, name):
             return self.graph.extra_attribute(self, name)
+        # A method of arrays is the common mistake, and its error says the cure.
         misuse.check_not_traced(self.name)
         raise AttributeError(f"no method {name!r} here: {misuse.describe_cure(self.name)}")
 
@@ -166,6 +169,7 @@ def _pick_array(array: jax.Array, item: Any) -> jax.Array:
         (-array.shape[axis] <= i) & (i < array.shape[axis])
         for axis, i in _find_numbers(item, array.shape)
     ]
+    # Numbers that are known while JAX traces cost nothing in the step.
     if all(isinstance(ok, bool | np.bool_) and ok for ok in inside):
         return picked
     return jnp.where(
@@ -190,6 +194,7 @@ def _find_numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
     parts = item if isinstance(item, tuple) else (item,)
     if not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
         return []
+    # An ellipsis stands for the axes that no other part takes, and None for none.
     taken = sum(p is not None and p is not ... for p in parts)
     found, axis = [], 0
     for part in parts:
@@ -227,6 +232,7 @@ def _convert_literal(tensor: Operators[object], other: TensorLike) -> TensorLike
 
     The array has the tensor's dtype if the conversion loses nothing.
     """
+    # Numpy has an array of objects for numbers of mixed types, which JAX refuses.
     if isinstance(other, np.ndarray) and other.dtype == object:
         other = other.tolist()
     elif not isinstance(other, list | tuple):

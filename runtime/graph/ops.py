@@ -174,6 +174,7 @@ def constant(
         ...     session.run(rt.constant(7.0, shape=[2])).tolist()
         [7.0, 7.0]
     """
+    # The value is converted once here, and never again in a step.
     array = as_array(value, dtype, name or "constant")
     if shape is not None:
         array = _give_shape(array, tuple(shape), name or "constant")
@@ -358,14 +359,17 @@ def identity(
 def _names_64_bits(leaf: object) -> bool:
     """Returns True if a static argument is a dtype of JAX's 64-bit mode, such as ``jnp.int64``."""
     if isinstance(leaf, type):
+        # ``jnp.int64`` is a class with a dtype, and ``np.int64`` a class that is one.
         leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)
     return isinstance(leaf, np.dtype) and is_64_bit(leaf)
 
 
 def _function_name(fn: Callable[..., object]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
+    # A function may have any name, as a lambda has, and an operation may not.
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "_" for c in name).lstrip("_-")
     return cleaned or "call"
 
 
+# The module of the operators cannot import this module, which imports the operators.
 make_operations_with(call)

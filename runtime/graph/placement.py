@@ -209,10 +209,13 @@ def replica_device_setter(
 
     def choose_device(op: OpInfo) -> DeviceSpec:
         requested = DeviceSpec.parse(op.device)
+        # Such operations keep their device whole, as in TensorFlow 1.
         if not merge_devices and requested != ANYWHERE:
             return requested
         if op.type not in types or ps == ANYWHERE:
             return worker.merge(requested)
+        # An inner scope that requests another job has its way, and takes no turn of the round
+        # robin.
         if ps.job is not None and requested.job in (None, ps.job):
             return replace(ps, task=choose(op)).merge(requested)
         return ps.merge(requested)

@@ -43,6 +43,7 @@ def python_call(
     """
     with Graph.of(*inputs).as_default() as graph:
         tensors = [as_tensor(i) for i in inputs]
+    # The type has no scope, since device functions compare types.
     kind = type or name.rsplit("/", 1)[-1]
     declared = [(shape, canonical_dtype(dtype)) for shape, dtype in outputs]
     return graph.add_operation(kind, PythonCall(fn), tensors, declared, name=name)

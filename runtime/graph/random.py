@@ -18,10 +18,12 @@ _STEP_ID = "step_id"
 def step_id() -> Tensor:
     """Returns the tensor of the step's own id, uint32[4] (``op_kinds.StepId``)."""
     graph = get_default_graph()
+    # All keys of a graph share the operation, and so the id of the step.
     found = graph.get_collection(_STEP_ID)
     if found:
         tensor: Tensor = found[0]
         return tensor
+    # The first key may be made within any scope, and the shared operation must not stay there.
     with graph.name_scope(None), graph.control_dependencies(None), graph.device(None):
         op = graph.add_operation(
             "StepId", StepId(), outputs=[((4,), np.dtype(np.uint32))], name=_STEP_ID
@@ -68,6 +70,7 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     fixed = seed is not None or graph.seed is not None
     # The hash of the name is equal in every process, unlike Python's own hash of strings.
     own = zlib.crc32(label.encode()) if seed is None else seed
+    # A seed may be negative or large, and a key takes words of 32 bits.
     seeds = (graph.seed or 0) & 0xFFFFFFFF, own & 0xFFFFFFFF
     # Without a seed the nonce of the session joins, so that two sessions draw different numbers.
     make = _make_key(impl, (2, 3) if fixed else (0, 1, 2, 3))

@@ -35,9 +35,11 @@ class _Resource:
     ) -> None:
         graph = get_default_graph()
         full = graph.unique_name(name)
+        # Workers with equal graphs have equal names, and so share the resource.
         key = shared_name or full
         self._described = {**described, "name": key, "container": container}
         self._kernel = kernel
+        # The resource outlives each step, so its operation waits for none.
         with graph.control_dependencies(None):
             self.op = graph.add_operation(
                 type,
@@ -212,6 +214,7 @@ class Queue(_Resource):
     def _list_components(
         self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]
     ) -> list[Tensor]:
+        # With one component a list is the value, and no list of components.
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
@@ -409,6 +412,7 @@ class ConditionalAccumulator(_Resource):
             )
         self.dtype: DType = as_dtype(dtype)
         self.shape: Shape | None = None if shape is None else tuple(shape)
+        # Strings have no sum.
         if self.dtype == object:
             raise InvalidArgumentError(f"accumulator {name!r}: strings cannot be accumulated")
         described = {
@@ -481,6 +485,8 @@ class ConditionalAccumulator(_Resource):
     def _make_integer(self, value: TensorLike, what: str) -> Tensor:
         if is_tensor(value):
             return as_tensor(value)
+        # The number is made on the device of the accumulator, so that no stage on another task is
+        # needed.
         with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
             return constant(value, np.int64, name=what)
 
@@ -490,6 +496,7 @@ def _unpack_element(op: Operation) -> Tensor | tuple[Tensor, ...]:
 
 
 def _list_dtypes(items: DTypes) -> list[DTypeLike]:
+    # The name of a dtype is a sequence too.
     return list(items) if isinstance(items, Sequence) and not isinstance(items, str) else [items]
 
 

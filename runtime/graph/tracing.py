@@ -105,6 +105,7 @@ def infer(
     if wide is None:
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     failed: list[Exception] = []
+    # The errors are kept, because the first one says most if no call succeeds.
     found: list[object] = []
     # An input of unknown rank is tried with each rank, of 0 to 4 dimensions.
     ranks = 5 if any(shape is None for shape, _ in inputs) else 1
@@ -124,6 +125,7 @@ def infer(
 def _describe_failure(
     error: Exception, inputs: Sequence[tuple[Shape | None, DType]], what: str
 ) -> InvalidArgumentError:
+    # The error of a misuse names the tensor and the cure already.
     if isinstance(error, misuse.TensorInsideError):
         return error
     given = ", ".join(
@@ -156,6 +158,7 @@ class _Run:
             aval([sizes[i, axis] if d is None else d for axis, d in enumerate(shape)], dtype)
             for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
         ]
+        # Without unknown dimensions the sizes are those of every step.
         token = _guessing.set(bool(sizes))
         try:
             with jax.enable_x64(self.wide), misuse.traced(self.what):
@@ -224,10 +227,12 @@ def _trace_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
     distinct = dict(zip(places, _symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
         return found
+    # Most functions that refuse different sizes combine their inputs axis by axis.
     of_axis = {place: distinct[next(p for p in places if p[1] == place[1])] for place in places}
     found = run(of_axis)
     if not found:
         return run(dict.fromkeys(places, distinct[places[0]]))
+    # One input may differ from the rest, so each has sizes of its own in turn.
     for own in _several_inputs(places):
         found += run(
             {place: distinct[place] if place[0] == own else of_axis[place] for place in places}
@@ -259,6 +264,7 @@ def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
 
 def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
     """Traces with sizes equal to a known size (``[None] + [3]``), with multiples, or with very large sizes."""
+    # A function may need a multiple of a size that is known, as a reshape to rows does.
     known = dict.fromkeys(d for shape in run.shapes for d in shape if d is not None and d > 1)
     found = [result for size in known for result in run(dict.fromkeys(places, size))]
     for size, larger, base in (
@@ -271,6 +277,8 @@ def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
 @functools.cache
 def _symbols(count: int, least: int = 1) -> Sequence[Any]:
     """Returns ``count`` symbols for dimensions of ``least`` or more."""
+    # JAX refuses symbols of two scopes in one function. Each call makes a scope, so the result is
+    # kept.
     names = [f"d{n}" for n in range(count)]
     return jax.export.symbolic_shape(
         ",".join(names), constraints=[f"{name} >= {least}" for name in names]
@@ -279,11 +287,13 @@ def _symbols(count: int, least: int = 1) -> Sequence[Any]:
 
 def _common_shape(shapes: Sequence[tuple[Any, ...]]) -> Shape | None:
     """Returns the shape with the dimensions that all ``shapes`` share."""
+    # Even the rank depends on the sizes.
     if len({len(shape) for shape in shapes}) > 1:
         return None
     return tuple(_common_dimension(dims) for dims in zip(*shapes, strict=True))
 
 
 def _common_dimension(dims: Sequence[Any]) -> int | None:
+    # A symbol is no int: a dimension that depends on a symbol is unknown.
     numbers = {d if isinstance(d, int) else None for d in dims}
     return numbers.pop() if len(numbers) == 1 else None

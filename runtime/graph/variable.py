@@ -78,6 +78,7 @@ class Variable(Operators[Tensor]):
         if callable(initial_value) and static is None:
             static, wanted = _call_elsewhere(initial_value, dtype, name or "Variable")
         assert static is not None
+        # A variable outlives each step, so its operations wait for none.
         with graph.control_dependencies(None):
             # The name is taken now, so that another thread gets another name.
             full = graph.unique_name(name or "Variable")
@@ -103,6 +104,7 @@ class Variable(Operators[Tensor]):
         self.trainable = trainable
         if collections is None:
             collections = [GraphKeys.LOCAL_VARIABLES if local else GraphKeys.GLOBAL_VARIABLES]
+        # TensorFlow 1 adds a variable to the trainable variables also beside other collections.
         # A local variable belongs to one worker, so no optimizer of the cluster updates it.
         if trainable and not local and GraphKeys.TRAINABLE_VARIABLES not in collections:
             collections = [*collections, GraphKeys.TRAINABLE_VARIABLES]
@@ -158,6 +160,7 @@ class Variable(Operators[Tensor]):
             value: An array or tensor of the variable's shape and dtype.
         """
         graph = self.graph
+        # An initialiser runs by itself, so it waits for no operation of the open scopes.
         with (
             graph.as_default(),
             graph.control_dependencies(None),
@@ -174,6 +177,7 @@ class Variable(Operators[Tensor]):
         if not before:
             return self._snapshot
         # Operations under the same dependencies share the read, as arithmetic does elsewhere.
+        # The read is named from the top, since operations of several scopes share it.
         if before not in self._reads_after:
             with self.graph.name_scope(None):
                 self._reads_after[before] = self._read(f"{self.op.name}/read")
@@ -272,6 +276,7 @@ class Variable(Operators[Tensor]):
     def _update(
         self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False
     ) -> Tensor:
+        # A constant is made on the variable's device, so that no stage on another task is needed.
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self.op.device):
             if is_tensor(value):
                 tensor = as_tensor(value)
@@ -402,6 +407,8 @@ def _call_elsewhere(
 
     The real call happens on the variable's device.
     """
+    # The operations of this call must not stay in the graph. A subclass of Graph may have methods
+    # that the function calls.
     with type(get_default_graph())().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
@@ -467,6 +474,7 @@ def _key_name(key: object) -> str:
 
     A character outside the rules for names (as in Haiku's ``mlp/~/linear``) becomes ``_``.
     """
+    # JAX has a class of keys for each of dicts, attributes, sequences and other containers.
     told = next(
         (
             getattr(key, attribute)
@@ -478,6 +486,7 @@ def _key_name(key: object) -> str:
     return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 
+# TensorFlow 1 has these three as functions, too.
 def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """Calls ``ref.assign(value)``.
 

@@ -89,7 +89,8 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     # A number lies in the first bucket whose upper limit is above the number. To sort all is
     # quicker than to look up each.
     below = np.searchsorted(np.sort(values), limits)
-    below[-1] = values.size  # the largest number of all has no limit above it
+    # The largest number of all has no limit above it.
+    below[-1] = values.size
     counts = np.diff(below, prepend=0)
     used = np.flatnonzero(counts)
     # A bucket begins at the limit of the bucket before, so one empty bucket stays in front.

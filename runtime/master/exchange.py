@@ -184,6 +184,8 @@ class Exchange:
         run = self._run
         if run.ending is not None and self._lanes:
             run.ending.uncover(self._lanes.values())
+        # A connection with a reply under way cannot be used again, and its peer drops the
+        # connection.
         for call, lane in self._lanes.items():
             call.peer.release(lane)
         self._lanes.clear()

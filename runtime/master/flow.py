@@ -78,6 +78,7 @@ class _Flow:
 
     def close(self) -> None:
         """Gives up the calls under way."""
+        # All waits are ended before the first is waited for.
         for thread in self._threads.values():
             thread.cancelled.set("another part of the step failed")
         self._exchange.close()
@@ -88,6 +89,7 @@ class _Flow:
         os.close(self._woken)
 
     def _begin_ready(self) -> None:
+        # A call on this task may finish at once, and so free further calls.
         while ready := [i for i, left in self._todo.items() if not left]:
             for i in ready:
                 del self._todo[i]

@@ -81,6 +81,7 @@ class MasterSession:
         foreign: bool = False,
         security: Security | None = None,
     ) -> None:
+        # Never 0, which means no session.
         self.id = concurrency.random_id(63) | 1
         self._home = HomeProcess("the session")
         self.options = options
@@ -205,8 +206,9 @@ class MasterSession:
                 run_phase(phase, run, exchange)
             part = phase.part
             watch.count(part)
-        run.wait()
-        watch.count(part)
+        if run.running:
+            run.wait()
+            watch.count(part)
         times.add_step(watch.last - watch.began, prepared.wire_bytes)
         # The computations that read this memory have finished only now.
         run.give_back()
@@ -279,6 +281,7 @@ class MasterSession:
             self._check_open()
             return self._collect_states(order, timeout)
         task = self._find_task(name)
+        # The task gives a job to its session, and ends the job with the session.
         order.session = self.id
         if order.HasField("pause"):
             # A checkpoint must hold the values that earlier steps of this session have written.
@@ -404,6 +407,7 @@ class MasterSession:
         """
         if self._home.was_left:
             return
+        # Of two threads that close the session only one ends it.
         with self._lock:
             if self.closed:
                 return
@@ -572,6 +576,7 @@ class Master:
     def close_all(self) -> None:
         """Closes every session."""
         with self._lock:
+            # The end of a session may take seconds, and no other session waits for it.
             sessions = list(self._sessions.values())
             self._sessions.clear()
         for session in sessions:

@@ -155,6 +155,7 @@ class Pipeline:
     def _run_step(
         self, feeds: Sequence[Array], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
+        # The first step, or a step after a flush, has nothing pulled ahead.
         if self._pulled is None:
             self._pulled = self._pull_parameters(step, deadline)
         pulled, pull = self._pulled

@@ -80,6 +80,7 @@ class PreparedPlan:
                 none.
         """
         plan = self.plan
+        # The order of the slots is that of ``Plan``.
         values: list[AnyArray] = [*feeds, *plan.constants, *self._empty]
         if self._uses_step_id:
             values[plan.step_id_slot] = next(step_ids)
@@ -157,6 +158,7 @@ def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]
 
 def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[Phase, ...]:
     """Puts the registered calls of a plan into phases."""
+    # Times are counted by wave, and a phase counts for the part of its first wave.
     waves = sorted({call.wave for call in plan.stages})
     parts = dict(zip(waves, plan.parts(), strict=True))
     phases = []

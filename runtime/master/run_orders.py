@@ -50,6 +50,7 @@ def choose_receivers(
     """
     if order.WhichOneof("order") != "wait_stop" or order.HasField("leadership") or not tasks:
         return tasks
+    # Python's own hash differs between processes, and a repeated order should reach the same task.
     return [tasks[zlib.crc32(order.sender.encode()) % len(tasks)]]
 
 

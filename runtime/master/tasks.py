@@ -119,6 +119,7 @@ def leave(address: str, server: LocalServer) -> None:
 
 def find_local(address: str) -> LocalServer | None:
     """Returns the server of this process that listens on ``address``, or None."""
+    # A single lookup needs no lock.
     return _servers.get(address)
 
 
@@ -332,6 +333,7 @@ class RemoteTask:
             order: the order. ``close`` ends the wait for the reply, here and on the task.
             deadline: monotonic time at which the order fails.
         """
+        # The same order goes to other tasks, which have other incarnations.
         sent = run_record_pb2.RunOrder()
         sent.CopyFrom(order)
         sent.incarnation = self.incarnation
@@ -348,6 +350,7 @@ class RemoteTask:
 
     def _retry_call(self, call: Callable[[], _T]) -> _T:
         """Makes an idempotent call, and repeats the call while a task with a backup does not answer."""
+        # A takeover needs some seconds, in which nothing listens at the address.
         limit = concurrency.monotonic() + self._options.reconnect_secs
         while True:
             try:
@@ -481,6 +484,7 @@ class RemoteTask:
 
     def close(self, session: int) -> None:
         """Closes the connections. The task then cancels the waits of this session."""
+        # A call that waits for another try gives up first.
         self._closed.set()
         self.peer.close()
         self._channel.close()
@@ -527,6 +531,7 @@ def meet_tasks(
     absent: dict[str, RemoteTask] = {}
     for name, address in tasks:
         local = find_local(address)
+        # A task of another name is met by gRPC, whose status check reports the difference.
         if local is not None and local.worker.task == name:
             _check_cluster(name, local.master.cluster(), sender, cluster)
             met[name] = LocalTask(name, local)

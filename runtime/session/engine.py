@@ -68,6 +68,7 @@ def sign_errors(engine: Engine) -> Engine:
 
         return signing
 
+    # A stream belongs to one save or restore, which closes the stream. So a cycle does no harm.
     def stream(task: str) -> Stream:
         opened: Any = open_stream(task)
         for name in ("pull", "push"):
@@ -218,6 +219,7 @@ class RemoteEngine:
     def _waiting(self, what: str) -> Iterator[None]:
         """Has the renewals of the session log the wait for a call within the block."""
         call = object()
+        # Each call has a key of its own, because several threads may run steps.
         self._waits[call] = what, concurrency.monotonic()
         try:
             yield
@@ -226,6 +228,7 @@ class RemoteEngine:
 
     def log_waits(self) -> None:
         """Logs the calls that have waited for another ``LOG_EVERY_SECS`` since the last renewal."""
+        # The renewals come at fixed times, so each multiple of the period is logged once.
         before, self._looked_at = self._looked_at, concurrency.monotonic()
         for what, since in list(self._waits.values()):
             waited = self._looked_at - since
@@ -344,6 +347,7 @@ class RemoteEngine:
         """Ends the session, and waits for no dead master. Does nothing in a forked child."""
         if self._home.was_left:
             return
+        # The renewal stops first, or it would report the end of the session as a loss.
         self._renewal.stop()
         self._end_session()
 
@@ -392,10 +396,12 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
         pb.MetricsRequest(),
     )
     with contextlib.ExitStack() as channels:
+        # The channels close in any case, also after a task that does not answer.
         channel = channels.enter_context(
             contextlib.closing(rpc.open_channel(target.removeprefix("grpc://")))
         )
         worker = services_pb2_grpc.WorkerServiceStub(channel)
+        # This process may know no cluster, so the target describes the cluster.
         cluster = ClusterSpec(rpc.call(worker.Metrics, ask, timeout=timeout, task=target).cluster)
         stubs: dict[str, services_pb2_grpc.WorkerServiceStub] = {}
         for task, address in cluster.tasks().items():

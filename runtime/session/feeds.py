@@ -37,6 +37,7 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
         raise TypeError(
             f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}"
         )
+    # A name and its tensor are one key here, so that a tensor that is fed twice is found.
     fed: dict[Tensor, Array] = {}
     for given, values in feed_dict.items():
         for key, value in (
@@ -190,6 +191,7 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
 
 def _cast_array(array: Array, dtype: DType) -> Array:
     """Returns ``array`` as ``dtype``, by numpy's unsafe casting."""
+    # Numpy warns about the lost part, which the caller reports as a change.
     if array.dtype.kind == "c" and dtype.kind not in "cb":
         array = array.real
     # The caller compares the values, and reports a change in better words than numpy.

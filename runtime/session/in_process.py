@@ -21,6 +21,7 @@ class PrivateServer:
     config: SessionConfig | None = None
 
     def __init__(self) -> None:
+        # Never 0, which means that the incarnation is not known.
         self.incarnation = concurrency.random_id(63) | 1
         # No network address has such a name.
         self.address = f"private-{self.incarnation:x}:1"

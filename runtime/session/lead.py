@@ -136,6 +136,7 @@ class Authority:
             order.leadership.CopyFrom(leadership.to_proto())
             return Leadership.from_proto(self._send(task, order).leadership)
 
+        # All tasks are asked at once, so that the slowest task sets the time.
         return {
             task: reply.result()
             for task, reply in concurrency.call_all(ask, tasks, "run order to").items()

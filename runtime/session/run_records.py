@@ -295,6 +295,7 @@ class RunRecords:
         going = [
             record.goes_in_secs for record in records.values() if record.goes_in_secs is not None
         ]
+        # An order to stop reaches the tasks one after the other, so any record may have the reason.
         reason = next((record.stop for record in records.values() if record.stop), "")
         return reason, min(going, default=None) if self.lead else None
 
@@ -347,6 +348,7 @@ def at(task: str, address: str) -> str:
 
 def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
     """Returns the tasks in any of ``records`` that take part and are not done, without ``own``."""
+    # A restarted task has forgotten its workers, so the records are taken together.
     joined = dict.fromkeys(task for record in records.values() for task in record.joined)
     done = {task for record in records.values() for task in record.done}
     return [task for task in joined if task not in done and task != own]
@@ -390,6 +392,7 @@ def _forward_order(
             f"{target!r} is not a session target: it needs the form grpc://host:port"
         )
     split_address(address)
+    # A server of this process needs no socket.
     local = find_local(address)
     if local is not None:
         replies = local.master.send_run_order(
@@ -417,6 +420,7 @@ def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[
         yield
         return
 
+    # A blocking call of gRPC ends early only with its channel.
     def close() -> None:
         cancelled.wait()
         channel.close()
@@ -425,5 +429,6 @@ def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[
     try:
         yield
     finally:
+        # The thread that waits for the cancellation must end with the block.
         cancelled.set("it is over")
         closer.result()

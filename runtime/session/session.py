@@ -264,6 +264,7 @@ class Session:
             (6.0, 9.0)
         """
         if self._closed:
+            # TensorFlow 1 raises RuntimeError, which a loop of a Supervisor tells from a lost task.
             raise ClosedSessionError(self.id)
         # A forked child shares the connections of its parent, so a step would break both.
         self._home.check()
@@ -272,6 +273,7 @@ class Session:
         if options is not None or run_metadata is not None:
             timeout_secs, run_metadata = _read_options(options, run_metadata, timeout_secs)
         tensors, values = read_feeds(self.graph, feed_dict) if feed_dict else ((), [])
+        # Shapes and not specs: a fed array has the dtype of its tensor.
         fetch_key = _fetch_key(fetches)
         key = fetch_key, tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)])
         try:
@@ -318,6 +320,8 @@ class Session:
         known: dict[Tensor, Any] = dict(fed)
         for part in split.substeps:
             if part.fetches:
+                # A plan is made for the shapes of its feeds, so the results of JAX become arrays
+                # first.
                 values = [np.asarray(known[t]) for t in part.feeds]
                 key = part, tuple(v.shape for v in values)
                 prepared = self._plans.find(key) or self._prepare(key, part, values)
@@ -396,6 +400,7 @@ class Session:
         Args:
             other: a session of the same graph, which ends.
         """
+        # A plan names devices and tasks, so it fits equal devices only.
         own, others = self._devices, other._devices
         same = (
             set(own.all) == set(others.all)
@@ -412,6 +417,7 @@ class Session:
             **other._taken,
             **{key: prepared.plan for key, prepared in other._plans.list_items().items()},
         }
+        # The plans that were used last stand at the end.
         self._taken = dict(list(plans.items())[-MAX_PLANS:])
 
     def _find_elements(self, fetches: object) -> list[Tensor | Operation]:
@@ -611,6 +617,7 @@ class Session:
 
     def __enter__(self) -> Session:
         """Makes the session and its graph the defaults of this thread."""
+        # The end of the inner block would close the session of the outer block.
         if self._entered is not None:
             raise RuntimeError(
                 "Session context managers are not re-entrant: use Session.as_default() for nesting"
@@ -667,6 +674,7 @@ class InteractiveSession(Session):
             logging.error(
                 "an InteractiveSession is still open in this thread; close it to free its resources"
             )
+        # There is no `with` block whose end would take the defaults back.
         self._graph_context = self.graph.as_default()
         self._graph_context.__enter__()
         push_default_session(self)
@@ -686,6 +694,7 @@ def _open(
     target: str, config: SessionConfig | None, security: Security | None
 ) -> tuple[Engine, SessionConfig]:
     chosen = config or SessionConfig()
+    # A private cluster has one session, and ends with it.
     if not target:
         return PrivateServer().create_session(chosen), chosen
     if not target.startswith("grpc://"):
@@ -714,6 +723,7 @@ def _read_options(
 ) -> tuple[float | None, RunMetadata | None]:
     """Returns the time limit of a step, and the metadata to fill: None for a step without a trace."""
     options = options or RunOptions()
+    # TensorFlow 1 replaces the content of the message in each step.
     if run_metadata is not None:
         run_metadata.Clear()
     is_traced = options.trace_level != RunOptions.NO_TRACE
@@ -725,6 +735,7 @@ def _describe_feeds(part: Substep, values: Sequence[Array]) -> dict[Tensor, Tens
 
 
 def _is_leaf(item: object) -> bool:
+    # A variable, or a wrapper of another package, stands for an element by its method.
     return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
 
 
@@ -752,6 +763,7 @@ def _fetch_key(fetches: object) -> Hashable:
 
 def _pack_values(fetch_key: Hashable, values: list[object]) -> object:
     """Returns the fetched values in the structure of the fetches."""
+    # The caller has asked for a list, so the list of values is the result.
     if type(fetch_key) is tuple:
         return values
     return (
