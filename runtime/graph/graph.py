@@ -448,17 +448,9 @@ class Graph:
                 )
             )
             wide = wide or x64_enabled()
+            number = len(self._operations)
             op = Operation(
-                self,
-                len(self._operations),
-                full,
-                type,
-                body,
-                tuple(inputs),
-                control,
-                where,
-                wide,
-                outputs,
+                self, number, full, type, body, tuple(inputs), control, where, wide, outputs
             )
             self._operations.append(op)
             self._by_name[full] = op
