@@ -100,7 +100,7 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
     assert all(len({id(buffer) for buffer in call.buffers}) == len(call.buffers) for call in calls)
 
 
-def test_a_call_is_opened_once() -> None:
+def test_call_is_opened_once() -> None:
     """A second connection for a call would be lost."""
     call: Any = RemoteCall(Peer(), "task", 0, 0, (), None, (), False, [], False, False, False)  # type: ignore[arg-type]
     exchange = Exchange(Run(1, 1, None, None, []))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.runtime.kit import KINDS, target_of_kind
+from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +43,20 @@ class Record:
     right: Any
 
 
-def test_a_plan_of_an_earlier_generation_is_not_kept(graph: rt.Graph) -> None:
+def test_plan_of_earlier_generation_is_dropped() -> None:
     """A plan that is registered while another thread adopts a generation is registered anew."""
     two = rt.constant(1.0) + 1.0
-    with rt.Session("") as session:
-        engine: Any = session._engine
-        register, (task,) = engine.prepare, engine.tasks.values()
+    with servers(worker=1) as cluster, rt.Session(cluster[TARGET].target) as session:
+        worker: Any = cluster[TARGET].worker
+        register, run = worker.register, worker.store.run
 
-        def register_in_fence(plan: Any) -> Any:
-            engine.prepare, registered = register, register(plan)
-            run = task.server.worker.store.run
+        def register_in_fence(*arguments: Any, **options: Any) -> Any:
+            worker.register, registered = register, register(*arguments, **options)
             run.generation += 1
-            session.adopt_generations({task.name: run.generation})
+            session.adopt_generations({TARGET: run.generation})
             return registered
 
-        engine.prepare = register_in_fence
+        worker.register = register_in_fence
         with pytest.raises(rt.AbortedError, match="restored"):
             session.run(two)
         assert session.run(two) == 2.0

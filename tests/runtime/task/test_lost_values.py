@@ -309,7 +309,7 @@ def test_managed_session_gives_up(tmp_path: pathlib.Path) -> None:
         assert managed.recoveries == 3
 
 
-def test_a_failed_initializer_keeps_no_bytes() -> None:
+def test_failed_initializer_keeps_no_bytes() -> None:
     """A variable that a failed program should have made has no bytes in the ledger."""
     source = rt.Variable(np.zeros(4, np.float32), name="source")
     copy = rt.Variable(source.value(), name="copy")

@@ -258,7 +258,7 @@ def test_string_slice_checks_its_range(begin: list, size: list) -> None:
             session.run(part, {text: ["a", "b", "c"]})
 
 
-def test_a_string_that_is_not_there_is_named() -> None:
+def test_string_outside_is_named() -> None:
     """An index outside of a string tensor fails the step with TensorFlow's kind of error."""
     with tf.Graph().as_default(), tf.Session() as session:
         words = tf.placeholder(tf.string, [None], name="words")
