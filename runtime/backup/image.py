@@ -29,7 +29,7 @@ from runtime.state.store import Slot
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
-from runtime.wire.listener import Reply
+from runtime.wire.connection import Reply
 from runtime.wire.messages import call_from_proto, call_to_proto
 
 _VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
@@ -81,7 +81,7 @@ def _stages(worker: Worker) -> dict[str, CapturedEntry]:
         for h, call in foreign.items()
     }
     parts |= {
-        _name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry))
+        _name(_STAGE, h): CapturedEntry(h, functools.partial(Entry, entry.meta, entry.arrays))
         for h, entry in unused.items()
     }
     listed = [[session, handles] for session, handles in sessions.items()]
@@ -104,13 +104,12 @@ def _unusable_because(run: Mapping[str, Json], resources: Sequence[str]) -> str:
     return ""
 
 
-def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey, Answered]:
+def take_up(worker: Worker, image: BackupImage) -> dict[LaneKey, Answered]:
     """Fills an empty worker from an image.
 
     Args:
         worker: the worker of this process.
         image: the image of an earlier process of the task.
-        takeovers: number of continuations from the backup, with the present continuation.
 
     Returns:
         The last answer on each lane.
@@ -120,10 +119,8 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
         kind, *key = json.loads(name)
         found[kind][tuple(key)] = entry
     stages = {handle: entry for (handle,), entry in found[_STAGE].items()}
-    sessions = {
-        session: handles for entry in found[_SESSIONS].values() for session, handles in entry.meta
-    }
-    worker.registry.inherit(stages, sessions, _reviver(worker))
+    sessions = dict(pair for entry in found[_SESSIONS].values() for pair in entry.meta)
+    worker.registry.inherit(stages, sessions, functools.partial(_revive, worker))
     for entry in found[_STEPS].values():
         worker.gate.take_up(entry.meta)
     devices = {(d.type, d.index): device for d, device in worker.devices.items()}
@@ -183,16 +180,8 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> AnyA
 
 def _stage(call: RegisteredCall) -> Entry:
     made = call.registration
-    meta = {
-        "generation": made.generation,
-        "traced": made.traced,
-        "writes": call.writes,
-    }
+    meta = {"generation": made.generation, "traced": made.traced, "writes": call.writes}
     return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
-
-
-def _as_it_is(entry: Entry) -> Entry:
-    return entry
 
 
 def _answer(answered: Answered) -> Entry:
@@ -207,20 +196,10 @@ def _answered(entry: Entry) -> Answered:
     return Answered(entry.meta["seq"], reply, concurrency.monotonic())
 
 
-def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
-    def revive(handle: int, entry: Entry) -> RegisteredCall:
-        meta = entry.meta
-        call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
-        made = worker.register(
-            call,
-            meta["generation"],
-            traced=meta["traced"],
-            writes=meta["writes"],
-            handle=handle,
-            foreign=True,
-        )
-        # The program is a part of the call, so that the worker need not ask for the program.
-        assert made is not None
-        return made
-
-    return revive
+def _revive(worker: Worker, handle: int, entry: Entry) -> RegisteredCall:
+    call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
+    # The description has the arguments of the first registration by their names.
+    made = worker.register(call, **entry.meta, handle=handle, foreign=True)
+    # The program is a part of the call, so that the worker need not ask for the program.
+    assert made is not None
+    return made

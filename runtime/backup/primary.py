@@ -35,8 +35,7 @@ from runtime import concurrency
 from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, Json, chunks, packed
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
-from runtime.wire.connection import current_call
-from runtime.wire.listener import Reply
+from runtime.wire.connection import Reply, current_call
 
 DEFAULT_LAG = 100
 """Updates that may be lost by default."""

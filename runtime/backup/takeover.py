@@ -122,8 +122,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
         logging.info("%s starts empty, it has no backup: %s: %s", worker.task, holder, found)
         worker.store.run.origin = f"{worker.task} has no backup ({holder}: {found})"
         return None
-    takeovers = int(found.about["takeovers"]) + 1
-    answered = image.take_up(worker, found, takeovers)
+    answered = image.take_up(worker, found)
     took = concurrency.monotonic() - began
     lag = int(found.about["lag"])
     lost = (
@@ -136,4 +135,5 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
         *(worker.task, holder, len(worker.store.variables()), found.version, took, lost),
     )
     metrics.add("backup_recoveries_total")
-    return Resumed(int(found.about["incarnation"]), takeovers, answered)
+    about = found.about
+    return Resumed(int(about["incarnation"]), int(about["takeovers"]) + 1, answered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtime.proto import run_record_pb2, services_pb2, stage_pb2
+from runtime.proto import services_pb2, stage_pb2
 from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS, WAITING
 from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
@@ -36,6 +36,8 @@ AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {
 """Audited orders, with the field of the order's object; empty for an order without an object."""
 _SHORT_ORDERS: Final = frozenset(("confirm", "receive", "drop", "states", "changed"))
 
+_Request: TypeAlias = Any
+"""A message of the method."""
 Entry: TypeAlias = tuple[str, str] | None
 """An action and its object for the audit log; None for a call without an entry."""
 
@@ -52,14 +54,14 @@ class Method(NamedTuple):
         most_bytes: Most bytes of a request; None for the limit ``request_bytes``.
     """
 
-    order: Callable[[Any], str]
-    pool: Callable[[Any], str] = lambda request: CALLS
-    entry: Callable[[Any], Entry] = lambda request: None
-    sender: Callable[[Any], str | None] = lambda request: None
+    order: Callable[[_Request], str]
+    pool: Callable[[_Request], str] = lambda request: CALLS
+    entry: Callable[[_Request], Entry] = lambda request: None
+    sender: Callable[[_Request], str | None] = lambda request: None
     most_bytes: int | None = None
 
 
-def _always_name(what: str) -> Callable[[Any], str]:
+def _always_name(what: str) -> Callable[[_Request], str]:
     return lambda request: what
 
 
@@ -70,48 +72,36 @@ _waits: Final = _always_name(WAITING)
 _session: Final = _always_name("session")
 
 
-def _checkpoint_order(order: services_pb2.CheckpointOrder) -> str:
-    return _known_order(f"checkpoint.{order.WhichOneof('order')}")
+def _order_rules(
+    plane: str,
+    audited: Mapping[str, str],
+    pool: Callable[[_Request], str],
+    sender: Callable[[_Request], str | None] = lambda request: None,
+    most_bytes: int | None = None,
+) -> Method:
+    """Returns the rules for a method whose requests have an order each.
 
+    Args:
+        plane: First part of the names of the orders.
+        audited: Audited orders, each with the field of its object.
+        pool: Pool, as of ``Method``.
+        sender: Sender, as of ``Method``.
+        most_bytes: Most bytes, as of ``Method``.
+    """
 
-def _checkpoint_pool(order: services_pb2.CheckpointOrder) -> str:
-    return ORDERS if order.WhichOneof("order") in _SHORT_ORDERS else CHECKPOINT_ORDERS
+    def name(request: _Request) -> str:
+        found = f"{plane}.{request.WhichOneof('order')}"
+        # A newer client may know more orders. The task refuses these itself, with an error that
+        # the client understands.
+        return found if found in roles.MAY else "unknown"
 
+    def entry(request: _Request) -> Entry:
+        order = request.WhichOneof("order")
+        if (field := audited.get(order)) is None:
+            return None
+        return f"{plane}.{order}", str(getattr(getattr(request, order), field)) if field else ""
 
-def _checkpoint_entry(order: services_pb2.CheckpointOrder) -> Entry:
-    return _audit_entry("checkpoint", AUDITED_CHECKPOINT_ORDERS, order)
-
-
-def _run_order(order: run_record_pb2.RunOrder) -> str:
-    return _known_order(f"run.{order.WhichOneof('order')}")
-
-
-def _run_pool(order: run_record_pb2.RunOrder) -> str:
-    # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind
-    # them.
-    return WAITING if wait_secs(order) else ORDERS
-
-
-def _run_entry(order: run_record_pb2.RunOrder) -> Entry:
-    return _audit_entry("run", AUDITED_RUN_ORDERS, order)
-
-
-def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
-    return order.sender if order.WhichOneof("order") in OF_THE_SENDER else None
-
-
-def _known_order(order: str) -> str:
-    # A newer client may know more orders. The task refuses these itself, with an error that the
-    # client understands.
-    return order if order in roles.MAY else "unknown"
-
-
-def _audit_entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
-    order = message.WhichOneof("order")
-    if order not in audited:
-        return None
-    field = audited[order]
-    return f"{plane}.{order}", str(getattr(getattr(message, order), field)) if field else ""
+    return Method(name, pool, entry, sender, most_bytes)
 
 
 def _stage_order(*calls: stage_pb2.StageCallDef) -> str:
@@ -139,8 +129,20 @@ _CLUSTER_BYTES: Final = 1 << 20
 _RUN_BYTES: Final = 2 * MOST_STATE_BYTES
 """Most bytes of an order to the run record: the states of a worker, and the names of all tasks."""
 
-_CHECKPOINT: Final = Method(_checkpoint_order, _checkpoint_pool, _checkpoint_entry)
-_RUN: Final = Method(_run_order, _run_pool, _run_entry, _run_sender, _RUN_BYTES)
+_CHECKPOINT: Final = _order_rules(
+    "checkpoint",
+    AUDITED_CHECKPOINT_ORDERS,
+    lambda r: ORDERS if r.WhichOneof("order") in _SHORT_ORDERS else CHECKPOINT_ORDERS,
+)
+_RUN: Final = _order_rules(
+    "run",
+    AUDITED_RUN_ORDERS,
+    # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind
+    # them.
+    lambda r: WAITING if wait_secs(r) else ORDERS,
+    lambda r: r.sender if r.WhichOneof("order") in OF_THE_SENDER else None,
+    _RUN_BYTES,
+)
 
 
 def _forwarded_rules(of: Method) -> Method:

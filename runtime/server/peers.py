@@ -98,11 +98,7 @@ class TaskPeers:
             found = self._tasks.get(name)
             # The task was restarted without its state. A channel belongs to one process, so a new
             # channel is needed.
-            if (
-                isinstance(found, RemoteTask)
-                and found.peer.incarnation is not None
-                and found.peer.lost
-            ):
+            if isinstance(found, RemoteTask) and found.peer.lost:
                 found.close(0)
                 found = None
             if found is None:

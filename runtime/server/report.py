@@ -24,8 +24,9 @@ from runtime.rpc import rpc
 from runtime.server.assembly import TaskCredential, TaskParts
 from runtime.server.pools import WAITING
 from runtime.task.worker import Worker
-from runtime.tensor_spec import TensorSpec, canonical_dtype
+from runtime.tensor_spec import canonical_dtype
 from runtime.trust.security import Security
+from runtime.wire.messages import spec_to_proto
 
 _GLOBAL_STEP = ("", "global_step")
 _process = psutil.Process()
@@ -114,16 +115,14 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         staleness=worker.counters.staleness,
         last_error=error,
         last_error_unix_secs=when,
-        variables=[_describe_variable(key, spec) for key, spec in known] if variables else (),
-        threads=[pb.ThreadDef(owner=t.owner, name=t.name) for t in list_threads()]
-        if threads
-        else (),
+        variables=(
+            stage_pb2.VariableSpecDef(name=name, container=container, spec=spec_to_proto(spec))
+            for (container, name), spec in (known if variables else ())
+        ),
+        threads=(
+            pb.ThreadDef(owner=t.owner, name=t.name) for t in (list_threads() if threads else ())
+        ),
     )
-
-
-def _describe_variable(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
-    described = stage_pb2.TensorSpecDef(shape=spec.shape, dtype=spec.name)
-    return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
 
 
 def _security_figures(credential: TaskCredential) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from runtime.tensor_spec import Array
-from runtime.wire.listener import Reply
+from runtime.wire.connection import Reply
 
 
 class Replicator(Protocol):

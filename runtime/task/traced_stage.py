@@ -57,32 +57,15 @@ class TracedStage:
         label = ", ".join(names[:_SHOWN]) + (
             f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         )
-        spans = [
-            Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)
-        ]
+        wave = call.wave
+        spans = [Span(device, f"stage:{wave}", wave, start, end, nbytes(outputs), label, names)]
         # Without a lane the inputs come from this process, and nothing is received or sent.
         if current_lane():
-            inline = [value for i, value in enumerate(inputs) if i not in call.remote]
-            replies = [outputs[i] for i in call.replies]
+            came = nbytes(value for i, value in enumerate(inputs) if i not in call.remote)
+            went = nbytes(outputs[i] for i in call.replies)
             spans += [
-                Span(
-                    device,
-                    f"recv:{call.wave}",
-                    call.wave,
-                    start,
-                    start,
-                    nbytes(inline),
-                    "inputs from the master",
-                ),
-                Span(
-                    device,
-                    f"send:{call.wave}",
-                    call.wave,
-                    end,
-                    end,
-                    nbytes(replies),
-                    "replies to the master",
-                ),
+                Span(device, f"recv:{wave}", wave, start, start, came, "inputs from the master"),
+                Span(device, f"send:{wave}", wave, end, end, went, "replies to the master"),
             ]
         self.tracer.add(client, *spans)
         return outputs, done

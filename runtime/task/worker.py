@@ -6,7 +6,6 @@ import hashlib
 import logging as std_logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import jax
 import numpy as np
@@ -49,9 +48,14 @@ from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.codec import Layout
-from runtime.wire.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
+from runtime.wire.connection import (
+    Reply,
+    call_memory,
+    caller_has_hung_up,
+    caller_is_gone,
+    current_lane,
+)
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
-from runtime.wire.listener import Reply
 from runtime.wire.messages import call_to_proto
 
 _FIXED: Mapping[int, Layout | None] = {
@@ -172,8 +176,10 @@ class Worker:
         self.program_watch.close()
         self.store.run.close(self._gone)
 
-    def _refuse(self, gone: OpError) -> NoReturn:
-        raise type(gone)(gone.message, task=self.task)
+    def _check_here(self) -> None:
+        """Raises the error of ``leave`` once the task has left."""
+        if (gone := self._gone) is not None:
+            raise type(gone)(gone.message, task=self.task)
 
     # -- the run record ----------------------------------------------------------------------------------------
 
@@ -248,8 +254,7 @@ class Worker:
             InvalidArgumentError: The parts of the call do not fit together, the program is refused,
                 or a kernel that may wait shares the stage with other kernels.
         """
-        if self._gone is not None:
-            self._refuse(self._gone)
+        self._check_here()
         # A kernel that waits may be ended and run again; the other kernels of its stage must not
         # run twice.
         if call.stage.may_wait and len(call.stage.host) > 1:
@@ -335,8 +340,7 @@ class Worker:
         Returns:
             All outputs, and the argument of ``PreparedStage.wait``.
         """
-        if self._gone is not None:
-            self._refuse(self._gone)
+        self._check_here()
         call = registered.call
         if not registered.registration.foreign:
             self.ledger.own.add(session)
@@ -488,8 +492,7 @@ class Worker:
 
         No reply is kept, because a repeated call is harmless.
         """
-        if self._gone is not None:
-            self._refuse(self._gone)
+        self._check_here()
         # The client of a checkpoint closes its connection afterwards, so this thread serves nothing
         # else.
         if not getattr(_thread, "steps_aside", False):

@@ -43,11 +43,12 @@ _PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 class Lane:
     """A connection to a task, for one call at a time.
 
-    One thread at a time uses a lane. Other threads may only call `cancel` and `interrupt`.
+    One thread at a time uses a lane. Other threads may only call `cancel` and `link.interrupt`.
 
     Attributes:
         task: Name of the peer, such as "/job:ps/task:0".
         number: Number of the lane within its client.
+        link: Connection of the lane. A call under way connects again after `link.interrupt`.
         progress: Counter that grows while the bytes of a long transfer move.
     """
 
@@ -57,7 +58,7 @@ class Lane:
         self.number = number
         self.progress = 0
         self._max_payload = dialer.options.max_payload_bytes
-        self._link = Link(dialer, number)
+        self.link = Link(dialer, number)
         # The call under way, or None in `_pending`. Its buffers stay until the reply, to be sent
         # again after a break.
         self._head = bytearray(frames.HEADER_BYTES)
@@ -75,30 +76,17 @@ class Lane:
         self._broken = False
 
     @property
-    def incarnation(self) -> int:
-        """The incarnation of the server, chosen by `open`; 0 before.
-
-        Later connections to another incarnation raise AbortedError.
-        """
-        return self._link.incarnation
-
-    @property
-    def connected_at(self) -> float:
-        """The `time.monotonic()` of the newest connection."""
-        return self._link.connected_at
-
-    @property
     def usable(self) -> bool:
         """True while the lane can send a call.
 
         No call is under way, and the lane is neither broken nor cancelled.
         """
-        return self._pending is None and not self._broken and not self._link.cancelled.is_set()
+        return self._pending is None and not self._broken and not self.link.cancelled.is_set()
 
     def fileno(self) -> int:
         """Returns the file descriptor for a poll; -1 without a connection."""
-        sock = self._link.sock
-        return -1 if sock is None or self._link.fault is not None else sock.fileno()
+        sock = self.link.sock
+        return -1 if sock is None or self.link.fault is not None else sock.fileno()
 
     def open(self, deadline: float | None = None) -> None:
         """Connects to the current incarnation of the task, at first or after `close`.
@@ -114,7 +102,7 @@ class Lane:
         """
         self._wait.deadline = deadline
         self._broken = False
-        self._link.forget()
+        self.link.forget()
         try:
             self._reconnect()
         except BaseException:
@@ -178,7 +166,7 @@ class Lane:
         try:
             self._send_pending()
         except (OSError, CancelledError) as error:
-            self._link.fault = error
+            self.link.fault = error
 
     def receive(self, layout: Layout | None, out: TensorBuffer | None = None) -> list[Array]:
         """Waits for the reply of the call under way.
@@ -205,7 +193,7 @@ class Lane:
             raise FailedPreconditionError(
                 "no call is under way on this lane; send one first", task=self.task
             )
-        link = self._link
+        link = self.link
         try:
             while True:
                 if link.fault is None:
@@ -242,7 +230,7 @@ class Lane:
         Raises:
             OpError: No connection can be made; the errors of `receive`.
         """
-        link = self._link
+        link = self.link
         try:
             while True:
                 if link.fault is None:
@@ -286,7 +274,7 @@ class Lane:
         try:
             self._send_pending()
         except (OSError, CancelledError) as error:
-            self._link.fault = error
+            self.link.fault = error
         try:
             self.receive(None)
         except AbortedError as error:
@@ -300,9 +288,7 @@ class Lane:
         """
         self._wait.deadline = deadline
         if self._pending is not None:
-            self._link.set_tick(
-                min(max(deadline - concurrency.monotonic(), 0.001), times.TICK_SECS)
-            )
+            self.link.set_tick(min(max(deadline - concurrency.monotonic(), 0.001), times.TICK_SECS))
 
     def cancel(self) -> None:
         """Makes the call under way raise CancelledError, from any thread.
@@ -310,19 +296,11 @@ class Lane:
         The lane is of no use afterwards. A call with `waits` is given up: the call ends with the
         answer of the task, or without an answer after a tick and `LAST_WORD_SECS`.
         """
-        self._link.cancel(
+        self.link.cancel(
             listens=lambda: (
-                self._wait.held_back and self._pending is not None and self._link.fault is None
+                self._wait.held_back and self._pending is not None and self.link.fault is None
             )
         )
-
-    def interrupt(self) -> None:
-        """Cuts the connection, from any thread. A call under way connects again."""
-        self._link.interrupt()
-
-    def has_left(self) -> bool:
-        """Returns True if the server's goodbye is the last frame received; see `Link.has_left`."""
-        return self._link.has_left()
 
     def close(self, *, goodbye: bool = False, whole_client: bool = False) -> bool:
         """Closes the connection and the lane. Only for the thread of the lane.
@@ -338,11 +316,11 @@ class Lane:
         """
         self._broken = True
         self._pending = None
-        self._link.fault = None
-        sent = goodbye and self._link.say_goodbye(
+        self.link.fault = None
+        sent = goodbye and self.link.say_goodbye(
             frames.CLIENT_LEAVES if whole_client else frames.LEAVES
         )
-        self._link.drop()
+        self.link.drop()
         return sent
 
     def stalled(self) -> None:
@@ -351,24 +329,22 @@ class Lane:
         Gives the call up after `cancel` or its deadline, and logs a long wait.
         """
         now, wait = concurrency.monotonic(), self._wait
-        if self._given_up is None and self._link.cancelled.is_set():
+        if self._given_up is None and self.link.cancelled.is_set():
             self._give_up(CancelledError("the call was cancelled", task=self.task))
             return
         waited = wait.log(
-            now, now - self._link.tick_secs, self._link.name, f"answer call {self._pending_handle}"
+            now, now - self.link.tick_secs, self.link.name, f"answer call {self._pending_handle}"
         )
         if wait.deadline is None:
             return
         remaining = wait.deadline - now
         if remaining > 0:
-            self._link.set_tick(min(remaining, times.TICK_SECS))
+            self.link.set_tick(min(remaining, times.TICK_SECS))
         elif self._given_up is not None:
             raise self._given_up
         else:
             text = f"did not answer call {self._pending_handle} before its deadline (waited {waited:.1f} s)"
-            self._give_up(
-                DeadlineExceededError(f"at {self._link.endpoint}: {text}", task=self.task)
-            )
+            self._give_up(DeadlineExceededError(f"at {self.link.endpoint}: {text}", task=self.task))
 
     def _give_up(self, error: OpError) -> None:
         # A call that does not wait ends now. So does a half-sent call: the task has not begun it.
@@ -378,13 +354,13 @@ class Lane:
         # with `error`.
         self._given_up = error
         self._wait.deadline = concurrency.monotonic() + timeouts.LAST_WORD_SECS
-        self._link.set_tick(times.LISTEN_SECS)
-        self._link.close_sending_side()
+        self.link.set_tick(times.LISTEN_SECS)
+        self.link.close_sending_side()
 
     def _send_pending(self) -> None:
         segments, total = self._pending, self._pending_bytes
         assert segments is not None
-        link, deadline = self._link, self._wait.deadline
+        link, deadline = self.link, self._wait.deadline
         if deadline is not None:
             left = deadline - concurrency.monotonic()
             if left <= 0 and self._wait.held_back:
@@ -415,7 +391,7 @@ class Lane:
     def _read_answer(
         self, layout: Layout | None, out: TensorBuffer | None
     ) -> list[Array] | OpError:
-        sock, receive = self._link.sock, self._link.recvmsg_into
+        sock, receive = self.link.sock, self.link.recvmsg_into
         assert sock is not None
         head = self._head
         # One system call receives the header and the payload, or its first bytes if its length is
@@ -453,15 +429,15 @@ class Lane:
                 sockets.receive_rest(sock, window[count:], self)
             return list(out.arrays)
         expected = answers.Expected(self._seq, self._pending_handle, layout)
-        return answers.read_other(self._link, self, fields, window[:count], expected)
+        return answers.read_other(self.link, self, fields, window[:count], expected)
 
     def _send_again(self) -> None:
         # After a fault the call goes over another connection, unless the call has ended.
-        if isinstance(self._link.fault, OpError):
-            raise self._link.fault
+        if isinstance(self.link.fault, OpError):
+            raise self.link.fault
         if self._given_up is not None:
             raise self._given_up
         self._reconnect()
 
     def _reconnect(self) -> None:
-        self._link.connect(self._wait, None if self._pending is None else self._send_pending)
+        self.link.connect(self._wait, None if self._pending is None else self._send_pending)

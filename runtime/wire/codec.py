@@ -143,8 +143,8 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
         ([0, 12, 52, 8], 72)
     """
     if dynamic:
-        described = encode_dynamic(buffers)
-        return [b"", *described], payload_nbytes(described)
+        described, nbytes = encode_dynamic(buffers)
+        return [b"", *described], nbytes
     segments: Segments = [b""]
     end = 0
     for buffer in buffers:
@@ -164,7 +164,7 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
     return segments, end
 
 
-def encode_dynamic(arrays: Sequence[Any]) -> Segments:
+def encode_dynamic(arrays: Sequence[Any]) -> tuple[Segments, int]:
     """Encodes arrays of any shape and dtype, strings included, with their description.
 
     Args:
@@ -172,14 +172,16 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
             or `str` (UTF-8).
 
     Returns:
-        Buffers whose concatenation is the payload. Numeric data is referenced, not copied.
+        Buffers whose concatenation is the payload, and its number of bytes. Numeric data is
+        referenced, not copied.
 
     Raises:
         InvalidArgumentError: Tensors cannot have the dtype of an array, or elements of an object
             array.
 
     Examples:
-        >>> decode_dynamic(b"".join(encode_dynamic([np.ones(2), np.array([b"red", "blue"], object)])))
+        >>> pieces, nbytes = encode_dynamic([np.ones(2), np.array([b"red", "blue"], object)])
+        >>> decode_dynamic(b"".join(pieces))
         [array([1., 1.]), array([b'red', b'blue'], dtype=object)]
     """
     table = [_HEAD.pack(_MAGIC, len(arrays))]
@@ -206,14 +208,7 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
             segments.append(PADDING[pad])
         segments.extend(body)
         end += pad + nbytes
-    return segments
-
-
-def payload_nbytes(segments: Sequence[Buffer]) -> int:
-    """Returns the number of bytes of all pieces together."""
-    return sum(
-        segment.nbytes if isinstance(segment, np.ndarray) else len(segment) for segment in segments
-    )
+    return segments, end
 
 
 def _encode_strings(array: Array, index: int) -> tuple[Sequence[Buffer], int]:

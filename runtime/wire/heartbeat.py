@@ -105,7 +105,7 @@ class Heartbeat:
             with self._lock:
                 # During a beat the thread of the heartbeat reads the goodbye: wait for its end.
                 if not self._busy:
-                    self.left = self._lane.has_left()
+                    self.left = self._lane.link.has_left()
                     break
             concurrency.sleep(times.GOODBYE_READ_SECS / 50)
         return self.left
@@ -124,7 +124,7 @@ class Heartbeat:
         try:
             if self._lane.fileno() < 0:
                 self._lane.open(deadline)
-                self._bind(self._lane.incarnation)
+                self._bind(self._lane.link.incarnation)
             self._lane.ping(deadline)
         finally:
             with self._lock:
@@ -146,5 +146,5 @@ class Heartbeat:
         for lane, progress in marks.items():
             # A lane that connected lately, or whose bytes still move, has better news of the peer
             # than the pings.
-            if lane.progress == progress and lane.connected_at < now - timeout:
-                lane.interrupt()
+            if lane.progress == progress and lane.link.connected_at < now - timeout:
+                lane.link.interrupt()

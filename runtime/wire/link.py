@@ -87,7 +87,8 @@ class Link:
     Attributes:
         task: Name of the peer, such as "/job:ps/task:0".
         endpoint: Endpoint of the task; None before the first question.
-        incarnation: Incarnation of the server, chosen by the first `connect`; 0 before.
+        incarnation: Incarnation of the server, chosen by the first `connect`; 0 before. Later
+            connections to another incarnation raise AbortedError.
         connected_at: `time.monotonic()` of the newest connection.
         sock: The socket; None without a connection.
         sendmsg: Method of the socket. Raises ConnectionResetError without a connection.

@@ -17,11 +17,9 @@ from absl import logging
 from runtime import concurrency
 from runtime.errors import OpError, ResourceExhaustedError
 from runtime.wire import times
-from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
+from runtime.wire.connection import Connection, Reply, ServerContext, State, notify
 from runtime.wire.endpoint import Endpoint, host_id
 from runtime.wire.listening import ListeningSockets
-
-__all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
 _AT_ONCE: Final = 64
 """Connections accepted in a row before the thread turns to those that are there."""

@@ -29,6 +29,7 @@ from runtime.plan.plan import (
 from runtime.proto import stage_pb2 as pb
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 from runtime.wire.codec import decode_dynamic, encode_dynamic
+from runtime.wire.sockets import byte_view
 
 MOST_BYTES: Final = (2 << 30) - (1 << 20)
 """Most bytes of the tensors of one message. Protobuf takes 2 GiB with the other fields."""
@@ -52,9 +53,7 @@ def pack(arrays: Sequence[Array]) -> bytes:
             "run elsewhere; "
             "open the session at a server of this process, or feed and fetch less at once"
         )
-    return b"".join(
-        p.tobytes() if isinstance(p, np.ndarray) else bytes(p) for p in encode_dynamic(arrays)
-    )
+    return b"".join(map(byte_view, encode_dynamic(arrays)[0]))
 
 
 def unpack(data: bytes) -> list[Array]:
@@ -62,11 +61,13 @@ def unpack(data: bytes) -> list[Array]:
     return [np.array(a) for a in decode_dynamic(data)]
 
 
-def _spec_to(spec: TensorSpec) -> pb.TensorSpecDef:
+def spec_to_proto(spec: TensorSpec) -> pb.TensorSpecDef:
+    """Returns the message of the shape and dtype of a tensor."""
     return pb.TensorSpecDef(shape=spec.shape, dtype=spec.name)
 
 
-def _spec_from(message: pb.TensorSpecDef) -> TensorSpec:
+def spec_from_proto(message: pb.TensorSpecDef) -> TensorSpec:
+    """Returns the shape and dtype of a message."""
     return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
 
 
@@ -106,7 +107,7 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
             variables=[
                 pb.VariableSpecDef(
                     name=v.name,
-                    spec=_spec_to(TensorSpec(v.shape, v.dtype)),
+                    spec=spec_to_proto(TensorSpec(v.shape, v.dtype)),
                     container=v.container,
                     local=v.local,
                 )
@@ -115,12 +116,12 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
             reads=stage.reads,
             writes=stage.writes,
             dynamic=stage.inputs is None,
-            inputs=[_spec_to(s) for s in stage.inputs or ()],
+            inputs=[spec_to_proto(s) for s in stage.inputs or ()],
             outputs=[
                 pb.OutputDef(is_variable=isinstance(o, VariableOutput), index=o.index)
                 for o in stage.outputs
             ],
-            output_specs=[_spec_to(s) for s in stage.output_specs or ()],
+            output_specs=[spec_to_proto(s) for s in stage.output_specs or ()],
             host=[
                 pb.HostCallDef(
                     kernel=h.kernel,
@@ -140,8 +141,8 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
             pb.ProgramDef(
                 sha256=bytes.fromhex(stage.program.sha256),
                 blob=stage.program.blob if with_blob else b"",
-                arguments=[_spec_to(s) for s in stage.program.arguments],
-                results=[_spec_to(s) for s in stage.program.results],
+                arguments=[spec_to_proto(s) for s in stage.program.arguments],
+                results=[spec_to_proto(s) for s in stage.program.results],
             )
         )
     return message
@@ -164,25 +165,25 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
     if m.HasField("program"):
         program = Program(
             m.program.blob,
-            tuple(_spec_from(s) for s in m.program.arguments),
-            tuple(_spec_from(s) for s in m.program.results),
+            tuple(spec_from_proto(s) for s in m.program.arguments),
+            tuple(spec_from_proto(s) for s in m.program.results),
             sha256=m.program.sha256.hex(),
         )
     stage = Stage(
         device=device_from_proto(m.device),
         variables=tuple(
             VariableSpec(
-                v.name, tuple(v.spec.shape), _spec_from(v.spec).dtype, v.container, v.local
+                v.name, tuple(v.spec.shape), spec_from_proto(v.spec).dtype, v.container, v.local
             )
             for v in m.variables
         ),
         reads=tuple(m.reads),
         writes=tuple(m.writes),
-        inputs=None if m.dynamic else tuple(_spec_from(s) for s in m.inputs),
+        inputs=None if m.dynamic else tuple(spec_from_proto(s) for s in m.inputs),
         outputs=tuple(
             VariableOutput(o.index) if o.is_variable else ProgramOutput(o.index) for o in m.outputs
         ),
-        output_specs=None if m.dynamic else tuple(_spec_from(s) for s in m.output_specs),
+        output_specs=None if m.dynamic else tuple(spec_from_proto(s) for s in m.output_specs),
         program=program,
         host=tuple(
             HostCall(h.kernel, _attributes_of(h), tuple(h.arguments), h.results, h.op)

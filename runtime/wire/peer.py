@@ -31,6 +31,8 @@ class Peer:
     Attributes:
         task: Name of the task, such as "/job:ps/task:0".
         options: Limits in force.
+        incarnation: Incarnation of the server at first contact; None before.
+        lost: True if the task was found to have restarted. Every later call raises AbortedError.
     """
 
     def __init__(
@@ -66,10 +68,9 @@ class Peer:
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = concurrency.Lock()
-        # Both change once: `_incarnation` at the first contact, `_lost` when the task is found to
-        # have restarted.
-        self._incarnation: int | None = None
-        self._lost = False
+        # Both change once.
+        self.incarnation: int | None = None
+        self.lost = False
         self._closed = concurrency.Event()
         self._threads = concurrency.ThreadGroup(f"connections to {task}")
         self._heart_thread: concurrency.Thread | None = None
@@ -80,16 +81,6 @@ class Peer:
             bind=self._bind,
             closed=self._closed,
         )
-
-    @property
-    def lost(self) -> bool:
-        """True if the task was found to have restarted. Every later call raises AbortedError."""
-        return self._lost
-
-    @property
-    def incarnation(self) -> int | None:
-        """The incarnation of the server at first contact; None before."""
-        return self._incarnation
 
     @property
     def left(self) -> bool:
@@ -120,7 +111,7 @@ class Peer:
                 peer.
         """
         self._home.check()
-        while not self._lost:
+        while not self.lost:
             try:
                 lane = self._idle.pop()
             except IndexError:
@@ -135,7 +126,7 @@ class Peer:
 
     def release(self, lane: Lane) -> None:
         """Takes a lane back. A lane that is broken or has a call under way is closed."""
-        if lane.usable and not self._lost:
+        if lane.usable and not self.lost:
             self._idle.append(lane)
             if not self._closed.is_set():
                 return
@@ -190,7 +181,7 @@ class Peer:
             self._lanes.add(lane)
         try:
             lane.open(deadline)
-            self._bind(lane.incarnation)
+            self._bind(lane.link.incarnation)
             if self._heart_thread is None:
                 self._start_heart()
         except BaseException as error:
@@ -202,14 +193,14 @@ class Peer:
 
     def _bind(self, incarnation: int) -> None:
         with self._lock:
-            if self._incarnation is None:
-                self._incarnation = incarnation
-            if self._incarnation == incarnation:
+            if self.incarnation is None:
+                self.incarnation = incarnation
+            if self.incarnation == incarnation:
                 return
-            self._lost = True
+            self.lost = True
         # The calls of the lanes find out as they connect again.
         for lane in self._all_lanes():
-            lane.interrupt()
+            lane.link.interrupt()
         raise self._lost_error()
 
     def _all_lanes(self) -> list[Lane]:

@@ -219,8 +219,8 @@ def test_cut_streams_lose_nothing(
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver(transfer="stream")
-        pulls = _after(monkeypatch, "pull", 3, lambda stream: stream._lane.interrupt())
-        pushes = _after(monkeypatch, "push", 7, lambda stream: stream._lane.interrupt())
+        pulls = _after(monkeypatch, "pull", 3, lambda stream: stream._lane.link.interrupt())
+        pushes = _after(monkeypatch, "push", 7, lambda stream: stream._lane.link.interrupt())
         path = saver.save(sess, tmp_path / "m", 1)
         sess.run([x.assign(ckit.filled(0, 5 * MIB)).op for x in v.values()])
         saver.restore(sess, path)

@@ -27,7 +27,7 @@ from runtime.backup.holder import (
 )
 from runtime.backup.primary import Capture, CapturedEntry, Primary
 from runtime.errors import AbortedError, UnavailableError
-from runtime.wire.listener import Reply
+from runtime.wire.connection import Reply
 from runtime.wire.reply_cache import LaneTable
 from tests.runtime.kit import addresses
 

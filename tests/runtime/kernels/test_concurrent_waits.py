@@ -186,10 +186,10 @@ def test_cut_waits_stay_independent(graph: rt.Graph, first: int) -> None:
         thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
         until(lambda: len(ps.waits) == 2)
         peer: Any = session._engine.tasks[place].peer  # type: ignore[attr-defined]
-        before = {lane: lane.connected_at for lane in peer._all_lanes()}
+        before = {lane: lane.link.connected_at for lane in peer._all_lanes()}
         for lane in before:
-            lane.interrupt()
-        until(lambda: any(lane.connected_at > at for lane, at in before.items()))
+            lane.link.interrupt()
+        until(lambda: any(lane.link.connected_at > at for lane, at in before.items()))
         for i in (first, 1 - first):
             session.run(fill[i], {x: i}, timeout_secs=LIMIT)
             assert float(session.run(taken[i], timeout_secs=LIMIT)) == i + 1

@@ -61,7 +61,7 @@ class Client:
 
     def cut(self) -> None:
         for lane in self.peer()._all_lanes():
-            lane.interrupt()
+            lane.link.interrupt()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_repeated_wait_keeps_third_task_values(
             until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.tensors.counters.accepted
             for lane in session._engine.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
-                lane.interrupt()
+                lane.link.interrupt()
             until(lambda seen=seen: ps.tensors.counters.accepted > seen or bool(results))  # type: ignore[misc]
         assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]
         thread.join(LONG)

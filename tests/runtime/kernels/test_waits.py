@@ -106,7 +106,7 @@ def test_wait_survives_a_healed_cut(client: Client) -> None:
     thread.join(0.3)
     peer = client.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
     for lane in peer._all_lanes():
-        lane.interrupt()
+        lane.link.interrupt()
     thread.join(0.3)
     client.put(1)
     client.put(2)

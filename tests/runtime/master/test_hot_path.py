@@ -17,7 +17,7 @@ from runtime.task import executor
 from runtime.task.worker import RegisteredCall, Worker
 from runtime.wire.channel import Lane
 from runtime.wire.codec import aligned_buffer
-from runtime.wire.listener import Reply
+from runtime.wire.connection import Reply
 from tests.runtime.kit import TARGET, servers
 
 WIDTH = 256 * 1024

@@ -170,7 +170,7 @@ def test_unix_socket_stays_plain(training: Training) -> None:
     """The Unix socket serves the same user without TLS."""
     peer = Peer(PS, lambda timeout: training.endpoint("unix"), 7, lambda timeout: None)
     lane = peer.acquire()
-    assert lane._link.sock is not None and lane._link.sock.family == socket.AF_UNIX
+    assert lane.link.sock is not None and lane.link.sock.family == socket.AF_UNIX
     peer.release(lane)
     peer.close()
 
@@ -511,7 +511,7 @@ def test_replaced_certificates_cost_no_step(
             serials.add(serial(directory))
             # they must connect again, by what the files hold now
             for lane in lanes_to(training.worker):
-                lane.interrupt()
+                lane.link.interrupt()
             training.goes_on()
             with rt.Session(training.worker.target, rt.Graph(), security=training.security):
                 pass  # a new client, and new connections of the master for it

@@ -147,7 +147,7 @@ def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer,
 
 def is_unix(lane: Lane) -> bool:
     """Returns True if a lane goes by a Unix socket."""
-    return lane._link.sock is not None and lane._link.sock.family == socket.AF_UNIX
+    return lane.link.sock is not None and lane.link.sock.family == socket.AF_UNIX
 
 
 class ServerProcess(Task):

@@ -90,8 +90,8 @@ def test_lane_takes_the_wanted_way(pair):
     """A lane goes over the Unix socket, TCP or TLS as its options say."""
     lane = pair.peer.acquire()
     assert kit.is_unix(lane) == (pair.way == "unix")
-    assert isinstance(lane._link.sock, ssl.SSLSocket) == (pair.way == "tls")
-    assert lane.incarnation == pair.peer.incarnation == 77
+    assert isinstance(lane.link.sock, ssl.SSLSocket) == (pair.way == "tls")
+    assert lane.link.incarnation == pair.peer.incarnation == 77
     pair.peer.release(lane)
 
 
@@ -359,10 +359,10 @@ def test_cut_connections_do_not_show(pair):
     lane = pair.peer.acquire()
     for expected in range(1, 20):
         if expected % 3 == 0:
-            lane.interrupt()
+            lane.link.interrupt()
         lane.send(kit.ADD, 1, addend(1))
         if expected % 3 == 1:
-            lane.interrupt()
+            lane.link.interrupt()
         assert lane.receive(kit.NUMBER) == [expected]
     pair.peer.release(lane)
     assert pair.desk.runs == 19
@@ -375,7 +375,7 @@ def test_cut_call_runs_once(pair):
     lane = pair.peer.acquire()
     lane.send(kit.SLOW_ADD, 1, addend(5))
     assert pair.desk.blocked.acquire(timeout=60)
-    lane.interrupt()
+    lane.link.interrupt()
     got = []
     thread = threading.Thread(target=lambda: got.extend(lane.receive(kit.NUMBER)))
     thread.start()

@@ -176,7 +176,7 @@ def test_reconnecting_heartbeat_keeps_one_lane():
         lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02)
     )
     peer.release(peer.acquire())
-    until(lambda: peer._heart._lane.incarnation)
+    until(lambda: peer._heart._lane.link.incarnation)
 
     def closed_between_pings() -> bool:
         with peer._heart._lock:
@@ -188,7 +188,7 @@ def test_reconnecting_heartbeat_keeps_one_lane():
         before = server.counters.accepted
         until(closed_between_pings)
         until(lambda before=before: server.counters.accepted > before)
-        until(lambda: peer._heart._lane.incarnation)
+        until(lambda: peer._heart._lane.link.incarnation)
     assert server.counters.lanes == 2
     peer.close()
     server.stop()
@@ -265,7 +265,7 @@ def test_stale_endpoint_is_resolved_again():
     answers = [old]
     peer = make_peer(lambda timeout: answers.pop() if answers else server.endpoint("127.0.0.1"))
     lane = peer.acquire()
-    assert lane.incarnation == 2
+    assert lane.link.incarnation == 2
     peer.release(lane)
     peer.close()
     server.stop()
@@ -278,7 +278,7 @@ def test_forgotten_lane_aborts_its_call():
     lane = peer.acquire()
     lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
     server._context.lanes._clients.clear()
-    lane.interrupt()
+    lane.link.interrupt()
     with pytest.raises(AbortedError, match="forgot"):
         lane.call(kit.ADD, 2, addend(1), kit.NUMBER)
     assert desk.runs == 1

@@ -133,7 +133,7 @@ def test_call_memory_lasts_until_the_answer(pair):
     caller = Caller(lane)
     for _ in range(2):
         assert pair.desk.blocked.acquire(timeout=60)
-        lane.interrupt()
+        lane.link.interrupt()
     caller.join(100)
     assert caller.error is None and caller.result == [3]
     assert seen == [[], [1], [1, 2]]
@@ -150,9 +150,9 @@ def _cut_while_it_waits(pair: Any, times: int) -> Caller:
     assert pair.desk.blocked.acquire(timeout=60)
     caller = Caller(lane)
     for _ in range(times):
-        before = lane.connected_at
-        lane.interrupt()
-        while lane.connected_at == before and caller.is_alive():
+        before = lane.link.connected_at
+        lane.link.interrupt()
+        while lane.link.connected_at == before and caller.is_alive():
             threading.Event().wait(0.001)
     return caller
 
@@ -231,7 +231,7 @@ def test_call_sent_during_cancel_keeps_answer(pair, patient):
             super().set()
 
     calls = pair.server.counters.calls
-    lane._link.cancelled = SentMeanwhile()
+    lane.link.cancelled = SentMeanwhile()
     lane.cancel()
     # BLOCK answers when it is told that the client has hung up.
     assert lane.receive(kit.NUMBER) == [1]

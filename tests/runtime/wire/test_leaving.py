@@ -82,7 +82,7 @@ def test_later_calls_hear_of_leaving(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
-    until(lambda: peer._heart._lane.incarnation)
+    until(lambda: peer._heart._lane.link.incarnation)
     server.stop(1.0, leaving=True)
     peer._heart_thread.join(60)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
@@ -116,7 +116,7 @@ def test_signs_of_life_are_recorded() -> None:
 def test_look_for_goodbye_spares_heartbeat(tmp_path: pathlib.Path) -> None:
     """A look for a goodbye leaves a TLS connection of the heartbeat whole."""
     server, peer = served_by_tls(tmp_path, heartbeat_secs=0.05)
-    until(lambda: peer._heart._lane.incarnation)
+    until(lambda: peer._heart._lane.link.incarnation)
     for _ in range(3):
         last = server.lanes.heard_at(kit.CLIENT)
         assert not peer.left
@@ -143,10 +143,10 @@ def test_goodbye_behind_pong_is_seen() -> None:
     lane = Lane(peer._dialer, 1)
     here, there = socket.socketpair()
     with here, there:
-        link = lane._link
+        link = lane.link
         link.sock, link.sendmsg, link.recvmsg_into = here, here.sendmsg, here.recvmsg_into
         there.sendall(frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0) + frames.LEAVES)
         lane.ping(time.monotonic() + 60)
-        assert lane.has_left()
+        assert lane.link.has_left()
         lane.close()
     peer.close()
