@@ -30,10 +30,15 @@ from harness import exit_codes
 from harness.command_line import Parser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 
-STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
+STYLES = (
+    *("stop", "block", "close", "managed", "should_stop", "monitored", "after_stop", "saver_hook"),
+)
 """How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
-``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a
-monitored session."""
+``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, a
+monitored session, a step after ``sv.stop()``, or a monitored session whose saving hook every worker
+has."""
+QUEUE_SHARE = 0.2
+"""How many of the histories have ps tasks that wait for a token of each worker, and then end by themselves."""
 GRACE_SECS = 2.0
 SILENCE_SECS = 4.0
 """What ``harness.training.stop.task_run`` makes of that: nobody is given up who was silent for less."""
@@ -107,6 +112,7 @@ class History:
     ps: int
     parts: tuple[Part, ...]
     events: tuple[Event, ...]
+    queue: bool = False
 
     def __str__(self) -> str:
         """In words."""
@@ -114,7 +120,8 @@ class History:
         parts = ", ".join(
             f"{part.style} after {part.steps} steps{asks[part.stops]}" for part in self.parts
         )
-        return f"seed {self.seed}: {self.ps} ps; {parts}; {'; '.join(map(str, self.events)) or 'nothing happens'}"
+        ps = f"{self.ps} ps{' with a done queue' if self.queue else ''}"
+        return f"seed {self.seed}: {ps}; {parts}; {'; '.join(map(str, self.events)) or 'nothing happens'}"
 
 
 def classic(seed: int) -> History:
@@ -162,7 +169,12 @@ def random_history(seed: int) -> History:
         else:
             for_good = mood == "good" and draw.random() < 0.5
             events.append(Event(at, kind, draw.choice(tasks), None if for_good else AGAIN_SECS))
-    return History(seed, ps, parts, tuple(sorted(events, key=lambda event: event.at_secs)))
+    events.sort(key=lambda event: event.at_secs)
+    # A worker that dies may put two tokens into the queues, or none: such a program has no end.
+    queue = random.Random(f"queue {seed}").random() < QUEUE_SHARE
+    if queue:
+        events = [e for e in events if e.what == "freeze" and (e.secs or 0.0) < SILENCE_SECS]
+    return History(seed, ps, parts, tuple(events), queue)
 
 
 class Clusters:
@@ -323,6 +335,7 @@ class Run:
             "LATE_SECS": LATE_SECS,
             "START_SECS": START_SECS,
             "TIMER_SECS": 0.5,
+            "QUEUE": int(self._history.queue),
         }
         if job == "worker":
             part = self._history.parts[int(index)]

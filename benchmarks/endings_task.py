@@ -52,12 +52,31 @@ def main(argv: list[str]) -> None:
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
     server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
     if FLAGS.job_name == "ps":
-        server.join(late_secs=option("LATE_SECS", 3.0))
+        if option("QUEUE", 0):
+            wait_for_tokens(server)
+        else:
+            server.join(late_secs=option("LATE_SECS", 3.0))
         say("LEFT")
         return
     with harness.preemptible(option("PREEMPT_SECS", 20.0)):
         Worker(server, attempt).work()
     say("ENDED")
+
+
+def done_queue(index: int) -> rt.FIFOQueue:
+    """Returns the queue on a ps, in which each worker puts a token when it has trained."""
+    with rt.device(f"/job:ps/task:{index}"):
+        return rt.FIFOQueue(
+            len(FLAGS.worker_hosts), np.int32, [()], shared_name=f"done_queue_{index}"
+        )
+
+
+def wait_for_tokens(server: rt.Server) -> None:
+    """Waits as the ps of old programs: for a token of each worker."""
+    token = done_queue(FLAGS.task_index).dequeue()
+    with rt.Session(server.target) as session:
+        for _ in FLAGS.worker_hosts:
+            session.run(token)
 
 
 def say(text: str) -> None:
@@ -99,6 +118,8 @@ class Worker:
             self.global_step = harness.get_or_create_global_step()
             total = rt.Variable(np.zeros(4, np.float32), name="total")
             self.fetches = self._train_op(total)
+        queues = map(done_queue, range(len(FLAGS.ps_hosts)) if option("QUEUE", 0) else ())
+        self.tokens = [queue.enqueue(FLAGS.task_index) for queue in queues]
         self.grace_secs = option("GRACE_SECS", 1.0)
 
     def _train_op(self, total: rt.Variable) -> list[Any]:
@@ -124,14 +145,19 @@ class Worker:
     def work(self) -> None:
         """Trains, and ends in this task's style."""
         style = option("STYLE", "stop")
-        if style == "monitored":
+        if style in ("monitored", "saver_hook"):
+            hooks: list[harness.SessionRunHook] = [SlowHook()]
+            timer_secs = option("TIMER_SECS", 3600.0)
+            scaffold = harness.Scaffold(saver=SlowSaver())
+            if style == "saver_hook":
+                hooks.append(harness.CheckpointSaverHook(logdir(), timer_secs, scaffold=scaffold))
             with harness.MonitoredTrainingSession(
                 self.server.target,
                 self.is_chief,
                 checkpoint_dir=logdir(),
-                hooks=[SlowHook()],
-                scaffold=harness.Scaffold(saver=SlowSaver()),
-                save_checkpoint_secs=option("TIMER_SECS", 3600.0),
+                hooks=hooks,
+                scaffold=scaffold,
+                save_checkpoint_secs=0 if style == "saver_hook" else timer_secs,
                 save_summaries_steps=None,
                 config=self.config(),
                 log_step_count_steps=None,
@@ -139,6 +165,7 @@ class Worker:
             ) as monitored:
                 if not monitored.should_stop():  # it may have come late
                     self.train(monitored, monitored.should_stop)
+                self.hand_in(monitored.raw)
                 if option("STOPS", 0):
                     monitored.request_stop()
             return
@@ -154,6 +181,7 @@ class Worker:
         if style in ("managed", "should_stop"):
             with sv.managed_session(self.server.target, config) as session:
                 self.train(session, sv.should_stop if style == "should_stop" else None)
+                self.hand_in(session)
                 if option("STOPS", 0):
                     sv.request_stop()
                 if option("EVALUATE_SECS", 0.0):
@@ -165,16 +193,32 @@ class Worker:
         elif style == "close":
             closed = sv.prepare_or_wait_for_session(self.server.target, config)
             self.train(closed, None)
+            self.hand_in(closed)
             closed.close()
+        elif style == "after_stop":
+            opened = sv.prepare_or_wait_for_session(self.server.target, config)
+            self.train(opened, None)
+            self.hand_in(opened)
+            sv.stop()
+            time.sleep(option("EVALUATE_SECS", 0.0))
+            say(f"AFTER STOP {int(opened.run(self.global_step))}")
+            if option("CLOSES", 0):
+                opened.close()
         else:
             with sv.prepare_or_wait_for_session(self.server.target, config) as prepared:
                 self.train(prepared, None)
+                self.hand_in(prepared)
         if option("EXITS", 0):
             return
         if style != "block":
             began = time.monotonic()
             sv.stop()
             say(f"STOPPED within {time.monotonic() - began:.1f} s")
+
+    def hand_in(self, session: Any) -> None:
+        """Tells each ps by its queue that this worker has trained."""
+        for token in self.tokens:
+            session.run(token)
 
     def train(self, session: Any, should_stop: Callable[[], bool] | None) -> None:
         """Trains for the steps of this worker."""
@@ -196,6 +240,7 @@ class Worker:
             time.sleep(option("STEP_SECS", 0.0))
         say("TRAINED")
         if option("EXITS", 0):
+            self.hand_in(session)
             with contextlib.suppress(ValueError):
                 sys.stdout.flush()
             sys.exit(0) if option("EXITS", 0) == 1 else os._exit(0)

@@ -40,6 +40,7 @@ __all__ = [
     "Semaphore",
     "Thread",
     "ThreadGroup",
+    "before_exit",
     "call_all",
     "current_thread",
     "every",
@@ -181,6 +182,26 @@ class ThreadGroup:
             if getattr(thread, "group", None) is self and thread.is_alive()
         ]
         return [thread for thread in owned if thread is not current_thread()]
+
+
+def before_exit(method: Callable[[], object]) -> None:
+    """Calls a method when the main thread has ended, before the process waits for threads and ends.
+
+    ``atexit`` comes too late for work with threads: Python 3.12 starts no thread then, and the
+    executors of ``concurrent.futures`` are shut down. The object is not kept alive.
+
+    Args:
+        method: Method of an object. It should raise no error, which would keep other methods from
+            their call.
+    """
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if found := known():
+            found()
+
+    # The standard library has no public name for the hook of its own executors.
+    threading._register_atexit(call)  # type: ignore[attr-defined]
 
 
 def list_threads() -> list[RunningThread]:

@@ -188,7 +188,7 @@ def assemble(options: ServerOptions) -> TaskParts:
         control=ControlPlane(
             task, credential.hosts, [check, control], limits, credential.certificates
         ),
-        end=TrainingEnd(name, worker.store, over, signs.is_connected),
+        end=TrainingEnd(name, worker.store, over),
     )
 
 

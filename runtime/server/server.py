@@ -232,6 +232,7 @@ class Server:
             self.stop(0)
             raise
         self._parts.life.open()
+        concurrency.before_exit(self._outlast_sessions)
         self._parts.control.announce()
         if self.certificates is not None:
             self._tell_near_end()
@@ -394,6 +395,11 @@ class Server:
             return stop.ident is None or self.worker.store.run.finished_at is not None
         self._wait_over(late_secs)
         return True
+
+    def _outlast_sessions(self) -> None:
+        # A forked child ends without the sessions of its parent.
+        if not self._home.was_left:
+            self._parts.end.outlast_sessions()
 
     def _drain_and_stop(self, secs: float) -> None:
         """Stops the server when no training task is connected, at the latest after ``secs``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from typing import Final
 
 from absl import logging
@@ -25,20 +26,16 @@ class TrainingEnd:
         store: Variables and run record of the task.
         over: Event set when the wait should end: the server has stopped, or no task needs this task
             any more.
-        is_connected: Function that returns True if a session has a connection to the task.
 
     Attributes:
         stopped: Event set when the server has stopped.
     """
 
-    def __init__(
-        self, task: str, store: Store, over: concurrency.Event, is_connected: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, task: str, store: Store, over: concurrency.Event) -> None:
         self.stopped = concurrency.Event()
         self._task = task
         self._store = store
         self._over = over
-        self._is_connected = is_connected
 
     def note_stop(self) -> None:
         """Notes that the server has stopped, and ends all waits."""
@@ -85,7 +82,7 @@ class TrainingEnd:
             secs: Most seconds to wait.
         """
         deadline = concurrency.monotonic() + secs
-        living = self._living_tasks()
+        living = self._store.run.connected()
         if living and secs:
             logging.warning(
                 "%s: SIGTERM: serving on for %g s at most, for %s",
@@ -97,14 +94,27 @@ class TrainingEnd:
             # this task.
             self._store.run.go_at(deadline)
         # A connected worker may be saving, and its last checkpoint needs this task.
-        while (left := deadline - concurrency.monotonic()) > 0 and self._living_tasks():
+        while (left := deadline - concurrency.monotonic()) > 0 and self._store.run.connected():
             if self._over.wait(min(times.DRAIN_LOOK_SECS, left)):
                 break
 
-    def _living_tasks(self) -> list[str]:
-        """Returns the names of the connected tasks that take part in training."""
-        sessions = self._store.run.training()
-        return sorted(t for t, s in sessions.items() if self._is_connected(s))
+    def outlast_sessions(self) -> None:
+        """Waits, at the end of the program, until no training task is connected.
+
+        A program of a ps may end by itself, for example when a queue has a token of each worker.
+        The chief has yet to save then. A task that takes part itself waits for no other: the others
+        might wait for this task.
+        """
+        log_at = 0.0
+        # A program that has failed is gone at once. Only an uncaught error leaves its type here.
+        while not self.stopped.is_set() and getattr(sys, "last_type", None) is None:
+            living = self._store.run.connected()
+            if not living or self._task in living or self._over.wait(times.DRAIN_LOOK_SECS):
+                return
+            if concurrency.monotonic() >= log_at:
+                log_at = concurrency.monotonic() + LOG_EVERY_SECS
+                text = "%s: the program is over; serving on for the sessions of %s"
+                logging.info(text, self._task, ", ".join(living))
 
     def _log_unsaved(self) -> None:
         """Warns of steps after the chief's last checkpoint."""

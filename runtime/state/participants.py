@@ -36,7 +36,7 @@ class Environment:
     when_loading: Callable[[], None] = lambda: None
     silent: Callable[[int], float | None] = lambda session: None
     lives: Callable[[int], bool] = lambda session: True
-    connected: Callable[[int], bool] = lambda session: True
+    connected: Callable[[int], bool] = lambda session: False
 
 
 @dataclass
@@ -152,15 +152,24 @@ class Participants:
         ]
 
     def missing(self) -> list[str]:
-        """Returns the joined and expected tasks that are not done."""
+        """Returns the joined and expected tasks that need this task.
+
+        A task that is done may still evaluate in its session, until the session is closed or its
+        process ends.
+        """
         # A task that has joined need not be in the cluster that this task knows: workers may be
         # added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
-        return [task for task in everybody if task not in self.done]
+        return [task for task in everybody if task not in self.done or self.is_connected(task)]
+
+    def is_connected(self, name: str) -> bool:
+        """Returns True if the training session of a task has a connection to this task."""
+        session = self.joined[name].session if name in self.joined else 0
+        return bool(session) and self._environment.connected(session)
 
     def silences(self, now: float) -> dict[str, float]:
-        """Returns the seconds since the last sign of life, by task that is not done."""
+        """Returns the seconds since the last sign of life, by joined task that needs this task."""
         for part in self.joined.values():
             # A connection gives the last sign of life of its session.
             silent = self._environment.silent(part.session) if part.session else None
@@ -168,10 +177,11 @@ class Participants:
                 # The end of a session or a takeover may be later than the last sign of a
                 # connection.
                 part.heard_at = max(now - silent, part.heard_at or 0.0)
+        missing = set(self.missing())
         return {
             task: max(0.0, now - part.heard_at)
             for task, part in self.joined.items()
-            if task not in self.done and part.heard_at is not None
+            if task in missing and part.heard_at is not None
         }
 
     def state(self) -> dict[str, Any]:

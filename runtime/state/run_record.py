@@ -119,12 +119,16 @@ class RunRecord:
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
-            left = self._tasks.may_go and not self._tasks.missing()
             reply = self._reply()
+        self._leave_when_done()
+        return reply
+
+    def _leave_when_done(self) -> None:
+        with self._changed:
+            left = self._tasks.may_go and not self._tasks.missing()
         # The call may stop the server and this record, so it comes without the lock.
         if left:
             self.environment.when_all_done()
-        return reply
 
     def _reply(self) -> pb.RunReply:
         return pb.RunReply(
@@ -274,6 +278,8 @@ class RunRecord:
                 if part.session == session:
                     part.heard_at = concurrency.monotonic()
             self._changed.notify_all()
+        # The close of a session is the goodbye of a task that is done.
+        self._leave_when_done()
 
     def lost_contact(self) -> None:
         """Notes since when each session has been silent, before the connections are forgotten."""
@@ -305,14 +311,10 @@ class RunRecord:
             for who in awaited
         )
 
-    def training(self) -> dict[str, int]:
-        """Returns the sessions of the tasks in training, by task."""
+    def connected(self) -> list[str]:
+        """Returns the names of the tasks whose training session has a connection to this task."""
         with self._changed:
-            return {
-                task: part.session
-                for task, part in self._tasks.joined.items()
-                if task not in self._tasks.done
-            }
+            return sorted(filter(self._tasks.is_connected, self._tasks.joined))
 
     def unfinished(self) -> bool:
         """Returns True if tasks take part in a run that is not finished."""

@@ -23,7 +23,7 @@ COMMAND = ["python", "-m", "benchmarks.endings_task"]
 def cluster(
     logdir: Path, *, ps: int = 1, workers: int = 2, **options: object
 ) -> Iterator[LocalCluster]:
-    """A cluster of which only the ps tasks are started; ``options`` are those of all workers."""
+    """A cluster of which only the ps tasks are started; ``options`` are those of all tasks."""
     env = {
         "JAX_PLATFORMS": "cpu",
         **{f"ENDING_{name}": str(value) for name, value in options.items()},
@@ -221,6 +221,67 @@ def test_steps_after_giving_up_are_named(tmp_path: Path) -> None:
         start(c, 2, STYLE="should_stop")
         assert all_well(c)
         assert c.lines("ps:0", "the last checkpoint is of step 15, .*steps 16 to 20 are not saved")
+
+
+# -- a ps that leaves by itself --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["stop", "managed", "monitored", "after_stop"])
+@pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
+def test_done_queue_ends_all_tasks(style: str, first: int, tmp_path: Path) -> None:
+    """A ps that has the tokens of all workers serves until the chief has saved, and all end with 0."""
+    with cluster(tmp_path, ps=2, STYLE=style, QUEUE=1, SAVE_SECS=1, GRACE_SECS=60) as c:
+        start_all(c, tmp_path, *((10, 30) if first == 0 else (30, 10)))
+        assert all_well(c)
+        assert saved(tmp_path) == 40
+        assert not c.lines("worker:0", "recovering|could not tell|has left")
+
+
+def test_done_queue_and_worker_without_end(tmp_path: Path) -> None:
+    """A ps waits at the end of its program for no worker whose process has ended."""
+    with cluster(tmp_path, STYLE="close", QUEUE=1, EXITS=2) as c:
+        start_all(c, tmp_path, 10, 10)
+        assert all_well(c)
+
+
+# -- a step after the stop -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closes", [0, 1], ids=["the process ends", "the session is closed"])
+@pytest.mark.parametrize("last", [0, 1], ids=["the chief last", "the other last"])
+def test_steps_after_stop_keep_ps(closes: int, last: int, tmp_path: Path) -> None:
+    """``stop`` is no goodbye: the ps stay until the session is closed, or its process has ended."""
+    with cluster(tmp_path, ps=2, STYLE="after_stop", CLOSES=closes, GRACE_SECS=4) as c:
+        for index in (0, 1):
+            start(c, index, EVALUATE_SECS=8 if index == last else 0, PAUSE_AT=0)
+        for index in (0, 1):
+            go(tmp_path, index)
+        assert all_well(c)
+        assert c.lines(f"worker:{last}", "AFTER STOP 20")
+        assert saved(tmp_path) == 20
+
+
+def test_frozen_worker_after_stop_is_given_up(tmp_path: Path) -> None:
+    """A worker that is silent after its stop holds the ps for the grace period only."""
+    with cluster(tmp_path, STYLE="after_stop") as c:
+        chief, other = chief_and_other(c, tmp_path, EVALUATE_SECS=3600)
+        go(tmp_path, 1)
+        assert c.wait(chief) == 0
+        c.freeze(other)
+        assert c.wait("ps:0") == 0
+        assert c.lines("ps:0", "not waiting any longer for /job:worker/task:1 .*no sign of life")
+        c.kill(other)
+
+
+def test_saver_hook_of_every_worker(tmp_path: Path) -> None:
+    """The hook saves on the chief; another worker leaves the hook out and says so once."""
+    with cluster(tmp_path, STYLE="saver_hook") as c:
+        start_all(c, tmp_path, 10, 30)
+        assert all_well(c)
+        assert saved(tmp_path) == 40
+        assert c.lines("worker:0", "SAVED") and not c.lines("worker:1", "SAVED")
+        assert len(c.lines("worker:1", "leaves its CheckpointSaverHook out")) == 1
+        assert not c.lines("worker:0", "leaves its CheckpointSaverHook out")
 
 
 # -- processes that just exit ----------------------------------------------------------------------------------------
