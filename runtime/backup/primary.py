@@ -294,7 +294,7 @@ class Primary:
     def _is_open(self) -> bool:
         return self._state is PrimaryState.OPEN
 
-    # -- what the task does ------------------------------------------------------------------------------------
+    # -- what the task does -----------------------------------------------------------------------
 
     def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
         """Runs a call that changes the task, and waits until the reply may be sent.
@@ -448,7 +448,7 @@ class Primary:
             assert self._most_lag >= self._lag_now, "a lag was not noted"
             assert not self._paused or self._thread.is_alive(), "updates wait for no thread"
 
-    # -- the thread that sends ---------------------------------------------------------------------------------
+    # -- the thread that sends --------------------------------------------------------------------
 
     def _run(self) -> None:
         backoff = _FIRST_BACKOFF_SECS

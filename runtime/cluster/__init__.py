@@ -1,1 +1,1 @@
-"""The cluster: its tasks, their addresses and devices, and the engines that describe a cluster."""
+"""The cluster: its tasks, their addresses and devices, the ways to a task, and the engines that describe a cluster."""

@@ -13,6 +13,8 @@ from absl import logging
 from runtime import concurrency, timeouts
 from runtime.checkpoint.participant import NEEDS_SESSION
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
+from runtime.cluster.addresses import settled
+from runtime.cluster.endpoint import Endpoint, host_id
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import (
     AbortedError,
@@ -36,11 +38,9 @@ from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.trust.security import Security, find_token, in_force
-from runtime.wire.addresses import settled
 from runtime.wire.channel import Lane
 from runtime.wire.codec import Layout
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint, host_id
 from runtime.wire.handles import BACKUP, FETCH
 from runtime.wire.messages import call_to_proto, device_from_proto
 from runtime.wire.peer import Peer

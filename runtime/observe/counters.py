@@ -75,7 +75,7 @@ class TaskCounters:
         self._times: dict[int, tuple[StepTimes, StepTimes]] = {}
         self._past = (StepTimes(), StepTimes())
 
-    # -- stages ------------------------------------------------------------------------------------------------
+    # -- stages -----------------------------------------------------------------------------------
 
     def read(self, session: int) -> None:
         """Notes that a session reads variables now.
@@ -129,7 +129,7 @@ class TaskCounters:
                 self.applied += 1
                 self.apply_ns += elapsed_ns
 
-    # -- steps -------------------------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------
 
     def begin_session(self, session: int) -> tuple[StepTimes, StepTimes]:
         """Returns the times of a session's training steps, and of its other steps."""

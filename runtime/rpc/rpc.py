@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runtime import concurrency, timeouts
+from runtime.cluster import http_proxy
 from runtime.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -38,7 +39,7 @@ from runtime.trust import diagnosis, roles, security
 from runtime.trust.certificates import Certificates, Credential
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import Refusals, Security, call_proof, find_token, observer_key
-from runtime.wire import http_proxy, versions
+from runtime.wire import versions
 
 _TASK = "bellwether-task"
 _TYPE = "bellwether-error"

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from absl import logging
 
 from runtime import concurrency
+from runtime.cluster import addresses
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.errors import InvalidArgumentError
 from runtime.server import times
-from runtime.wire import addresses
 
 BIND_VARIABLE = "BELLWETHER_BIND"
 """Environment variable: host name or address to listen on, for servers without a ``bind`` argument."""

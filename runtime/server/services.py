@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime import concurrency
 from runtime.checkpoint.byte_ranges import ByteRange
+from runtime.cluster.endpoint import host_id
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import AbortedError, InvalidArgumentError, OpError
 from runtime.limits import Limits
@@ -24,7 +25,6 @@ from runtime.server.report import report
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
-from runtime.wire.endpoint import host_id
 from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 
 

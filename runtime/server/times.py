@@ -6,7 +6,7 @@ process or thread.
 
 from typing import Final
 
-# -- periods -------------------------------------------------------------------------------------------------------
+# -- periods ----------------------------------------------------------------------------------------
 
 PORT_LOOK_SECS: Final = 0.1
 """Time between two looks at a port that another process holds."""
@@ -20,7 +20,7 @@ DRAIN_LOOK_SECS: Final = 0.1
 CERTIFICATE_LOOK_SECS: Final = 60.0
 """Time between two looks at the certificate, which may near its end, or be replaced, while no client connects."""
 
-# -- patience ------------------------------------------------------------------------------------------------------
+# -- patience ---------------------------------------------------------------------------------------
 
 LOOK_UP_SECS: Final = 10.0
 """Longest wait for the name servers at the start."""

@@ -391,7 +391,7 @@ class PreparedStage:
             values.extend(results)
         return [_owned(values[o.index], inputs) for o in self.stage.outputs]
 
-    # -- the program of a deferred update, in the hands of its kernel -----------------------------------------------
+    # -- the program of a deferred update, in the hands of its kernel -----------------------------
 
     @property
     def generation(self) -> int:

@@ -181,7 +181,7 @@ class Worker:
         if (gone := self._gone) is not None:
             raise type(gone)(gone.message, task=self.task)
 
-    # -- the run record ----------------------------------------------------------------------------------------
+    # -- the run record ---------------------------------------------------------------------------
 
     def obey_run_order(
         self, order: run_record_pb2.RunOrder, cancelled: Cancellation
@@ -220,7 +220,7 @@ class Worker:
             self.primary.count()
             self.primary.settle()
 
-    # -- registration ------------------------------------------------------------------------------------------
+    # -- registration -----------------------------------------------------------------------------
 
     def register(
         self,
@@ -314,7 +314,7 @@ class Worker:
         kept = self.registry.program(program)
         return None if kept is None else replace(call, stage=replace(call.stage, program=kept))
 
-    # -- running -----------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------
 
     def execute(
         self,
@@ -438,7 +438,7 @@ class Worker:
         self.rendezvous.drop_session(session)
         self.tracer.take(session)
 
-    # -- the tensor channel's handler ----------------------------------------------------------------------------
+    # -- the tensor channel's handler -------------------------------------------------------------
 
     def input_layout(self, handle: int) -> Layout | None:
         """Returns the layout of a call's payload; None for a payload that describes itself."""

@@ -1,1 +1,1 @@
-"""Trust between processes: tokens, certificates, roles, and the greeting of a connection."""
+"""Trust between processes: tokens, certificates and roles."""

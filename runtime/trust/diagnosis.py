@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from runtime import concurrency
+from runtime.cluster import addresses, http_proxy
 from runtime.cluster.spec import split_address
 from runtime.errors import (
     InvalidArgumentError,
@@ -25,7 +26,6 @@ from runtime.errors import (
 from runtime.limits import VARIABLE
 from runtime.trust import roles, security
 from runtime.trust.certificates import Certificates, shown_names
-from runtime.wire import addresses, http_proxy
 
 LOOK_SECS: Final = 1.0
 """Default seconds for a look, and the most for a look without certificates."""

@@ -24,6 +24,7 @@ from typing import Final
 from absl import logging
 
 from runtime import concurrency
+from runtime.cluster import addresses
 from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError
 from runtime.observe.audit import AuditLog
@@ -31,8 +32,6 @@ from runtime.observe.process_metrics import metrics
 from runtime.trust import token_files
 from runtime.trust.certificates import Certificates, certificates_in
 from runtime.trust.token_files import Token, TokenFile
-from runtime.wire import addresses
-from runtime.wire.frames import Hello
 
 VARIABLE: Final = "BELLWETHER_SECURITY"
 """Environment variable of tasks and clients: a directory with certificates, a file with a token, or ``insecure``."""
@@ -76,8 +75,6 @@ _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
 # A client that connects from many addresses must not fill the memory of the task.
 _MOST_PEERS: Final = 1024
-# The fields of a hello that a proof covers: incarnation of the server, client, lane and attempt.
-_ABOUT: Final = struct.Struct("<QQQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,24 +339,6 @@ def refuses_us(certificates: Certificates) -> str:
     )
 
 
-def tensor_proof(
-    key: bytes, side: bytes, nonce: bytes, hello: Hello, task: str, incarnation: int
-) -> bytes:
-    """Returns the proof of a client or server for a tensor connection: 32 bytes, of no use on a second connection.
-
-    Args:
-        key: The token.
-        side: b"client" or b"server". With equal proofs a stranger could return the server's proof
-            to the server.
-        nonce: Random bytes drawn by the server for the connection.
-        hello: Hello of the client.
-        task: Task dialled by the client, the server's own.
-        incarnation: Incarnation of the server.
-    """
-    about = _ABOUT.pack(incarnation, hello.client, hello.lane, hello.attempt)
-    return _proof(key, b"tensors", side, nonce, hello.nonce, about, task.encode())
-
-
 def dialled(address: str) -> str:
     """Returns an address in the form for dialling: with 127.0.0.1 in place of "localhost".
 
@@ -393,10 +372,11 @@ def call_proof(key: bytes, side: bytes, nonce: str, theirs: str, about: str) -> 
         theirs: Random text drawn by the client.
         about: Hash of the dialled address and task, from `about`.
     """
-    return _proof(key, b"calls", side, nonce.encode(), theirs.encode(), about.encode()).hex()
+    return proof_of(key, b"calls", side, nonce.encode(), theirs.encode(), about.encode()).hex()
 
 
-def _proof(key: bytes, *parts: bytes) -> bytes:
+def proof_of(key: bytes, *parts: bytes) -> bytes:
+    """Returns the proof that a process has a key, 32 bytes, for one list of parts only."""
     # Each part follows its length, so that no two different lists of parts make the same text.
     text = b"".join(struct.pack("<I", len(part)) + part for part in (b"bellwether", *parts))
     return hmac.digest(key, text, hashlib.sha256)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtime import concurrency
+from runtime.cluster.endpoint import host_id
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
-from runtime.wire.endpoint import host_id
 
 KEY_BYTES: Final = 32
 _TOKEN: Final = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")

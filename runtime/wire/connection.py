@@ -31,7 +31,6 @@ from runtime.limits import Limits
 from runtime.tensor_spec import Array
 from runtime.trust import roles
 from runtime.trust.certificates import Context, shown_names
-from runtime.trust.greeting import Greeting
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import NOT_TLS, Refusals, no_handshake, speaks_tls
 from runtime.wire import frames, sockets, times
@@ -41,6 +40,7 @@ from runtime.wire.codec import (
     Segments,
     encode_payload,
 )
+from runtime.wire.greeting import Greeting
 from runtime.wire.handles import ORDERS
 from runtime.wire.receiver import LARGE_BUFFER_BYTES, CallReceiver
 from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded

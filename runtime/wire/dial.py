@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime import concurrency, timeouts
+from runtime.cluster import addresses, http_proxy
+from runtime.cluster.endpoint import Endpoint, reachable_unix_path
 from runtime.cluster.spec import join_address
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.limits import Limits
 from runtime.trust import diagnosis, security
 from runtime.trust.certificates import Certificates
-from runtime.trust.security import FindToken, tensor_proof
+from runtime.trust.security import FindToken
 from runtime.trust.token_files import Token
-from runtime.wire import addresses, frames, http_proxy, sockets
-from runtime.wire.endpoint import Endpoint, reachable_unix_path
+from runtime.wire import frames, sockets
+from runtime.wire.greeting import tensor_proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

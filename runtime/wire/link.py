@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from runtime import concurrency, timeouts
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -27,7 +28,6 @@ from runtime.errors import (
 from runtime.wire import frames, sockets, times
 from runtime.wire.codec import Segments
 from runtime.wire.dial import Dialer
-from runtime.wire.endpoint import Endpoint
 
 _MAX_BREAKS = 32
 """Most breaks in a row during one call. With one more, the call gives up."""

@@ -15,10 +15,10 @@ from typing import Final
 from absl import logging
 
 from runtime import concurrency
+from runtime.cluster.endpoint import Endpoint, host_id
 from runtime.errors import OpError, ResourceExhaustedError
 from runtime.wire import times
 from runtime.wire.connection import Connection, Reply, ServerContext, State, notify
-from runtime.wire.endpoint import Endpoint, host_id
 from runtime.wire.listening import ListeningSockets
 
 _AT_ONCE: Final = 64

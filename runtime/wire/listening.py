@@ -8,8 +8,8 @@ from typing import Final
 
 from absl import logging
 
+from runtime.cluster.endpoint import fast_path_enabled
 from runtime.wire import socket_dirs
-from runtime.wire.endpoint import fast_path_enabled
 
 _BACKLOG: Final = 1024
 _PORT_TRIES: Final = 5

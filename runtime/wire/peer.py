@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runtime import concurrency
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
 from runtime.state.forks import HomeProcess
 from runtime.trust.certificates import Certificates
@@ -15,7 +16,6 @@ from runtime.trust.security import FindToken
 from runtime.wire import times
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions, Dialer
-from runtime.wire.endpoint import Endpoint
 from runtime.wire.heartbeat import Heartbeat
 
 # Unique in the process: two peers with one client id must not take over each other's lanes.

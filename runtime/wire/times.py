@@ -6,7 +6,7 @@ or process. A limit separates two states of a connection or of this process.
 
 from typing import Final
 
-# -- periods -------------------------------------------------------------------------------------------------------
+# -- periods ----------------------------------------------------------------------------------------
 
 TICK_SECS: Final = 1.0
 """Longest wait of a lane for bytes, after which it looks at its deadline and at ``cancel``."""
@@ -26,10 +26,8 @@ A flood of newcomers must not cause a walk each.
 """
 EARLIER_RUN_SECS: Final = 1.0
 """Time between two looks for a client that has hung up, in a wait for an earlier run of its call."""
-STAGGER_SECS: Final = 0.25
-"""Time for which an attempt at one address of a host goes on alone, before the next address is tried beside."""
 
-# -- patience ------------------------------------------------------------------------------------------------------
+# -- patience ---------------------------------------------------------------------------------------
 
 JOIN_SECS: Final = 5.0
 """Longest wait for the end of a thread."""
@@ -40,7 +38,7 @@ GOODBYE_READ_SECS: Final = 0.5
 TROUBLE_SECS: Final = 0.1
 """Pause after a connection that could not be served for want of something, so as not to spin."""
 
-# -- limits --------------------------------------------------------------------------------------------------------
+# -- limits -----------------------------------------------------------------------------------------
 
 STEADY_SECS: Final = 1.0
 """A connection that has lived for so long does not count with the breaks before it."""

@@ -16,11 +16,11 @@ import psutil
 
 import runtime as rt
 from runtime import limits
+from runtime.cluster.endpoint import FAST_PATH_VARIABLE
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.rpc import rpc
 from runtime.trust.security import VARIABLE, Security, find_token
-from runtime.wire.endpoint import FAST_PATH_VARIABLE
 from tests.runtime import kit
 
 PS: Final = "/job:ps/task:0"

@@ -30,8 +30,8 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("plan",),
         ("observe",),
         ("state",),
-        ("wire",),
         ("trust",),
+        ("wire",),
         ("rpc",),
         ("checkpoint",),
         ("task",),
@@ -72,9 +72,6 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 PACKAGES = [package for package in LAYERS if "." not in package]
 """The packages that lie in no other one."""
-
-ARROWS_UP = {("wire", "trust")}
-"""Rooms whose modules may import those of a room above: connections still do their own greetings and TLS."""
 
 RETIRED_MODULES = frozenset(
     """
@@ -186,7 +183,7 @@ def arrows_up(package: str, root: pathlib.Path = ROOT) -> list[str]:
                 f"{i.importer}:{i.line}: inside {package} name the module, not the package: "
                 f"{i.imported}"
             )
-        elif own != other and floor[other] >= floor[own] and (own, other) not in ARROWS_UP:
+        elif own != other and floor[other] >= floor[own]:
             wrong.append(
                 f"{i.importer}:{i.line}: {own} is not above {other}, and imports {i.imported}"
             )

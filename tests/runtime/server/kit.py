@@ -15,11 +15,11 @@ import pytest
 import runtime as rt
 from harness.certs import CA
 from harness.monitoring.prometheus import MetricsServer
+from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from runtime.trust.security import Security
 from runtime.wire import frames
-from runtime.wire.endpoint import Endpoint
 from tests.runtime import kit
 
 PS = "/job:ps/task:0"

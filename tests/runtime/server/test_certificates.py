@@ -23,13 +23,13 @@ import runtime as rt
 from harness.certs import CA
 from harness.monitoring import status
 from harness.monitoring.prometheus import MetricsServer
+from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
 from runtime.concurrency import every
 from runtime.master import tasks
 from runtime.server import times
 from runtime.trust.certificates import Certificates
 from runtime.trust.security import VARIABLE, Security
-from runtime.wire.endpoint import Endpoint
 from runtime.wire.peer import Peer
 from tests.kit import certificates
 from tests.kit.changes import SetTimes, SetVariables

@@ -27,6 +27,7 @@ import runtime as rt
 from harness.certs import CA
 from harness.monitoring import status
 from runtime.backup.holder import packed_message, read_message
+from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from runtime.plan.plan import Hold
@@ -39,7 +40,6 @@ from runtime.trust import roles
 from runtime.trust.roles import ClientRole, identity_of
 from runtime.trust.security import VARIABLE, Security
 from runtime.wire.codec import Layout
-from runtime.wire.endpoint import Endpoint
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.wire.peer import Peer
 from tests.kit import certificates

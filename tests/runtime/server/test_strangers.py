@@ -25,16 +25,17 @@ import pytest
 
 import runtime as rt
 from harness.certs import CA
+from runtime.cluster.endpoint import Endpoint
 from runtime.observe.process_metrics import metrics
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from runtime.trust.roles import ClientRole
-from runtime.trust.security import VARIABLE, Security, observer_key, tensor_proof
+from runtime.trust.security import VARIABLE, Security, observer_key
 from runtime.wire import frames
 from runtime.wire.codec import Layout
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
+from runtime.wire.greeting import tensor_proof
 from runtime.wire.handles import BACKUP, PULL
 from runtime.wire.peer import Peer
 from tests.kit import certificates

@@ -21,14 +21,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import harness
 import runtime as rt
 from harness.monitoring import status
+from runtime.cluster.endpoint import Endpoint
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.rpc import rpc
-from runtime.trust.security import VARIABLE, Security, find_token, tensor_proof
+from runtime.trust.security import VARIABLE, Security, find_token
 from runtime.trust.token_files import Token
 from runtime.wire import frames
-from runtime.wire.endpoint import Endpoint
+from runtime.wire.greeting import tensor_proof
 from runtime.wire.peer import Peer
 from tests.kit.changes import SetVariables
 from tests.kit.processes import Program, Task

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from harness.testing.processes import Zygote
+from runtime.cluster.endpoint import host_id
 from runtime.wire import times
-from runtime.wire.endpoint import host_id
 from tests.kit.changes import SetTimes
 
 

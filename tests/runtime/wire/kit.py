@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import CancelledError, FailedPreconditionError, NotFoundError, UnavailableError
 from runtime.tensor_spec import TensorSpec
-from runtime.trust.security import FindToken, tensor_proof
+from runtime.trust.security import FindToken
 from runtime.trust.token_files import Token
 from runtime.wire import frames
 from runtime.wire.channel import Lane
 from runtime.wire.codec import Layout
 from runtime.wire.connection import Reply, ServerContext, current_lane
-from runtime.wire.endpoint import Endpoint
+from runtime.wire.greeting import tensor_proof
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
 from runtime.wire.reply_cache import LaneTable

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from runtime import timeouts
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import CancelledError, UnavailableError
 from runtime.trust.certificates import Certificates
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
 from tests.kit.certificates import make

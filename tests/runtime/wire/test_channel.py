@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -33,7 +34,6 @@ from runtime.wire import frames, sockets
 from runtime.wire.codec import Layout, TensorBuffer
 from runtime.wire.connection import Reply
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
 from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.wire import kit

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import AbortedError, CancelledError, DeadlineExceededError, UnavailableError
 from runtime.wire.connection import ServerContext
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
 from runtime.wire.reply_cache import LaneTable
 from tests.kit.waits import until

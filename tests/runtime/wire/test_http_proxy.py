@@ -6,8 +6,8 @@ import time
 import pytest
 
 import runtime as rt
-from runtime.wire import http_proxy
-from runtime.wire.endpoint import Endpoint
+from runtime.cluster import http_proxy
+from runtime.cluster.endpoint import Endpoint
 from tests.kit.changes import SetVariables
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import TaskLeftError, UnavailableError
 from runtime.trust.certificates import Certificates
 from runtime.wire import frames
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
 from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.wire import kit

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.errors import UnavailableError
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.endpoint import Endpoint
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 

@@ -9,9 +9,8 @@ import hypothesis.strategies as st
 import pytest
 
 from runtime.errors import DataLossError, InvalidArgumentError, OpError, UnauthenticatedError
-from runtime.trust.greeting import Greeting
-from runtime.trust.security import tensor_proof
 from runtime.wire import frames
+from runtime.wire.greeting import Greeting, tensor_proof
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import SECRET, TASK

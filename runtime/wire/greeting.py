@@ -7,13 +7,16 @@ costs no thread.
 from __future__ import annotations
 
 import hmac
+import struct
 from typing import Final
 
 from runtime import concurrency
 from runtime.errors import DataLossError, InvalidArgumentError, UnauthenticatedError
-from runtime.trust.security import tensor_proof
+from runtime.trust.security import proof_of
 from runtime.wire import frames
 
+# The fields of a hello that a proof covers: incarnation of the server, client, lane and attempt.
+_ABOUT: Final = struct.Struct("<QQQI")
 # The most bytes of each kind of frame. A stranger must not choose how much memory the server takes.
 _MOST: Final = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYTES}
 
@@ -108,3 +111,21 @@ class Greeting:
     def _proof(self, side: bytes) -> bytes:
         assert self._key is not None
         return tensor_proof(self._key, side, self._nonce, self.hello, self._task, self._incarnation)
+
+
+def tensor_proof(
+    key: bytes, side: bytes, nonce: bytes, hello: frames.Hello, task: str, incarnation: int
+) -> bytes:
+    """Returns the proof of a client or server for a tensor connection: 32 bytes, of no use on a second connection.
+
+    Args:
+        key: The token.
+        side: b"client" or b"server". With equal proofs a stranger could return the server's proof
+            to the server.
+        nonce: Random bytes drawn by the server for the connection.
+        hello: frames.Hello of the client.
+        task: Task dialled by the client, the server's own.
+        incarnation: Incarnation of the server.
+    """
+    about = _ABOUT.pack(incarnation, hello.client, hello.lane, hello.attempt)
+    return proof_of(key, b"tensors", side, nonce, hello.nonce, about, task.encode())

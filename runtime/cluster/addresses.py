@@ -12,10 +12,12 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from runtime import concurrency
-from runtime.wire import times
+
+STAGGER_SECS: Final = 0.25
+"""Time for which an attempt at one address of a host goes on alone, before the next address is tried beside."""
 
 
 class Address(NamedTuple):
@@ -138,7 +140,7 @@ def connect(
             now = concurrency.monotonic()
             if now >= deadline:
                 break
-            # The next address has its turn after `times.STAGGER_SECS`, or at once if no attempt is
+            # The next address has its turn after `STAGGER_SECS`, or at once if no attempt is
             # under way.
             if left and (now >= next_at or not waiting):
                 address = left.pop()
@@ -146,7 +148,7 @@ def connect(
                 made.append(adopted)
                 adopt(adopted)
                 adopted.setblocking(False)
-                next_at = now + times.STAGGER_SECS
+                next_at = now + STAGGER_SECS
                 code = adopted.connect_ex(address.sockaddr)
                 if code not in (0, errno.EINPROGRESS):
                     failures.append(_error(code))
