@@ -36,7 +36,7 @@ class Environment:
     when_loading: Callable[[], None] = lambda: None
     silent: Callable[[int], float | None] = lambda session: None
     lives: Callable[[int], bool] = lambda session: True
-    connected: Callable[[int], bool] = lambda session: False
+    connected: Callable[[int], bool] = lambda session: True
 
 
 @dataclass
