@@ -65,16 +65,18 @@ CONFIGURATION = ExitCode(
     "configuration",
     "flags, environment or command are wrong, or the token is",
     Retry.NEVER,
-    *(2, 2, 42),
-    also=(126, 127),  # of shells: a program that cannot be run, and none of that name
+    2,
+    2,
+    42,
+    # Codes of shells: a program that cannot be run, and none of that name.
+    also=(126, 127),
     errors=(
-        *(
-            "InvalidArgumentError",
-            "UnauthenticatedError",
-            "PermissionDeniedError",
-            "UnimplementedError",
-        ),
-        "BdbQuit",  # breakpoint() without a terminal
+        "InvalidArgumentError",
+        "UnauthenticatedError",
+        "PermissionDeniedError",
+        "UnimplementedError",
+        # breakpoint() without a terminal
+        "BdbQuit",
     ),
 )
 DATA = ExitCode(
@@ -90,24 +92,29 @@ LOST = ExitCode(
     "lost",
     "contact with the cluster is lost",
     Retry.COUNTED,
-    *(75, 138, 138),
+    75,
+    138,
+    138,
     errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError"),
 )
 BUG = ExitCode(
     "bug",
     "the program is wrong: a TypeError, NameError or the like before it has trained a step",
     Retry.NEVER,
-    *(70, 70, 42),
+    70,
+    70,
+    42,
     errors=(
-        *(
-            "ArithmeticError",
-            "AssertionError",
-            "AttributeError",
-            "ImportError",
-            "LookupError",
-            "NameError",
-        ),
-        *("NotImplementedError", "SyntaxError", "TypeError", "ValueError"),
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "ImportError",
+        "LookupError",
+        "NameError",
+        "NotImplementedError",
+        "SyntaxError",
+        "TypeError",
+        "ValueError",
     ),
 )
 INTERRUPTED = ExitCode(

@@ -139,11 +139,6 @@ def _holds_steps(directory: str) -> bool:
         raise
 
 
-def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
-    """Returns steps with their manifests in the order of their saves."""
-    return [(step, manifest) for _, step, manifest in ranked(steps)]
-
-
 def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
     """Returns (sequence number of the save, step, manifest), in the order of the saves.
 
@@ -255,11 +250,11 @@ def series_in(logdir: str) -> list[str]:
 
 def newest_first(logdir: str) -> list[Step]:
     """Returns the checkpoints of a log directory, the last saved first, or the checkpoint of a path."""
-    by_directory = [found for d in series_in(logdir) if (found := in_order(steps_in(d)))]
+    by_directory = [found for d in series_in(logdir) if (found := ranked(steps_in(d)))]
     if not by_directory and (step := named(logdir)) is not None:
         return [step]
-    by_directory.sort(key=lambda found: _saved_at(*found[-1]), reverse=True)
-    return [step for found in by_directory for step, _ in reversed(found)]
+    by_directory.sort(key=lambda found: _saved_at(*found[-1][1:]), reverse=True)
+    return [step for found in by_directory for _, step, _ in reversed(found)]
 
 
 def _saved_at(step: Step, manifest: Manifest | None) -> float:

@@ -13,8 +13,7 @@ import functools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -28,32 +27,13 @@ from harness.checkpoints.retention import Retention
 from runtime import AbortedError, DataLossError, InternalError, OpError, concurrency
 from runtime.lowlevel import DiskFullError, durability, one_line, storage
 
+if TYPE_CHECKING:
+    from harness.checkpoints.save_job import SaveJob
+
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
 # ENOSPC, EDQUOT, EFBIG
 _FULL = (28, 122, 27)
-
-
-class Phases(Protocol):
-    """The phases of a save that run while Orbax makes the checkpoint, in this order."""
-
-    with_nan: Sequence[str]
-    """Names of the variables with a NaN, after the tasks have written."""
-
-    def begin(self, sequence: int) -> Manifest:
-        """Returns the manifest of the save with number ``sequence`` in the order of saves."""
-
-    def write(self, item: str) -> Future[None]:
-        """Starts to write the arrays into a directory."""
-
-    def merge(self, item: epath.Path) -> None:
-        """Makes one store of the stores of the tasks."""
-
-    def complete(self, temporary: str) -> None:
-        """Checks a checkpoint that has all but its name, and adds the manifest."""
-
-    def confirm(self) -> None:
-        """Raises AbortedError unless the checkpoint may get its name."""
 
 
 class _Keep:
@@ -98,7 +78,7 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: Phases, retention: Retention) -> None:
+    def save(self, step: int, phases: SaveJob, retention: Retention) -> None:
         """Saves a checkpoint and waits until it is durable and older ones are deleted.
 
         The first save deletes the remains of dead chiefs, so the tasks must have been claimed
@@ -106,7 +86,7 @@ class Directory:
 
         Args:
             step: step of the checkpoint.
-            phases: phases of the save.
+            phases: the save, whose phases Orbax calls.
             retention: rule of the checkpoints to keep.
 
         Raises:
@@ -165,7 +145,7 @@ class Directory:
                 "written"
             )
 
-    def _open(self, step: int, phases: Phases, kept: _Keep) -> ocp.CheckpointManager:
+    def _open(self, step: int, phases: SaveJob, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # An object store has no rename, so Orbax writes into the final directory there.
         final = str(epath.Path(self.path) / str(step))
@@ -277,7 +257,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
     In the checkpoint the arrays are those of plain numpy.
     """
 
-    def __init__(self, phases: Phases) -> None:
+    def __init__(self, phases: SaveJob) -> None:
         super().__init__()
         self._phases = phases
 
@@ -287,7 +267,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         return [self._phases.write(str(infos[0].parent_dir))]
 
 
-def _temporary_path_class(phases: Phases) -> Any:
+def _temporary_path_class(phases: SaveJob) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]

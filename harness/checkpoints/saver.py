@@ -355,7 +355,7 @@ class Saver:
     def last_checkpoints(self) -> list[str]:
         """Paths of the checkpoints in the directory, oldest first, including those of earlier runs."""
         steps = [] if self._series is None else layout.steps_in(self._series)
-        return [step.path for step, _ in layout.in_order(steps)]
+        return [step.path for _, step, _ in layout.ranked(steps)]
 
 
 def _found(save_path: str) -> str:

@@ -12,8 +12,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from harness.checkpoints import layout
 from harness.checkpoints.manifest import read_manifest
+from harness.checkpoints.reader import path_of
 from runtime import InvalidArgumentError, concurrency
 from runtime.lowlevel import DType, register_state
 
@@ -81,10 +81,7 @@ def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
     Raises:
         ValueError: There is no such checkpoint.
     """
-    path = layout.find_checkpoint(checkpoint)
-    if path is None:
-        raise ValueError(f"Couldn't find a checkpoint at {checkpoint}")
-    manifest = read_manifest(path)
+    manifest = read_manifest(path_of(checkpoint))
     held = manifest.states.get(task, {}) if manifest else {}
     with _lock:
         chosen = {

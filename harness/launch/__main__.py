@@ -139,8 +139,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _refuse(reason: str) -> NoReturn:
-    print(f"{LAUNCHER_NAME}: {reason}", file=sys.stderr)
-    sys.exit(exit_codes.code(exit_codes.CONFIGURATION))
+    exit_codes.leave(exit_codes.CONFIGURATION, f"{LAUNCHER_NAME}: {reason}")
 
 
 def _check(command: list[str], argv: list[str]) -> None:

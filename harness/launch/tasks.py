@@ -48,22 +48,23 @@ class Topology:
     evaluators: int = 0
     """Number of evaluators. They have no address, because they serve no task."""
 
+    @property
+    def hosts(self) -> dict[str, tuple[str, ...]]:
+        """The addresses by job. The ps tasks come first, because the workers need them."""
+        return {
+            PS: self.ps_hosts,
+            CHIEF_JOB: self.chief_hosts,
+            WORKER: self.worker_hosts,
+            EVALUATOR: ("",) * self.evaluators,
+        }
+
     def tasks(self) -> list[LaunchTask]:
-        """Returns every task. The ps tasks come first, because the workers need them."""
-        sizes = (
-            (PS, len(self.ps_hosts)),
-            (CHIEF_JOB, len(self.chief_hosts)),
-            (WORKER, len(self.worker_hosts)),
-            (EVALUATOR, self.evaluators),
-        )
-        return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
+        """Returns every task, in the order of ``hosts``."""
+        return [LaunchTask(job, i) for job, hosts in self.hosts.items() for i in range(len(hosts))]
 
     def address(self, task: LaunchTask) -> str:
         """Returns the address of a task; empty where that is unknown, and for evaluators."""
-        hosts = {PS: self.ps_hosts, CHIEF_JOB: self.chief_hosts, WORKER: self.worker_hosts}.get(
-            task.job, ()
-        )
-        return hosts[task.index] if task.index < len(hosts) else ""
+        return self.hosts[task.job][task.index]
 
 
 def takes_flags(command: Sequence[str]) -> bool:
@@ -126,11 +127,10 @@ def environment(
             all.
     """
     number = topology.tasks().index(task) if number is None else number
-    jobs = {PS: topology.ps_hosts, CHIEF_JOB: topology.chief_hosts, WORKER: topology.worker_hosts}
     cluster = {
         job: list(hosts) if all(hosts) else {i: host for i, host in enumerate(hosts) if host}
-        for job, hosts in jobs.items()
-        if hosts
+        for job, hosts in topology.hosts.items()
+        if any(hosts)
     }
     config = {
         "cluster": cluster,

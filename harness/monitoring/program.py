@@ -163,7 +163,9 @@ def watched_at(
                 "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 "
                 "for any free one, or "
                 "another --metrics_host",
-                *(port, host, error),
+                port,
+                host,
+                error,
             )
         yield
 

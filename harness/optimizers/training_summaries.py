@@ -66,7 +66,8 @@ def training_summaries(
         if kept:
             distance = rt.call(
                 lambda values, means: _norm([v - m for v, m in zip(values, means, strict=True)]),
-                *(variables, kept),
+                variables,
+                kept,
                 name="distance",
             )
             made.append(summary.scalar("average_distance", distance))

@@ -210,7 +210,9 @@ class EventFile:
                 logging.error(
                     "events cannot be written to %s: %s; training goes on, and the next %d MB of "
                     "them wait in memory",
-                    *(self.path, error, KEEP_BYTES >> 20),
+                    self.path,
+                    error,
+                    KEEP_BYTES >> 20,
                 )
             return str(error) or type(error).__name__
         if self._failure:

@@ -19,16 +19,15 @@ from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, 
 from runtime import concurrency
 
 _NO_PLACE = {
-    *(
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-    ),
-    *(errno.EPERM, errno.EROFS),
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
 }
 """Errors of a directory that stays unusable until a person helps."""
 _FLUSH_SECS = 2.0

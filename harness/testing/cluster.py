@@ -21,13 +21,11 @@ from harness.testing.processes import TIMEOUT_SECS, Life, Processes, Zygote
 from runtime import concurrency
 
 PRELOAD = (
-    *(
-        "harness.training.run.supervisor",
-        "harness.checkpoints.saver",
-        "harness.checkpoints.orbax",
-        "harness.tensorboard.writer",
-        "tensorstore",
-    ),
+    "harness.training.run.supervisor",
+    "harness.checkpoints.saver",
+    "harness.checkpoints.orbax",
+    "harness.tensorboard.writer",
+    "tensorstore",
     "scipy.linalg",
 )
 """What training programs import; a task that is forked from a process that has it starts in a tenth of the time."""

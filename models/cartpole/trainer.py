@@ -117,10 +117,8 @@ class Player:
             rewards.append(reward * (1 - DISCOUNT))
             over.append(self._over)
             lost.append(fell)
-        value, advantage = (
-            np.asarray(self._network(params, self._seen)[1]),
-            np.zeros(len(self._over)),
-        )
+        value = np.asarray(self._network(params, self._seen)[1])
+        advantage = np.zeros(len(self._over))
         advantages = []
         for t in reversed(range(TIME)):
             error = rewards[t] + DISCOUNT * value * ~lost[t] - values[t]

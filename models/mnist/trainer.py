@@ -411,12 +411,10 @@ class Tests:
         steps_per_epoch: float,
     ) -> None:
         """Starts the schedule at a global step; records the hyperparameters of a new run."""
-        self._session, self._graph, self._supervisor, self._split = (
-            session,
-            graph,
-            supervisor,
-            split,
-        )
+        self._session = session
+        self._graph = graph
+        self._supervisor = supervisor
+        self._split = split
         self._writer = supervisor.summary_writer if config.me.is_chief else None
         self._between = self._writer is not None and config.save_summaries_secs > 0
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()

@@ -21,15 +21,13 @@ from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, fail
 from harness.training.run import services
 from harness.training.run.hooks.base import (
     EventsHook,
-    FollowsLeader,
-    KeepsState,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
-    StopsEverybody,
 )
 from harness.training.run.hooks.checkpoint import CheckpointSaverHook
+from harness.training.run.hooks.control import EarlyStoppingHook
 from harness.training.run.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.start.global_step import get_global_step
 from harness.training.start.managed_session import ManagedSession, Recoveries
@@ -172,13 +170,13 @@ class MonitoredSession:
     def _equip_hooks(self) -> None:
         """Sets the attributes of hooks that depend on the run."""
         for hook in self._hooks:
-            if isinstance(hook, FollowsLeader):
+            # A chief that was replaced neither saves nor ends the run of the next chief.
+            if isinstance(hook, CheckpointSaverHook | EarlyStoppingHook):
                 hook.leads = self._life.leads
             if isinstance(hook, CheckpointSaverHook):
                 self._life.save = hook.save_soon
-            if isinstance(hook, StopsEverybody):
+            if isinstance(hook, EarlyStoppingHook):
                 hook.stop_everybody = self._life.stop_everybody
-            if isinstance(hook, KeepsState):
                 hook.register_state(self.raw, self._checkpoint_dir)
 
     def _abandon(self) -> None:
@@ -189,7 +187,7 @@ class MonitoredSession:
         self._life.close()
         self._session = None
         for hook in self._hooks:
-            if isinstance(hook, KeepsState):
+            if isinstance(hook, EarlyStoppingHook):
                 hook.forget_state(raw)
             if isinstance(hook, EventsHook):
                 hook.rest()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints.saver import Saver
 from harness.coordinator import Coordinator, LooperThread, underlying, while_open
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
@@ -26,38 +27,6 @@ if TYPE_CHECKING:
 
 _LOGGED_RATES = 10
 """Number of step rates that are logged; the events get all."""
-
-
-@runtime_checkable
-class BackgroundSaver(Protocol):
-    """A saver that can save while training continues; the user's own saver need not.
-
-    Attributes:
-        skipped: Number of saves that came due during another save.
-    """
-
-    skipped: int
-
-    def save(
-        self,
-        sess: rt.SessionLike,
-        save_path: str,
-        global_step: Element | None = None,
-        *,
-        wait: bool = True,
-    ) -> Any:
-        """Saves.
-
-        Without ``wait``, returns a handle of the save, or None where the save was skipped.
-        """
-
-
-@runtime_checkable
-class ComparingSaver(Protocol):
-    """A saver that compares variables with a checkpoint; the user's own saver need not."""
-
-    def changed_since(self, sess: rt.SessionLike, save_path: str) -> bool | None:
-        """Returns True if a variable was written since the checkpoint; None where that is unknown."""
 
 
 class EventWriter(Protocol):
@@ -176,7 +145,7 @@ class Checkpoints:
             self._inspect(session)
             if not self._is_due(session):
                 return
-            if isinstance(self._saver, BackgroundSaver):
+            if isinstance(self._saver, Saver):
                 self._start(session)
             else:
                 # A saver of the user's own cannot save in the background.
@@ -210,7 +179,7 @@ class Checkpoints:
     def skip(self, count: int) -> None:
         """Counts saves that came due during another save."""
         logging.info("%d saves were due while the last one was running: skipped", count)
-        if isinstance(self._saver, BackgroundSaver):
+        if isinstance(self._saver, Saver):
             self._saver.skipped += count
         rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
@@ -263,9 +232,9 @@ class Checkpoints:
     def _changed(self, session: rt.SessionLike, last: str) -> bool:
         """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
-        # A saver of the user's own may not compare. Then a standing step means that all is saved,
+        # A saver of the user's own does not compare. Then a standing step means that all is saved,
         # as in TF1.
-        if not isinstance(self._saver, ComparingSaver):
+        if not isinstance(self._saver, Saver):
             return False
         raw = underlying(session)
         try:

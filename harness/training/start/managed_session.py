@@ -112,7 +112,9 @@ class SeenSteps:
                 "%s at step %d: the chief has replaced the values meanwhile, and its log says how "
                 "many steps are lost "
                 "(step %d was the last seen here)",
-                *(text, now, known),
+                text,
+                now,
+                known,
             )
         else:
             rt.lowlevel.metrics.add("steps_lost_total", known - now)

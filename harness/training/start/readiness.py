@@ -15,6 +15,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints.saver import Saver
 
 _COLLECTION = "bellwether_ready"
 _T = TypeVar("_T")
@@ -199,15 +200,8 @@ def local_init_op(graph: rt.Graph) -> Element | None:
 
 def saver(graph: rt.Graph) -> CheckpointSaver | None:
     """Returns a saver of all variables; None when there are none."""
-
-    def make() -> CheckpointSaver:
-        # Imported here, as Orbax takes long to import and only a chief needs a saver.
-        from harness.checkpoints.saver import Saver
-
-        return Saver()
-
     has = bool(graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
-    return _first_or(graph, rt.GraphKeys.SAVERS, make if has else lambda: None)
+    return _first_or(graph, rt.GraphKeys.SAVERS, Saver if has else lambda: None)
 
 
 def summary_op(graph: rt.Graph) -> Element | None:

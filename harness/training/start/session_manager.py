@@ -11,11 +11,12 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints.layout import latest_checkpoint
+from harness.checkpoints.saver import Saver
 from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
 from harness.training.start import log_directory, policy, readiness
@@ -51,20 +52,6 @@ class TrainingOver(rt.OutOfRangeError):
     The type differs from OutOfRangeError because a user's ``init_fn`` may raise OutOfRangeError at
     the end of data.
     """
-
-
-@runtime_checkable
-class DirectorySaver(Protocol):
-    """A saver that chooses among the checkpoints of a directory.
-
-    A user's own saver need not choose.
-    """
-
-    def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
-        """Restores the newest undamaged checkpoint; returns the path, None without a checkpoint."""
-
-    def take_states(self, checkpoint_dir: str) -> None:
-        """Keeps the trainer's states of the newest checkpoint as the last known ones."""
 
 
 @dataclass(frozen=True)
@@ -514,7 +501,7 @@ class SessionManager:
             elif (
                 report.checkpoint
                 and not request.options.recovering
-                and isinstance(request.saver, DirectorySaver)
+                and isinstance(request.saver, Saver)
             ):
                 request.saver.take_states(request.checkpoint_dir or report.checkpoint)
         elif action is Action.RESTORE:
@@ -552,17 +539,17 @@ class SessionManager:
 
     def _warn_of_unsaved(self, request: _Request, session: rt.Session) -> None:
         """Warns, when training begins, of variables that no later start can restore."""
-        # A saver of the user's own need not have this method.
-        not_saved = getattr(request.saver, "not_saved", None)
-        if not_saved is None or not request.checkpoint_dir or request.options.recovering:
+        saver = request.saver
+        if not isinstance(saver, Saver) or not request.checkpoint_dir or request.options.recovering:
             return
-        lost = {v.op.name for v in not_saved(self._graph)} - self._model.own(session)
+        lost = {v.op.name for v in saver.not_saved(self._graph)} - self._model.own(session)
         if lost:
             logging.warning(
                 "%d global variables are in no checkpoint: %s; a chief that is started again "
                 "cannot go on. Make the "
                 "Saver after minimize(), and of all variables",
-                *(len(lost), ", ".join(sorted(lost))),
+                len(lost),
+                ", ".join(sorted(lost)),
             )
 
     def _make_ready(self, session: rt.Session, done: str) -> None:
@@ -608,7 +595,8 @@ class SessionManager:
 
 def _restore(saver: CheckpointSaver, session: rt.Session, directory: str | None, path: str) -> str:
     """Restores a checkpoint, or the newest undamaged one of a directory; returns the path of the checkpoint."""
-    if isinstance(saver, DirectorySaver):
+    # A saver of the user's own chooses among no checkpoints.
+    if isinstance(saver, Saver):
         return str(saver.restore_latest(session, directory or path))
     saver.restore(session, path)
     return path
@@ -618,9 +606,4 @@ def _newest(saver: CheckpointSaver | None, directory: str | None, path: str | No
     """Returns the path of the checkpoint to restore; None without a checkpoint or a saver."""
     if saver is None or not (directory or path):
         return None
-    if path:
-        return path
-    from harness.checkpoints.layout import latest_checkpoint
-
-    found: str | None = latest_checkpoint(str(directory))
-    return found
+    return path or latest_checkpoint(str(directory))

@@ -192,5 +192,7 @@ def _log_too_late(run: TaskRun, records: Iterable[RunRecordView]) -> None:
             "the chief has ended training without this task: its last checkpoint is of step %d, "
             "steps %d to %d are "
             "not saved",
-            *(saved, saved + 1, now),
+            saved,
+            saved + 1,
+            now,
         )

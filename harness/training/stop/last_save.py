@@ -86,7 +86,9 @@ def save_the_end(
                     "the last checkpoint waits for %s, %g minutes at most: nothing is lost until "
                     "then; Ctrl-C gives it "
                     "up (%s)",
-                    *("room" if full else "its file system", ROOM_SECS / 60, error),
+                    "room" if full else "its file system",
+                    ROOM_SECS / 60,
+                    error,
                 )
             if not _until_next_try(
                 room_until, _ROOM_TRY_SECS if full else _AWAY_TRY_SECS, signalled

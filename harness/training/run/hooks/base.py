@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import runtime as rt
 from harness.coordinator import Coordinator
@@ -165,37 +164,3 @@ class EventsHook(GlobalStepHook):
             self.writer.close()
         else:
             self.writer.flush()
-
-
-@runtime_checkable
-class FollowsLeader(Protocol):
-    """A hook that acts only while the chief leads.
-
-    Attributes:
-        leads: Function that returns True while the chief leads; set by a monitored session.
-    """
-
-    leads: Callable[[], bool]
-
-
-@runtime_checkable
-class StopsEverybody(Protocol):
-    """A hook that may end training on all tasks.
-
-    Attributes:
-        stop_everybody: Function that orders all tasks of the run to stop, with a reason; set by a
-            monitored session.
-    """
-
-    stop_everybody: Callable[[str], None]
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """A hook with values that are part of each checkpoint of a session, from the first to the last."""
-
-    def register_state(self, session: rt.Session, checkpoint_dir: str | None) -> None:
-        """Adds the values to checkpoints, and continues with those of the newest checkpoint."""
-
-    def forget_state(self, session: rt.Session) -> None:
-        """Takes the values out of the checkpoints of later runs of this process."""

@@ -13,10 +13,11 @@ from harness.coordinator import Coordinator
 from harness.training.run.hooks.base import EventsHook, SessionRunContext, SessionRunValues
 from harness.training.run.hooks.timer import SecondOrStepTimer
 from harness.training.run.services import Checkpoints, check_basename, costs_one_checkpoint
+from harness.training.start import readiness
+from harness.training.start.readiness import CheckpointSaver
 from runtime import concurrency
 
 if TYPE_CHECKING:
-    from harness.training.start.readiness import CheckpointSaver
     from harness.training.start.scaffold import Scaffold
 
 
@@ -194,9 +195,7 @@ class CheckpointSaverHook(EventsHook):
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:
-            from harness.training.start.readiness import saver
-
-            self._saver = saver(rt.get_default_graph())
+            self._saver = readiness.saver(rt.get_default_graph())
         if self._saver is None:
             raise ValueError("CheckpointSaverHook: the graph has no variables to save")
         return self._saver

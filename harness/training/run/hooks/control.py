@@ -8,6 +8,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints import layout, manifest, states
 from harness.coordinator import Coordinator
 from harness.training.evaluation.evaluations import Evaluation, Goal, added, standing
 from harness.training.run.hooks.base import (
@@ -134,8 +135,6 @@ class EarlyStoppingHook(GlobalStepHook):
             session: The first session of the run, before a checkpoint is saved in it.
             checkpoint_dir: Directory of the checkpoints; None for none.
         """
-        from harness.checkpoints import layout, manifest, states
-
         # Keyed by the task: two sessions of one process may train on two tasks, as tests do.
         states.checkpointable(
             _STATE, self._state, self._set_state, task=session.target or session.task
@@ -156,9 +155,7 @@ class EarlyStoppingHook(GlobalStepHook):
 
     def forget_state(self, session: rt.Session) -> None:
         """Takes the values out of the checkpoints of later runs of this process."""
-        from harness.checkpoints.states import forget_checkpointable
-
-        forget_checkpointable(_STATE, task=session.target or session.task)
+        states.forget_checkpointable(_STATE, task=session.target or session.task)
 
     def _state(self) -> list[list[float]]:
         return [[e.step, e.metrics["metric"]] for e in self._seen]

@@ -1,23 +1,16 @@
 """A managed session is a session to whoever is given one, and what a saver or a hook offers is told by its type."""
 
-import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 import runtime as rt
 from harness import (
-    CheckpointSaverHook,
     ManagedSession,
-    Saver,
     SessionManager,
-    SessionRunHook,
     Supervisor,
 )
 from harness.coordinator import underlying
-from harness.training.run.hooks.base import FollowsLeader
-from harness.training.run.services import BackgroundSaver, ComparingSaver
-from harness.training.start.session_manager import DirectorySaver
 from tests.kit.losses import loss_of
 from tests.runtime.kit import TARGET, servers
 
@@ -104,28 +97,6 @@ def test_managed_session_has_no_other_names(session: ManagedSession) -> None:
         _ = session.no_such_name
     with pytest.raises(AttributeError):
         _ = session._engine  # a session's own state is not reached through it
-
-
-class _OfAnotherMake:
-    def save(self, sess: rt.Session, save_path: str, global_step: object = None) -> str:
-        raise NotImplementedError
-
-    def restore(self, sess: rt.Session, save_path: str) -> None:
-        raise NotImplementedError
-
-
-def test_saver_types_tell_abilities(graph: rt.Graph) -> None:
-    """The type of a saver tells what the saver can do."""
-    rt.Variable(1.0, name="v")
-    for offered in (BackgroundSaver, ComparingSaver, DirectorySaver):
-        assert isinstance(Saver(), offered)
-        assert not isinstance(_OfAnotherMake(), offered)
-
-
-def test_hook_types_tell_leadership(tmp_path: pathlib.Path) -> None:
-    """The type of a hook tells whether the hook follows the leader."""
-    assert isinstance(CheckpointSaverHook(str(tmp_path), save_secs=1), FollowsLeader)
-    assert not isinstance(SessionRunHook(), FollowsLeader)
 
 
 def test_leaving_ps_ends_recovery(graph: rt.Graph, caplog: pytest.LogCaptureFixture) -> None:
