@@ -121,7 +121,7 @@ def _instrument(watch: Stopwatch, trainer: Any) -> None:
     watch.on(worker, "local_devices", "devices")
     watch.on(server.Server, "__init__", "server")
     watch.on(data, "load", "data")
-    watch.on(trainer, "build", "graph")
+    watch.on(trainer, "build_graph", "graph")
     watch.on(supervisor.Supervisor, "__init__", "supervisor")
     watch.on(session, "make_plan", "plan")
     watch.on(lower, "own_program", "export")

@@ -10,7 +10,7 @@ import importlib.util
 import pathlib
 
 
-def _listed() -> dict[str, str]:
+def _read_names() -> dict[str, str]:
     """The public names, and the module that each is imported from."""
     stub = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     return {
@@ -42,7 +42,7 @@ def _check_runtime() -> None:
 
 
 _check_runtime()
-_HOMES = _listed()
+_HOMES = _read_names()
 __all__ = sorted(_HOMES)
 
 _RETIRED = frozenset(

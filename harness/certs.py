@@ -83,13 +83,15 @@ class CA:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
-        name = _name(f"Bellwether CA {concurrency.random_hex(4)}")
+        name = _common_name(f"Bellwether CA {concurrency.random_hex(4)}")
         end = now + datetime.timedelta(days=days)
         constraints, usage = (
             x509.BasicConstraints(ca=True, path_length=0),
-            _usage(signs_certificates=True),
+            _key_usage(signs_certificates=True),
         )
-        certificate = _signed(key, name, name, key, now - _EARLIER, end, [constraints, usage])
+        certificate = _sign_certificate(
+            key, name, name, key, now - _EARLIER, end, [constraints, usage]
+        )
         return cls(certificate, key)
 
     @classmethod
@@ -126,7 +128,7 @@ class CA:
 
     def pem(self) -> tuple[bytes, bytes]:
         """Returns the key and the certificate as PEM."""
-        return _pem(self.key, self.certificate)
+        return _pem_pair(self.key, self.certificate)
 
     def issue(
         self,
@@ -159,7 +161,7 @@ class CA:
         sides = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if not set(role.split("/")[3:4]) & set(CLIENTS):
             sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        general = list(map(_general, names))
+        general = list(map(_alternative_name, names))
         if role:
             # The import of the runtime takes a second, and certificates without a role need nothing
             # of the runtime.
@@ -171,13 +173,15 @@ class CA:
             ]
         extensions = [
             x509.BasicConstraints(ca=False, path_length=None),
-            _usage(signs_certificates=False),
+            _key_usage(signs_certificates=False),
             x509.ExtendedKeyUsage(sides),
             x509.SubjectAlternativeName(general),
             x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
         ]
-        issuer, subject = self.certificate.subject, _name(names[0])
-        return _pem(key, _signed(self.key, issuer, subject, key, begin, end, extensions))
+        issuer, subject = self.certificate.subject, _common_name(names[0])
+        return _pem_pair(
+            key, _sign_certificate(self.key, issuer, subject, key, begin, end, extensions)
+        )
 
 
 def parse_hosts(text: str) -> list[list[str]]:
@@ -284,7 +288,7 @@ def make_certificates(
         authority = CA.load(out)
     else:
         authority = CA.make()
-        _write(authority.pem(), own)
+        _write_pair(authority.pem(), own)
     now = datetime.datetime.now(datetime.UTC)
     if authority.certificate.not_valid_after_utc <= now:
         raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
@@ -293,7 +297,7 @@ def make_certificates(
         # Clients of a task at "localhost" connect to 127.0.0.1, and check the certificate for this
         # address.
         loopback = _LOOPBACK if "localhost" in names else ()
-        _write(
+        _write_pair(
             authority.issue(list(dict.fromkeys([*names, *loopback])), end, role=role),
             files[names[0]],
         )
@@ -321,7 +325,7 @@ Next:
        python -m harness.certs --out={out} --hosts={listed} --renew"""
 
 
-def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
+def _write_pair(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
     # The key comes first, because a running task takes a certificate without its key for a broken
     # pair.
     for content, path, mode in zip(contents, paths, (0o600, 0o644), strict=True):
@@ -337,7 +341,7 @@ def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
             raise
 
 
-def _signed(
+def _sign_certificate(
     signer: ec.EllipticCurvePrivateKey,
     issuer: x509.Name,
     subject: x509.Name,
@@ -365,7 +369,7 @@ def _signed(
     return builder.sign(signer, hashes.SHA256())
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -379,11 +383,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _name(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
 
 
-def _general(name: str) -> x509.GeneralName:
+def _alternative_name(name: str) -> x509.GeneralName:
     return (
         x509.IPAddress(ipaddress.ip_address(name))
         if _is_address(name)
@@ -399,7 +403,9 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> tuple[bytes, bytes]:
+def _pem_pair(
+    key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> tuple[bytes, bytes]:
     plain = serialization.NoEncryption()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain
@@ -407,7 +413,7 @@ def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> tupl
     return private, certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _days(text: str) -> float:
+def _parse_days(text: str) -> float:
     days = float(text)
     if not 0 < days <= AUTHORITY_DAYS:
         raise ValueError
@@ -435,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--days",
-        type=_days,
+        type=_parse_days,
         default=DAYS,
         help=f"how long the certificates hold; {DAYS:.0f} by default",
     )

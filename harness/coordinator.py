@@ -177,13 +177,15 @@ class Coordinator:
         waited = covered - {concurrency.current_thread()}
         watcher = self._wait_for_end_or_stop(waited)
         deadline = concurrency.monotonic() + stop_grace_period_secs
-        while (alive := _alive(waited)) and (left := deadline - concurrency.monotonic()) > 0:
+        while (alive := _living_threads(waited)) and (
+            left := deadline - concurrency.monotonic()
+        ) > 0:
             _join_all(alive, min(left, _LOG_EVERY_SECS))
-            if still := _alive(waited):
+            if still := _living_threads(waited):
                 _log.info(
                     "stopping: %.0f s left for threads %s",
                     max(0.0, deadline - concurrency.monotonic()),
-                    _names(still),
+                    _thread_names(still),
                 )
         if watcher is not None and not alive:
             watcher.result()
@@ -193,7 +195,7 @@ class Coordinator:
         self.raise_requested_exception()
         if not alive:
             return
-        text = f"Coordinator stopped with threads still running: {_names(alive)}"
+        text = f"Coordinator stopped with threads still running: {_thread_names(alive)}"
         if not ignore_live_threads:
             raise RuntimeError(text)
         _log.info(text)
@@ -221,7 +223,7 @@ class Coordinator:
 
         The helper is done with the last of `threads`.
         """
-        if self.should_stop() or not _alive(threads):
+        if self.should_stop() or not _living_threads(threads):
             return None
         # Python has no event for the end of a thread, so the helper joins the threads and then
         # notifies this wait.
@@ -230,15 +232,16 @@ class Coordinator:
         )
         with self._changed:
             while not self._changed.wait_for(
-                lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS
+                lambda: self._stopping or not _living_threads(threads), _LOG_EVERY_SECS
             ):
                 _log.warning(
-                    "waiting for a stop, or for the end of threads %s", _names(_alive(threads))
+                    "waiting for a stop, or for the end of threads %s",
+                    _thread_names(_living_threads(threads)),
                 )
         return watcher
 
     def _tell_end(self, threads: set[concurrency.Thread]) -> None:
-        for thread in _alive(threads):
+        for thread in _living_threads(threads):
             thread.join()
         with self._changed:
             self._changed.notify_all()
@@ -278,7 +281,7 @@ def create_threads(
     return threads
 
 
-def _alive(threads: Iterable[concurrency.Thread]) -> list[concurrency.Thread]:
+def _living_threads(threads: Iterable[concurrency.Thread]) -> list[concurrency.Thread]:
     return sorted(
         (thread for thread in threads if thread.is_alive()), key=lambda thread: thread.name
     )
@@ -291,7 +294,7 @@ def _join_all(threads: Iterable[concurrency.Thread], timeout: float) -> None:
         thread.join(max(0.0, deadline - concurrency.monotonic()))
 
 
-def _names(threads: Iterable[concurrency.Thread]) -> str:
+def _thread_names(threads: Iterable[concurrency.Thread]) -> str:
     return " ".join(thread.name for thread in threads)
 
 

@@ -86,7 +86,7 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
     return [] if whole else [f"{layout.ORBAX_STEP_FILE}: is not the JSON that Orbax wrote"]
 
 
-def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
+def wanted_arrays(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
     """Returns the arrays of ``--name``, or all arrays without that flag."""
     return [
         s
@@ -95,17 +95,17 @@ def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
     ]
 
 
-def where(stored: StoredArray) -> list[str]:
+def tasks_of(stored: StoredArray) -> list[str]:
     """Returns the tasks that held a variable at the save."""
     return list(dict.fromkeys(task for task, _, _ in stored.slices))
 
 
-def differences(
+def compare_checkpoints(
     one: CheckpointReader, other: CheckpointReader, name: str | None = None
 ) -> list[str]:
     """Returns a line for each variable that differs between two checkpoints, sorted."""
-    ours = {s.name: s for s in wanted(one, name)}
-    theirs = {s.name: s for s in wanted(other, name)}
+    ours = {s.name: s for s in wanted_arrays(one, name)}
+    theirs = {s.name: s for s in wanted_arrays(other, name)}
     lines = [f"{n}: only in {one.path}" for n in ours.keys() - theirs.keys()]
     lines += [f"{n}: only in {other.path}" for n in theirs.keys() - ours.keys()]
     for shared in ours.keys() & theirs.keys():
@@ -125,7 +125,7 @@ def differences(
     return sorted(lines, key=lambda line: line.partition(": ")[0])
 
 
-def _parser() -> Parser:
+def _make_parser() -> Parser:
     parser = Parser("harness.inspect_checkpoint", __doc__ or "")
     parser.add_argument(
         "directory",
@@ -147,7 +147,7 @@ def _parser() -> Parser:
 @exit_codes.printing()
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the checkpoints that the arguments name; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = _make_parser().parse_args(argv)
     path = options.directory
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
         print(
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_codes.CONFIGURATION.plain
     steps = steps_of(path, verify=options.verify)
     try:
-        reader = _opened(path, steps)
+        reader = _open_newest(path, steps)
         other = load_checkpoint(options.compare) if options.compare else None
         if other is not None:
             other.verify()
@@ -168,24 +168,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1
     try:
-        return _show(reader, other, steps, options)
+        return _show_checkpoint(reader, other, steps, options)
     except rt.DataLossError as error:
         # Another program's checkpoint has no checksums, so only reading a value shows damage.
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1
 
 
-def _show(
+def _show_checkpoint(
     reader: CheckpointReader,
     other: CheckpointReader | None,
     steps: list[dict[str, Any]],
     options: argparse.Namespace,
 ) -> int:
     if other is not None:
-        lines = differences(reader, other, options.name)
+        lines = compare_checkpoints(reader, other, options.name)
         print("\n".join(lines) or f"no difference between {reader.path} and {other.path}")
         return 1 if lines else 0
-    shown = wanted(reader, options.name)
+    shown = wanted_arrays(reader, options.name)
     if options.name and not shown:
         print(f"harness.inspect_checkpoint: {reader.path} has no {options.name!r}", file=sys.stderr)
         return 1
@@ -195,7 +195,7 @@ def _show(
                 {
                     "steps": steps,
                     "checkpoint": reader.path,
-                    "variables": [_described(reader, s, options) for s in shown],
+                    "variables": [_describe_array(reader, s, options) for s in shown],
                 }
             )
         )
@@ -211,7 +211,7 @@ def _show(
     return 0 if all(step["complete"] for step in steps) else 1
 
 
-def _opened(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
+def _open_newest(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
     """Opens the newest undamaged checkpoint, with its files compared.
 
     Problems of newer checkpoints are added to ``steps``.
@@ -234,7 +234,7 @@ def _opened(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
     return reader
 
 
-def _described(
+def _describe_array(
     reader: CheckpointReader, stored: StoredArray, options: argparse.Namespace
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
@@ -242,7 +242,7 @@ def _described(
         "dtype": stored.dtype,
         "shape": list(stored.shape),
         "bytes": stored.nbytes,
-        "tasks": where(stored),
+        "tasks": tasks_of(stored),
     }
     if options.values:
         value = reader.get_tensor(stored.name)
@@ -278,7 +278,7 @@ def _show_variables(
 ) -> None:
     rows = [["VARIABLE", "DTYPE", "SHAPE", "BYTES", "TASKS"]]
     for stored in shown:
-        tasks = ", ".join(where(stored))
+        tasks = ", ".join(tasks_of(stored))
         rows.append(
             [stored.name, stored.dtype, str(list(stored.shape)), sizes(stored.nbytes), tasks]
         )

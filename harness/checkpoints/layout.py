@@ -62,11 +62,11 @@ def steps_in(directory: str) -> list[Step]:
     """Returns the finished checkpoints of a series, whole or damaged, sorted by step.
 
     Raises:
-        UnavailableError, PermissionDeniedError: as ``children``.
+        UnavailableError, PermissionDeniedError: as ``list_children``.
     """
     found: dict[int, Step] = {}
     for parent in (directory, str(epath.Path(directory) / REPLACED)):
-        for child in children(parent):
+        for child in list_children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
                 found[int(child.name)] = Step(int(child.name), str(child))
         if not storage.is_local(directory):
@@ -75,7 +75,7 @@ def steps_in(directory: str) -> list[Step]:
     return [found[number] for number in sorted(found)]
 
 
-def children(directory: str) -> list[epath.Path]:
+def list_children(directory: str) -> list[epath.Path]:
     """Returns the entries of a directory; empty only if the directory is empty or missing.
 
     Raises:
@@ -90,11 +90,11 @@ def children(directory: str) -> list[epath.Path]:
     except OSError as error:
         if error.errno in durability.NOTHING_THERE:
             return []
-        raise _barred(error, directory) from None
+        raise _disk_error(error, directory) from None
 
 
-def exists(path: epath.Path) -> bool:
-    """Returns True if a file or directory exists; raises the errors of ``children``."""
+def path_exists(path: epath.Path) -> bool:
+    """Returns True if a file or directory exists; raises the errors of ``list_children``."""
     if not storage.is_local(str(path)):
         return bool(path.exists())
     try:
@@ -102,11 +102,11 @@ def exists(path: epath.Path) -> bool:
     except OSError as error:
         if error.errno in durability.NOTHING_THERE:
             return False
-        raise _barred(error, str(path)) from None
+        raise _disk_error(error, str(path)) from None
     return True
 
 
-def _barred(error: OSError, path: str) -> Exception:
+def _disk_error(error: OSError, path: str) -> Exception:
     return durability.barred(error, path) or DiskAwayError(f"{path} cannot be read: {error}")
 
 
@@ -119,12 +119,12 @@ def is_checkpoint(path: epath.Path) -> bool:
     # were lost since.
     if storage.is_local(str(path)):
         marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
-    return any(exists(path / mark) for mark in marks)
+    return any(path_exists(path / mark) for mark in marks)
 
 
 def managers_below(logdir: str) -> list[str]:
-    """Returns the series at or right below ``logdir``; raises the errors of ``children``."""
-    below = sorted(str(c) for c in children(logdir) if c.name != REPLACED)
+    """Returns the series at or right below ``logdir``; raises the errors of ``list_children``."""
+    below = sorted(str(c) for c in list_children(logdir) if c.name != REPLACED)
     return [d for d in [str(epath.Path(logdir)), *below] if _holds_steps(d)]
 
 
@@ -139,7 +139,7 @@ def _holds_steps(directory: str) -> bool:
         raise
 
 
-def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
+def rank_steps(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
     """Returns (sequence number of the save, step, manifest), in the order of the saves.
 
     A step without a manifest follows the step before it.
@@ -159,7 +159,7 @@ def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | 
     """Returns the last saved step without a NaN, or None if no step is known to have none.
 
     Args:
-        steps: steps from ``ranked``.
+        steps: steps from ``rank_steps``.
     """
     sound = (
         step.number
@@ -242,7 +242,7 @@ def series_in(logdir: str) -> list[str]:
     own Saver, count only if no recorded series has a checkpoint.
 
     Raises:
-        UnavailableError, PermissionDeniedError: as ``children``.
+        UnavailableError, PermissionDeniedError: as ``list_children``.
     """
     own = [str(epath.Path(logdir) / name) for name in recorded_series(logdir)]
     return [directory for directory in own if steps_in(directory)] or managers_below(logdir)
@@ -250,8 +250,8 @@ def series_in(logdir: str) -> list[str]:
 
 def newest_first(logdir: str) -> list[Step]:
     """Returns the checkpoints of a log directory, the last saved first, or the checkpoint of a path."""
-    by_directory = [found for d in series_in(logdir) if (found := ranked(steps_in(d)))]
-    if not by_directory and (step := named(logdir)) is not None:
+    by_directory = [found for d in series_in(logdir) if (found := rank_steps(steps_in(d)))]
+    if not by_directory and (step := named_step(logdir)) is not None:
         return [step]
     by_directory.sort(key=lambda found: _saved_at(*found[-1][1:]), reverse=True)
     return [step for found in by_directory for _, step, _ in reversed(found)]
@@ -289,7 +289,7 @@ def newest_usable(
             try:
                 use(step)
             except UNUSABLE as error:
-                if not exists(epath.Path(step.path)):
+                if not path_exists(epath.Path(step.path)):
                     break
                 logging.error("a checkpoint is passed over: %s", error)
                 refused[step.path] = error
@@ -336,8 +336,10 @@ def check_files(step: Step) -> None:
 def _is_of_tensorflow(path: str) -> bool:
     """Returns True if TensorFlow's checkpoints lie in a directory, or begin with a path."""
     where, name = os.path.split(path.rstrip("/"))
-    beside = [c for c in children(where or ".") if c.name.startswith(f"{name}.")]
-    return any(re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*children(path), *beside])
+    beside = [c for c in list_children(where or ".") if c.name.startswith(f"{name}.")]
+    return any(
+        re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*list_children(path), *beside]
+    )
 
 
 def series_of(path: str) -> str:
@@ -363,11 +365,11 @@ def find_checkpoint(path: str) -> str | None:
         path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints,
             of which the newest is returned. Directories that plain Orbax saved into count too.
     """
-    step = named(path)
+    step = named_step(path)
     return step.path if step is not None else latest_checkpoint(path)
 
 
-def named(path: str) -> Step | None:
+def named_step(path: str) -> Step | None:
     """Returns the one checkpoint that a path names, in either spelling; None for a directory of checkpoints."""
     path = str(path).rstrip("/")
     match = re.fullmatch(r"(.+)[-/](\d+)", path)
@@ -385,9 +387,9 @@ def find_item(path: str) -> str:
         ValueError: The checkpoint has several items.
     """
     here = epath.Path(path)
-    if exists(here / ORBAX_TREE_FILE):
+    if path_exists(here / ORBAX_TREE_FILE):
         return str(here)
-    items = sorted(str(c) for c in children(path) if exists(c / ORBAX_TREE_FILE))
+    items = sorted(str(c) for c in list_children(path) if path_exists(c / ORBAX_TREE_FILE))
     if not items:
         raise DataLossError(
             f"{path} is damaged: it has no {ORBAX_TREE_FILE} and no item that has one"

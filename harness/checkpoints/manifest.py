@@ -188,7 +188,7 @@ class Manifest:
                     name for name in body.get("with_nan", ()) if name in body["variables"]
                 ),
             )
-            found._check()
+            found._check_values()
             return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):
@@ -197,7 +197,7 @@ class Manifest:
                 f"{where} is damaged: its manifest cannot be read ({error})"
             ) from error
 
-    def _check(self) -> None:
+    def _check_values(self) -> None:
         """Raises ValueError for values that are JSON but that no save writes."""
         arrays = self.variables.values()
         texts = [
@@ -265,7 +265,7 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
     if "://" in step_directory:
         # Each size costs a request there. Tensorstore checks the chunks that it reads.
         return []
-    return _problems(step_directory, manifest.files, look)
+    return _find_problems(step_directory, manifest.files, look)
 
 
 def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[str]:
@@ -285,10 +285,10 @@ def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[st
             else "it does not match its checksum"
         )
 
-    return _problems(step_directory, files, look)
+    return _find_problems(step_directory, files, look)
 
 
-def _problems(
+def _find_problems(
     step_directory: str, files: Sequence[CheckpointFile], look: Callable[[str, CheckpointFile], str]
 ) -> list[str]:
     problems = []

@@ -66,7 +66,7 @@ def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
             )
         found[variable] = place
     for name, parts in _by_key(found).items():
-        size = sum(math.prod(s.shape) for s in written(parts).values())
+        size = sum(math.prod(s.shape) for s in written_variables(parts).values())
         wholes = {s.full_shape for s in parts.values()}
         if len(wholes) > 1 or (len(parts) > 1 and size != math.prod(wholes.pop())):
             raise ValueError(f"At least two variables have the same name: {name}")
@@ -80,7 +80,7 @@ def _by_key(saved: Mapping[Variable, ArraySlice]) -> dict[str, dict[Variable, Ar
     return found
 
 
-def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
+def written_variables(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
     """Returns the variables to write: all but repeated slots.
 
     A slot such as a count has the same value for all parts of a variable, so the first slot is
@@ -103,14 +103,16 @@ def slices_of(
     """Returns the slices of variables: their devices, and the chunks of their arrays on disk."""
     placement = session.placement(list(saved))
     limit = STREAM_CHUNK_BYTES if stream else CHUNK_BYTES
-    chunks = {key: _chunk(list(parts.values()), limit) for key, parts in _by_key(saved).items()}
+    chunks = {
+        key: _chunk_shape(list(parts.values()), limit) for key, parts in _by_key(saved).items()
+    }
     return [
         VariableSlice(variable.spec, placement[variable], replace(place, chunk=chunks[place.key]))
         for variable, place in saved.items()
     ]
 
 
-def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
+def _chunk_shape(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
     """Returns the shape of an array's chunks.
 
     No chunk crosses the boundary of two slices, and most chunks have about ``limit`` bytes.
@@ -148,7 +150,7 @@ def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
     return found
 
 
-def match(
+def match_arrays(
     reader: CheckpointReader, saved: Mapping[Variable, ArraySlice], *, partial: bool
 ) -> dict[Variable, StoredArray]:
     """Pairs variables with the arrays of a checkpoint.

@@ -93,29 +93,29 @@ class Directory:
             DiskFullError: The disk is full.
             OpError: The save failed on a task.
         """
-        with self._lock, _quiet(), contextlib.ExitStack() as stack:
+        with self._lock, _without_log_lines(), contextlib.ExitStack() as stack:
             try:
                 if not self._cleaned:
-                    self._clean()
-                steps = layout.ranked(layout.steps_in(self.path))
+                    self._clean_up()
+                steps = layout.rank_steps(layout.steps_in(self.path))
                 sequence = {found.number: number for number, found, _ in steps}
                 kept = _Keep(retention, sequence, layout.newest_without_nan(steps))
-                manager = self._open(step, phases, kept)
+                manager = self._open_manager(step, phases, kept)
             except Exception as error:
-                raise _named(error, self.path) from None
+                raise _save_error(error, self.path) from None
             stack.callback(manager.close)
             self._cleaned = True
             manifest = phases.begin(max(sequence.values(), default=0) + 1)
             sequence[step] = manifest.sequence
-            displaced = self._displace(manager, step)
+            displaced = self._move_aside(manager, step)
             try:
-                self._write(manager, step, manifest)
+                self._write_step(manager, step, manifest)
             except BaseException as error:
-                reason = _named(error, self.path) if isinstance(error, Exception) else error
-                # ``_abandon`` closes the manager itself, because the close of a failed save may
+                reason = _save_error(error, self.path) if isinstance(error, Exception) else error
+                # ``_abandon_save`` closes the manager itself, because the close of a failed save may
                 # raise too.
                 stack.pop_all()
-                self._abandon(manager, displaced, fenced=isinstance(reason, AbortedError))
+                self._abandon_save(manager, displaced, fenced=isinstance(reason, AbortedError))
                 raise reason from None
             # The new checkpoint has no NaN, so the older one is not needed as the last sound one.
             if kept.spared not in (None, step) and not phases.with_nan:
@@ -124,9 +124,9 @@ class Directory:
                 except Exception as error:
                     # The next save deletes the step.
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
-            self._purge()
+            self._delete_leaving()
 
-    def _write(self, manager: ocp.CheckpointManager, step: int, manifest: Manifest) -> None:
+    def _write_step(self, manager: ocp.CheckpointManager, step: int, manifest: Manifest) -> None:
         """Saves a step and waits until the step is durable."""
         manager.save(
             step,
@@ -145,7 +145,7 @@ class Directory:
                 "written"
             )
 
-    def _open(self, step: int, phases: SaveJob, kept: _Keep) -> ocp.CheckpointManager:
+    def _open_manager(self, step: int, phases: SaveJob, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # An object store has no rename, so Orbax writes into the final directory there.
         final = str(epath.Path(self.path) / str(step))
@@ -176,7 +176,7 @@ class Directory:
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
 
-    def _clean(self) -> None:
+    def _clean_up(self) -> None:
         """Finishes deletions and replacements that a dead chief had begun."""
         if not storage.is_local(self.path):
             return
@@ -187,9 +187,9 @@ class Directory:
                 # returns.
                 if not os.path.exists(os.path.join(self.path, name)):
                     os.rename(os.path.join(replaced, name), os.path.join(self.path, name))
-        self._purge()
+        self._delete_leaving()
 
-    def _purge(self) -> None:
+    def _delete_leaving(self) -> None:
         if not storage.is_local(self.path):
             return
         leaving = [
@@ -203,7 +203,7 @@ class Directory:
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _displace(self, manager: ocp.CheckpointManager, step: int) -> str | None:
+    def _move_aside(self, manager: ocp.CheckpointManager, step: int) -> str | None:
         """Moves an older checkpoint of the same step aside, from where a failed save restores it."""
         for found in layout.steps_in(self.path):
             if found.number == step:
@@ -217,7 +217,7 @@ class Directory:
                 return aside
         return None
 
-    def _abandon(
+    def _abandon_save(
         self, manager: ocp.CheckpointManager, displaced: str | None, *, fenced: bool
     ) -> None:
         """Deletes the remains of a failed save.
@@ -297,7 +297,7 @@ def _temporary_path_class(phases: SaveJob) -> Any:
     return SyncedRename
 
 
-def _named(error: Exception, path: str) -> Exception:
+def _save_error(error: Exception, path: str) -> Exception:
     """Returns the error of a failed save: the first OpError in the chain, or the error of the disk."""
     cause: BaseException | None = error
     while cause is not None:
@@ -331,7 +331,7 @@ def open_directory(path: str) -> Directory:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_log_lines() -> Iterator[None]:
     """Suppresses the log lines of Orbax, about thirty for each save; failures are raised as errors."""
 
     def wanted(record: Any) -> bool:

@@ -47,19 +47,21 @@ class CheckpointReader:
         self.manifest: Manifest | None = read_manifest(path)
         if self.manifest is None and layout.is_ours(path):
             raise DataLossError(f"{path} is damaged: its manifest is missing")
-        tree = self._tree(item)
+        tree = self._read_tree(item)
         self.source = storage.Source(
-            item, layout.exists(epath.Path(item) / storage.STORE_FILE), bool(tree.get("use_zarr3"))
+            item,
+            layout.path_exists(epath.Path(item) / storage.STORE_FILE),
+            bool(tree.get("use_zarr3")),
         )
         if self.manifest is not None:
             found = list(self.manifest.variables.values())
         else:
-            found = list(self._foreign(tree))
+            found = list(self._foreign_arrays(tree))
         self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
         if (self.manifest is not None or self.source.ocdbt) and storage.is_local(item):
             _check_size(item, sum(s.nbytes for s in found))
 
-    def _tree(self, item: str) -> dict[str, Any]:
+    def _read_tree(self, item: str) -> dict[str, Any]:
         try:
             tree: dict[str, Any] = json.loads(
                 layout.text_of(epath.Path(item) / layout.ORBAX_TREE_FILE)
@@ -71,7 +73,7 @@ class CheckpointReader:
                 f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})"
             ) from error
 
-    def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
+    def _foreign_arrays(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
         paths = [
             [str(k["key"]) for k in entry["key_metadata"]]
             for entry in tree["tree_metadata"].values()
@@ -115,7 +117,7 @@ class CheckpointReader:
             DataLossError: The checkpoint is damaged, perhaps in a file of another array; see
                 ``verify``.
         """
-        stored = self.arrays.get(_plain(name))
+        stored = self.arrays.get(_without_output(name))
         if stored is None:
             raise NotFoundError(
                 f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}"
@@ -141,7 +143,7 @@ def _check_size(item: str, nbytes: int) -> None:
         )
 
 
-def _plain(name: str) -> str:
+def _without_output(name: str) -> str:
     return name.removesuffix(":0")
 
 
@@ -166,7 +168,7 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         except (OSError, DataLossError):
             # A step that was deleted at this moment has a newer successor, which the next round
             # finds.
-            if layout.exists(epath.Path(path)):
+            if layout.path_exists(epath.Path(path)):
                 raise
 
 

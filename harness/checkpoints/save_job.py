@@ -143,9 +143,9 @@ class SaveJob:
         # The process waits for this thread at its end, so the thread is no daemon. A daemon that
         # waits in tensorstore while the interpreter shuts down would end the process by SIGABRT.
         threads = concurrency.ThreadGroup(f"save of step {self.handle.step}", daemon=False)
-        threads.start(self._run, name="checkpoint-save")
+        threads.start(self._save_all, name="checkpoint-save")
 
-    def _run(self) -> None:
+    def _save_all(self) -> None:
         started = concurrency.monotonic()
         try:
             # The import takes a second, which only a process that saves spends.
@@ -174,7 +174,7 @@ class SaveJob:
     def _tell_divergence(self) -> None:
         """Warns of NaN in variables, again only when other variables have them."""
         if self.with_nan and self.with_nan != self.history.with_nan:
-            sound = layout.newest_without_nan(layout.ranked(layout.steps_in(self.series)))
+            sound = layout.newest_without_nan(layout.rank_steps(layout.steps_in(self.series)))
             logging.warning(
                 "training has diverged: in the checkpoint of step %d there are NaN in %s; %s",
                 self.handle.step,
@@ -210,9 +210,9 @@ class SaveJob:
     def write(self, item: str) -> Future[None]:
         """Starts to write: every task writes its variables into a store below a directory."""
         self._item = os.path.basename(item).partition(layout.TEMPORARY)[0]
-        return in_thread(lambda: self._write(item), "checkpoint-write")
+        return in_thread(lambda: self._write_arrays(item), "checkpoint-write")
 
-    def _write(self, item: str) -> None:
+    def _write_arrays(self, item: str) -> None:
         written = self._coordinator.write(self._snapshot, item, stream=self.stream)
         self._files = [replace(f, path=f"{self._item}/{f.path}") for f in written.files]
         self.with_nan = sorted(

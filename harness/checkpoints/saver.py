@@ -106,7 +106,7 @@ class Saver:
                 raise ValueError("No variables to save")
             self._saved = saved
 
-    def _variables(self, graph: Graph) -> dict[Variable, ArraySlice]:
+    def _find_variables(self, graph: Graph) -> dict[Variable, ArraySlice]:
         # The default graph belongs to a thread, and any thread may save.
         with graph.as_default():
             self.build()
@@ -115,7 +115,7 @@ class Saver:
 
     def not_saved(self, graph: Graph) -> list[Variable]:
         """Returns the global variables of a graph that are in no checkpoint of this Saver."""
-        saved = self._variables(graph)
+        saved = self._find_variables(graph)
         return [v for v in graph.get_collection(GraphKeys.GLOBAL_VARIABLES) if v not in saved]
 
     # -- saving ------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Saver:
         """
         started = concurrency.monotonic()
         sess = underlying(sess)
-        saved = self._variables(sess.graph)
+        saved = self._find_variables(sess.graph)
         if not saved:
             return None
         series = os.fspath(save_path).rstrip("/")
@@ -169,7 +169,7 @@ class Saver:
         job = SaveJob(
             sess,
             series,
-            names.written(saved),
+            names.written_variables(saved),
             stream=self._stream,
             retention=self._retention,
             history=self._history,
@@ -221,21 +221,21 @@ class Saver:
         if save_path is None:
             raise ValueError("Can't load save_path when it is None.")
         sess = underlying(sess)
-        if not self._variables(sess.graph):
+        if not self._find_variables(sess.graph):
             return
-        path = _found(save_path)
-        self._restore(sess, path, partial=partial, verify=verify)
+        path = _path_of_save(save_path)
+        self._restore_variables(sess, path, partial=partial, verify=verify)
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
-    def _restore(
+    def _restore_variables(
         self, sess: Session, path: str, *, partial: bool = False, verify: bool = True
     ) -> None:
-        saved = self._variables(sess.graph)
+        saved = self._find_variables(sess.graph)
         # The tasks may have been started in other directories.
         path = storage.absolute(path)
         reader = CheckpointReader(path)
-        pairs = names.match(reader, saved, partial=partial or self._partial)
+        pairs = names.match_arrays(reader, saved, partial=partial or self._partial)
         slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
         # Tasks read only files that tasks have written. Files of other programs may be packed.
@@ -293,7 +293,7 @@ class Saver:
         """
         sess = underlying(sess)
         step, refused = layout.newest_usable(
-            str(checkpoint_dir), lambda step: self._restore(sess, step.path)
+            str(checkpoint_dir), lambda step: self._restore_variables(sess, step.path)
         )
         if step is not None:
             self._series = layout.series_of(step.path)
@@ -341,12 +341,13 @@ class Saver:
         Raises:
             ValueError: There is no such checkpoint.
         """
-        manifest = read_manifest(_found(save_path))
+        manifest = read_manifest(_path_of_save(save_path))
         if manifest is None or not manifest.snapshot:
             return None
         sess = underlying(sess)
         return sess.checkpoint_coordinator.changed(
-            names.slices_of(sess, names.written(self._variables(sess.graph))), manifest.snapshot
+            names.slices_of(sess, names.written_variables(self._find_variables(sess.graph))),
+            manifest.snapshot,
         )
 
     # -- what there is -----------------------------------------------------------------------------------------
@@ -355,10 +356,10 @@ class Saver:
     def last_checkpoints(self) -> list[str]:
         """Paths of the checkpoints in the directory, oldest first, including those of earlier runs."""
         steps = [] if self._series is None else layout.steps_in(self._series)
-        return [step.path for _, step, _ in layout.ranked(steps)]
+        return [step.path for _, step, _ in layout.rank_steps(steps)]
 
 
-def _found(save_path: str) -> str:
+def _path_of_save(save_path: str) -> str:
     path = find_checkpoint(save_path)
     if path is None:
         raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")

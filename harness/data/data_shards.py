@@ -455,12 +455,12 @@ class Batches:
             if block == lease_table.END:
                 raise StopIteration
             self._left.extend(numbers)
-            if block == lease_table.WAIT and self._rest():
+            if block == lease_table.WAIT and self._await_others():
                 raise StopIteration
         self._waiting = False
         return self._shards.batch(self._left.popleft())
 
-    def _rest(self) -> bool:
+    def _await_others(self) -> bool:
         """Waits a moment for a batch of another worker; returns True if a stop was requested.
 
         Synchronous workers are informed first that no gradient of this worker will come.
@@ -519,10 +519,10 @@ class LeaseKeeper:
         if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()
-        keep = functools.partial(self._keep, sess, target, coord)
+        keep = functools.partial(self._keep_leases, sess, target, coord)
         return create_threads({self.name: keep}, self.name, coord, daemon=daemon, start=start)
 
-    def _keep(self, sess: rt.SessionLike, target: str, coord: Coordinator) -> None:
+    def _keep_leases(self, sess: rt.SessionLike, target: str, coord: Coordinator) -> None:
         records = RunRecords(target)
         while not coord.wait_for_stop(self._shards.lease_secs / 4):
             try:

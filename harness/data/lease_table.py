@@ -83,7 +83,7 @@ def marked(table: jax.Array, marks: jax.Array) -> jax.Array:
         marks: Marks, int32[slots], of ``mark``.
     """
     slots = table.shape[1]
-    laps = jax.lax.rem(jax.lax.div(_blocks(table), slots), _LAPS)
+    laps = jax.lax.rem(jax.lax.div(_block_numbers(table), slots), _LAPS)
     added = jnp.where(marks >> 16 == laps, marks & 0xFFFF, 0)
     return table.at[_MARKS].set(table[_MARKS] | added)
 
@@ -106,7 +106,7 @@ def leased(
         END when all blocks are done.
     """
     slots = table.shape[1]
-    first, numbers, owners, marks = _recycled(table, blocks, whole)
+    first, numbers, owners, marks = _recycle_slots(table, blocks, whole)
     to_do = (numbers < blocks) & (marks != jnp.where(numbers == blocks - 1, last, whole))
     # The block that the owner has comes first: a worker that asks again has lost the answer, not
     # the lease.
@@ -125,7 +125,7 @@ def leased(
     return after, jnp.stack([told, jnp.sum(jnp.where(chosen, marks, 0))])
 
 
-def _recycled(
+def _recycle_slots(
     table: jax.Array, blocks: jax.Array, whole: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Gives the slots of blocks that are done to the next blocks.
@@ -133,7 +133,7 @@ def _recycled(
     Returns the first block that is not done, and for each slot the number of its block, the owner
     and the marks.
     """
-    numbers = _blocks(table)
+    numbers = _block_numbers(table)
     slots = table.shape[1]
     # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
     first = jnp.min(
@@ -173,7 +173,7 @@ def validate(table: Array) -> None:
     assert not leases.size or 0 < leases.min() <= leases.max() <= count
 
 
-def _blocks(table: jax.Array) -> jax.Array:
+def _block_numbers(table: jax.Array) -> jax.Array:
     """Returns the number of the block in each slot, int32[slots]."""
     slots, first = table.shape[1], table[_HEAD, 0]
     return first + jax.lax.rem(

@@ -132,61 +132,69 @@ _GPUS_PER_WORKER = flags.DEFINE_integer(
 )
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse_flags(argv: list[str]) -> list[str]:
     """Returns the program's name and the command; a mistake ends the program with one line."""
     hint = "" if "--" in argv else "; the command to run goes after --"
     return exit_codes.parse_flags(argv, f"{LAUNCHER_NAME}: ", hint)
 
 
-def _refuse(reason: str) -> NoReturn:
+def _refuse_flags(reason: str) -> NoReturn:
     exit_codes.leave(exit_codes.CONFIGURATION, f"{LAUNCHER_NAME}: {reason}")
 
 
-def _check(command: list[str], argv: list[str]) -> None:
+def _check_flags(command: list[str], argv: list[str]) -> None:
     given = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not given:
-        _refuse(
+        _refuse_flags(
             "no command to run: write it after --, as in --ps=1 --workers=2 -- python -m "
             "models.mnist.trainer"
         )
     if command != given:
-        _refuse(
+        _refuse_flags(
             f"{command[0]} stands before --: the command to run goes after it, flags of the "
             "launcher before"
         )
     if claimed := claimed_flags(command):
-        _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
+        _refuse_flags(
+            f"{claimed[0]} is set by the launcher for every task: leave it out of the command"
+        )
     if bool(_PS_HOSTS.value) != (_FIRST_WORKER.value is not None):
-        _refuse(
+        _refuse_flags(
             "--ps_hosts and --first_worker go together: where the ps are, and the index of the "
             "first added worker"
         )
     if _PS_HOSTS.value and (_CHIEF.value or _EVALUATORS.value):
-        _refuse("--ps_hosts adds workers and nothing else: leave --chief and --evaluators out")
+        _refuse_flags(
+            "--ps_hosts adds workers and nothing else: leave --chief and --evaluators out"
+        )
     if any(
         argument.lstrip("-").partition("=")[0] == "exit_codes"
         for argument in command
         if argument[:1] == "-"
     ):
-        _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
+        _refuse_flags(
+            "--exit_codes goes before --: the launcher reads the plain codes of its tasks"
+        )
     if shutil.which(command[0]) is None:
-        _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
+        _refuse_flags(
+            f"{command[0]}: no such program: write one that is on PATH, or its path, after --"
+        )
     if _GPUS_PER_WORKER.value:
         try:
             gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), _WORKERS.value - 1, _GPUS_PER_WORKER.value)
         except ValueError as error:
-            _refuse(str(error))
+            _refuse_flags(str(error))
 
 
 def main(argv: list[str]) -> int:
     """Runs what the flags describe; returns the exit code."""
     exit_codes.use(_EXIT_CODES.value)
     command = argv[1:]
-    _check(command, sys.argv)
+    _check_flags(command, sys.argv)
     # If a guard is killed, the orphans of its task become children of this process, and end below.
     guard.become_subreaper()
     try:
-        run = _per_task if _PER_TASK.value else _local
+        run = _per_task if _PER_TASK.value else _run_local
         return exit_codes.translated(run(command))
     except OSError as error:
         print(f"{LAUNCHER_NAME}: cannot run the cluster: {error}", file=sys.stderr)
@@ -195,7 +203,7 @@ def main(argv: list[str]) -> int:
         guard.end_children()
 
 
-def _local(command: list[str]) -> int:
+def _run_local(command: list[str]) -> int:
     """Runs a cluster on this machine, or workers that join a running cluster."""
     added = _FIRST_WORKER.value or 0
     ps, chiefs = (0, 0) if added else (_PS.value, int(_CHIEF.value))
@@ -214,7 +222,7 @@ def _local(command: list[str]) -> int:
     ]
     numbers = {task: number for number, task in enumerate(tasks)}
     # Evaluators come last and need no port.
-    return _runner(
+    return _make_runner(
         command, topology, numbers, dict(zip(tasks, held, strict=False)), os.environ
     ).run()
 
@@ -239,7 +247,7 @@ def _per_task(command: list[str]) -> int:
         DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS)),
     }
     task = policy.LaunchTask(place.job, place.index)
-    runner = _runner(
+    runner = _make_runner(
         command,
         Topology(tuple(place.ps_hosts), tuple(place.worker_hosts)),
         {task: place.number},
@@ -278,7 +286,7 @@ def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
         )
 
 
-def _runner(
+def _make_runner(
     command: list[str],
     topology: Topology,
     tasks: Mapping[policy.LaunchTask, int],
@@ -312,7 +320,7 @@ def _runner(
 def run() -> None:
     """Runs the command ``bellwether-launch``. Ends the program with the exit code."""
     exit_codes.open_streams()
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=_parse_flags)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def become_subreaper() -> None:
 
 def end_children() -> None:
     """Kills and reaps every child of this process, until there is none left, adopted orphans included."""
-    while children := _children():
+    while children := _child_ids():
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -58,7 +58,7 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     guard = os.getpid()
     task = os.fork()
     if task == 0:
-        _become(command, guard)
+        _become_task(command, guard)
     # Guard and task both set the group, so that it exists whichever runs first.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(task, task)
@@ -77,7 +77,7 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     _end_as(os.waitstatus_to_exitcode(status))
 
 
-def _become(command: list[str], guard: int) -> NoReturn:
+def _become_task(command: list[str], guard: int) -> NoReturn:
     """Turns the forked child into the task."""
     try:
         os.setpgid(0, 0)
@@ -115,13 +115,13 @@ def signal_group(group: int, signum: int) -> None:
 
 def _reap_orphans(task: int) -> None:
     """Reaps adopted processes that ended, so that no zombies gather while the task runs."""
-    for pid in _children():
+    for pid in _child_ids():
         if pid != task:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
-def _children() -> list[int]:
+def _child_ids() -> list[int]:
     """Returns the ids of this process's children, zombies included.
 
     There are none without /proc.
@@ -129,12 +129,14 @@ def _children() -> list[int]:
     me = os.getpid()
     with contextlib.suppress(FileNotFoundError):
         return [
-            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _parent_id(pid) == me
         ]
     return []
 
 
-def _parent(pid: int) -> int | None:
+def _parent_id(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The name, in brackets, may hold anything; after its closing bracket come the state and

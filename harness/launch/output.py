@@ -32,26 +32,26 @@ class LineBuffer:
         """Adds `data`. Returns the lines that are complete now, without their ends."""
         self._pending += data
         *whole, rest = self._pending.split(b"\n")
-        lines = [piece for line in whole for piece in _wrapped(line)]
-        *early, last = _wrapped(rest) if len(rest) > MAX_LINE_BYTES else [rest]
+        lines = [piece for line in whole for piece in _cut_pieces(line)]
+        *early, last = _cut_pieces(rest) if len(rest) > MAX_LINE_BYTES else [rest]
         self._pending = bytearray(last)
-        return self._remember([_clean(line) for line in lines + early])
+        return self._remember_lines([_clean_line(line) for line in lines + early])
 
     def flush(self) -> list[str]:
         """Returns the rest, a line without an end, if there is one."""
         rest, self._pending = self._pending, bytearray()
-        return self._remember([_clean(rest)] if rest else [])
+        return self._remember_lines([_clean_line(rest)] if rest else [])
 
-    def _remember(self, lines: list[str]) -> list[str]:
+    def _remember_lines(self, lines: list[str]) -> list[str]:
         self.tail.extend(lines)
         return lines
 
 
-def _wrapped(line: bytearray) -> list[bytearray]:
+def _cut_pieces(line: bytearray) -> list[bytearray]:
     return [line[at : at + MAX_LINE_BYTES] for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
 
 
-def _clean(line: bytearray) -> str:
+def _clean_line(line: bytearray) -> str:
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
@@ -70,7 +70,7 @@ class Printer:
         """Prepares prefixes for all `names` that will come. Their order gives the colours."""
         # A buffered stream would write again what has failed.
         self._stream = getattr(stream, "raw", stream)
-        self._prefixes = {name: _prefix(name, names, colour) for name in names}
+        self._prefixes = {name: _make_prefix(name, names, colour) for name in names}
         self.failure = self.last = ""
 
     def shares_output_with(self, other: "Printer") -> bool:
@@ -106,7 +106,7 @@ class Printer:
             self.failure, self.last = "", name
 
 
-def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
+def _make_prefix(name: str, names: Sequence[str], colour: bool) -> str:
     text = f"{name:<{max(map(len, names))}} |"
     return (
         f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{text}\x1b[0m "

@@ -50,7 +50,7 @@ class ForAllError(RuntimeError):
     """A mistake that every task of the step finds. Only the first task reports it."""
 
 
-def _step(tasks: int, asked: str) -> None:
+def _check_step(tasks: int, asked: str) -> None:
     """Checks that this process is a task of a Slurm step of so many tasks.
 
     Raises:
@@ -99,7 +99,7 @@ def in_slurm(
     """
     jobs = {WORKER: workers} if ps_hosts else {PS: ps, WORKER: workers}
     environ = dict(os.environ)
-    _step(
+    _check_step(
         sum(jobs.values()),
         " ".join(f"--{job}{'s' * (job == WORKER)}={count}" for job, count in jobs.items()),
     )
@@ -111,7 +111,7 @@ def in_slurm(
     # This call also gives the task its GPUs, by CUDA_VISIBLE_DEVICES of this process.
     cluster = resolver.cluster_spec()
     job, index = resolver.task_type, resolver.task_id
-    # `_step` has seen that there are as many tasks as ranks.
+    # `_check_step` has seen that there are as many tasks as ranks.
     assert job is not None and index is not None
     hosts = {
         name: tuple(cluster.task_address(name, number) for number in range(count))

@@ -233,7 +233,7 @@ def react(
             state = _on_signal(state, signum, starting, now, options, out)
         case Tick():
             state = _on_tick(state, now, out)
-    return _advance(state, now, options, out), tuple(out)
+    return _enter_next_stage(state, now, options, out), tuple(out)
 
 
 def _on_exit(
@@ -248,10 +248,10 @@ def _on_exit(
     # A task that survived SIGKILL was given up. Its end comes late and changes nothing.
     if was.phase is not TaskPhase.RUNNING:
         return state
-    if (task.job in _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
+    if (task.job in _first_jobs(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
         if state.signal_code is not None and options.per_task:
             state = replace(state, signal_code=exit_code_of(returncode))
-        return _with(state, task, replace(was, phase=TaskPhase.DONE))
+        return _with_task(state, task, replace(was, phase=TaskPhase.DONE))
     # A task that ran for a while has shown that it can run, so its earlier failures are forgiven.
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
     # A ps that leaves with 0 while others need it has failed too.
@@ -269,7 +269,7 @@ def _on_exit(
         again = LaunchedTask(
             TaskPhase.WAITING, was.attempt + 1, restarts + counts, since=now + pause
         )
-        return _with(state, task, again)
+        return _with_task(state, task, again)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
     if row.retry is exit_codes.Retry.NEVER:
         after = f" ({row.name}: it would end so again)"
@@ -291,7 +291,7 @@ def _on_failure(
         ShowTail(task),
         LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}"),
     ]
-    state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
+    state = _with_task(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
     state = replace(state, failure=state.failure or Failure(task, code, fatal, why))
     return _stop_first(state, frozenset(state.tasks), now, options, out) if fatal else state
 
@@ -307,7 +307,7 @@ def _on_signal(
     name = signal.Signals(signum).name
     if state.signal_code is not None:
         out.append(LogLine(f"{name} again: killing every task"))
-        return _kill(state, _running(state), now, out)
+        return _kill_tasks(state, _running_tasks(state), now, out)
     state = replace(state, signal_code=128 + signum)
     both = "the workers, then the ps tasks"
     who = both if len(state.tasks) > 1 else str(next(iter(state.tasks)))
@@ -315,7 +315,7 @@ def _on_signal(
         LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}")
     )
     # A ps is told to leave: it has no work that could be interrupted.
-    interrupts = signum == signal.SIGINT and _first(state) != (PS,) and not options.joins
+    interrupts = signum == signal.SIGINT and _first_jobs(state) != (PS,) and not options.joins
     # While JAX is imported, Python loses most KeyboardInterrupts: they are raised within a callback
     # of the garbage collector, which discards them. SIGTERM ends such a task at once, and without a
     # traceback.
@@ -323,43 +323,45 @@ def _on_signal(
     if state.stage is RunStage.RUNNING:
         return _stop_first(state, terminated, now, options, out)
     if state.stage is RunStage.STOPPING_WORKERS:
-        out += _stops(state, terminated)
+        out += _stop_signals(state, terminated)
     return state
 
 
 def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchState:
     for task, was in state.tasks.items():
         if was.phase is TaskPhase.WAITING and was.since <= now:
-            state = _with(state, task, replace(was, phase=TaskPhase.RUNNING, since=now))
+            state = _with_task(state, task, replace(was, phase=TaskPhase.RUNNING, since=now))
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
     # The ps tasks have not been told to stop yet while workers are stopped, so they are not late.
-    late = _running(state, *(_first(state) if state.stage is RunStage.STOPPING_WORKERS else ()))
+    late = _running_tasks(
+        state, *(_first_jobs(state) if state.stage is RunStage.STOPPING_WORKERS else ())
+    )
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:
         out.append(LogLine(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
-        return _kill(state, stubborn, now, out)
+        return _kill_tasks(state, stubborn, now, out)
     out.append(LogLine(f"{', '.join(map(str, late))} could not be killed: left to the system"))
     for task in late:
-        state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
+        state = _with_task(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
     return state
 
 
-def _advance(
+def _enter_next_stage(
     state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
     """Enters the next stage when no task keeps the cluster in the present stage."""
-    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(
-        state, *_awaited(state)
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _any_alive(
+        state, *_awaited_jobs(state)
     ):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got, as in _on_signal.
-        terminated = [task for task in _running(state, PS) if task not in state.killed]
+        terminated = [task for task in _running_tasks(state, PS) if task not in state.killed]
         out += [Send(task, signal.SIGTERM) for task in terminated]
-        waits = terminated or _running(state, EVALUATOR)
+        waits = terminated or _running_tasks(state, EVALUATOR)
         state = replace(state, deadline=now + (options.grace_secs if waits else KILL_GRACE_SECS))
-    if state.stage is RunStage.STOPPING_PS and not _running(state):
+    if state.stage is RunStage.STOPPING_PS and not _running_tasks(state):
         state = replace(state, stage=RunStage.FINISHED, deadline=None)
     return state
 
@@ -372,25 +374,25 @@ def _stop_first(
     out: list[Instruction],
 ) -> LaunchState:
     """Stops the tasks of the first jobs: `terminated` by SIGTERM, the others by SIGINT."""
-    out += _stops(state, terminated)
+    out += _stop_signals(state, terminated)
     return replace(
         _drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs
     )
 
 
-def _stops(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instruction]:
-    tasks = _running(state, *_first(state))
+def _stop_signals(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instruction]:
+    tasks = _running_tasks(state, *_first_jobs(state))
     return [Send(task, signal.SIGTERM if task in terminated else signal.SIGINT) for task in tasks]
 
 
-def _kill(
+def _kill_tasks(
     state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]
 ) -> LaunchState:
     out += [Send(task, signal.SIGKILL) for task in tasks]
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
-def _first(state: LaunchState) -> tuple[str, ...]:
+def _first_jobs(state: LaunchState) -> tuple[str, ...]:
     """Returns the jobs that are stopped first.
 
     Trainers and evaluators may need the ps, which come first only alone.
@@ -399,12 +401,12 @@ def _first(state: LaunchState) -> tuple[str, ...]:
     return jobs if any(task.job in jobs for task in state.tasks) else (PS,)
 
 
-def _awaited(state: LaunchState) -> tuple[str, ...]:
+def _awaited_jobs(state: LaunchState) -> tuple[str, ...]:
     """Returns the jobs whose tasks keep the run alive: the trainers, or all first jobs where there is no trainer."""
-    return TRAINERS if any(task.job in TRAINERS for task in state.tasks) else _first(state)
+    return TRAINERS if any(task.job in TRAINERS for task in state.tasks) else _first_jobs(state)
 
 
-def _alive(state: LaunchState, *jobs: str) -> bool:
+def _any_alive(state: LaunchState, *jobs: str) -> bool:
     return any(
         t.job in jobs and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING)
         for t, was in state.tasks.items()
@@ -414,11 +416,11 @@ def _alive(state: LaunchState, *jobs: str) -> bool:
 def _drop_waiting(state: LaunchState) -> LaunchState:
     for task, was in state.tasks.items():
         if was.phase is TaskPhase.WAITING:
-            state = _with(state, task, replace(was, phase=TaskPhase.DONE))
+            state = _with_task(state, task, replace(was, phase=TaskPhase.DONE))
     return state
 
 
-def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
+def _running_tasks(state: LaunchState, *jobs: str) -> list[LaunchTask]:
     """Returns the running tasks of some jobs, or of all jobs."""
     return [
         task
@@ -427,7 +429,7 @@ def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
     ]
 
 
-def _with(state: LaunchState, task: LaunchTask, new: LaunchedTask) -> LaunchState:
+def _with_task(state: LaunchState, task: LaunchTask, new: LaunchedTask) -> LaunchState:
     return replace(state, tasks={**state.tasks, task: new})
 
 

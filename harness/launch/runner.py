@@ -116,20 +116,20 @@ class Runner:
         """
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
             # An error of the launcher itself leaves no task behind either.
-            at_end.callback(self._abandon)
+            at_end.callback(self._end_tasks)
             self._selector.register(wake, selectors.EVENT_READ)
             if PER_TASK_VARIABLE not in self._environ:
                 for line in watching(self._topology, self._command):
-                    self._log(line)
+                    self._log_line(line)
             state, instructions = policy.begin(self._tasks, time.monotonic())
-            self._follow(instructions)
+            self._follow_instructions(instructions)
             while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
-                for event in (*self._received(wake), *self._ended(), policy.Tick()):
+                for event in (*self._stop_events(wake), *self._end_events(), policy.Tick()):
                     state, instructions = policy.react(
                         state, event, time.monotonic(), self._options
                     )
-                    self._follow(instructions)
+                    self._follow_instructions(instructions)
             self.failure = state.failure
             return state.exit_code
 
@@ -140,35 +140,35 @@ class Runner:
             if key.data is not None:
                 task: LaunchTask = key.data
                 lines, more = self._processes[task].read()
-                self._show(task, lines)
+                self._show_lines(task, lines)
                 if not more:
                     self._selector.unregister(key.fileobj)
 
-    def _received(self, wake: socket.socket) -> list[Event]:
+    def _stop_events(self, wake: socket.socket) -> list[Event]:
         """Returns the stop signals since the last call."""
         with contextlib.suppress(BlockingIOError):
             signums = wake.recv(_READ_BYTES)
             stops = [signum for signum in signums if signum in STOP_SIGNALS]
-            starting = self._starting() if stops else frozenset()
+            starting = self._starting_tasks() if stops else frozenset()
             return [policy.Interrupted(signum, starting) for signum in stops]
         return []
 
-    def _starting(self) -> frozenset[LaunchTask]:
+    def _starting_tasks(self) -> frozenset[LaunchTask]:
         """Returns the tasks without a listening process at their port."""
         return frozenset(
             task for task in self._processes if not listens(self._topology.address(task))
         )
 
-    def _ended(self) -> Iterator[Event]:
+    def _end_events(self) -> Iterator[Event]:
         """Yields the ends of tasks since the last call, after showing all their output."""
         for task, process in list(self._processes.items()):
             returncode = process.popen.poll()
             if returncode is not None:
-                self._show(task, process.read_rest())
-                self._forget(task)
+                self._show_lines(task, process.read_rest())
+                self._forget_task(task)
                 yield policy.Exited(task, returncode)
 
-    def _show(self, task: LaunchTask, lines: Sequence[str]) -> None:
+    def _show_lines(self, task: LaunchTask, lines: Sequence[str]) -> None:
         if self._reader_left:
             return
         before = self._tasks_out.failure
@@ -178,31 +178,31 @@ class Runner:
             # SIGPIPE would end any other program here; this one ends in order, by the way that a
             # signal takes.
             self._reader_left = True
-            self._log("nobody reads the output any more")
+            self._log_line("nobody reads the output any more")
             signal.raise_signal(signal.SIGTERM)
         if self._tasks_out.failure and not before:
-            self._log(
+            self._log_line(
                 f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, "
                 "their lines are lost"
                 " until there is room"
             )
 
-    def _log(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._messages.write(LAUNCHER_NAME, [text])
 
-    def _follow(self, instructions: Iterable[Instruction]) -> None:
+    def _follow_instructions(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case policy.Start(task, attempt):
-                    self._start(task, attempt)
+                    self._start_task(task, attempt)
                 case policy.Send(task, signum):
                     # Several tasks may end at once; the policy hears of one after the other.
                     if task in self._processes:
                         kind = guard.KILL_SIGNAL if signum == signal.SIGKILL else signum
                         self._processes[task].popen.send_signal(kind)
                 case policy.LogLine(text):
-                    self._log(text)
+                    self._log_line(text)
                 case policy.ShowTail(task):
                     if self._tasks_out.last == str(task) and self._tasks_out.shares_output_with(
                         self._messages
@@ -210,11 +210,13 @@ class Runner:
                         # The lines are on the screen, with no line of another task below them.
                         continue
                     tail = self._lines[task].tail
-                    self._log(f"the last lines of {task}:" if tail else f"{task} wrote nothing")
+                    self._log_line(
+                        f"the last lines of {task}:" if tail else f"{task} wrote nothing"
+                    )
                     with contextlib.suppress(BrokenPipeError):
                         self._messages.write(str(task), list(tail))
 
-    def _start(self, task: LaunchTask, attempt: int) -> None:
+    def _start_task(self, task: LaunchTask, attempt: int) -> None:
         if task in self._held:
             # The socket has kept the port free until now. It is closed just before the task binds
             # the port.
@@ -237,14 +239,14 @@ class Runner:
         process = self._processes[task] = _Process(popen, self._lines[task])
         self._selector.register(process.output, selectors.EVENT_READ, task)
 
-    def _forget(self, task: LaunchTask) -> None:
+    def _forget_task(self, task: LaunchTask) -> None:
         process = self._processes.pop(task)
         # The output may have ended before the process, and is not registered then.
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.output)
         process.output.close()
 
-    def _abandon(self) -> None:
+    def _end_tasks(self) -> None:
         """Ends the tasks that still run after an error of the launcher itself.
 
         After an orderly end there are none.
@@ -258,7 +260,7 @@ class Runner:
                 process.popen.wait(policy.KILL_GRACE_SECS)
             except subprocess.TimeoutExpired:
                 process.popen.kill()
-            self._forget(task)
+            self._forget_task(task)
 
 
 @contextlib.contextmanager

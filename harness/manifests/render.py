@@ -93,17 +93,19 @@ def _render_job(
     engine: str, request: ClusterRequest, job: str, values: Mapping[str, object]
 ) -> str:
     is_ps = job == PS
-    environment = [_variable(name, value) for name, value in request.environment(job).items()]
+    environment = [
+        _environment_line(name, value) for name, value in request.environment(job).items()
+    ]
     if engine == "jobset":
         count = f"1x{request.workers}+" if request.elastic else request.workers
-        environment += [_variable("BELLWETHER_JOBS", f"{PS}={request.ps},{WORKER}={count}")]
+        environment += [_environment_line("BELLWETHER_JOBS", f"{PS}={request.ps},{WORKER}={count}")]
         labels = {
             name: f"metadata.labels['jobset.sigs.k8s.io/{label}']"
             for name, label in _JOBSET_LABELS.items()
         }
-        environment += [_variable(name, path=path) for name, path in labels.items()]
+        environment += [_environment_line(name, path=path) for name, path in labels.items()]
     elif engine == "statefulset" and is_ps:
-        environment.insert(0, _variable("TASK_INDEX", path=_POD_INDEX))
+        environment.insert(0, _environment_line("TASK_INDEX", path=_POD_INDEX))
     own: dict[str, object] = {
         "job": job,
         "kind": _KINDS[job],
@@ -114,7 +116,7 @@ def _render_job(
         "container": "tensorflow" if engine == "tfjob" else "bellwether",
         "port": "tfjob-port" if engine == "tfjob" else "grpc",
         "command": "\n".join(
-            f"- {json.dumps(argument)}" for argument in _arguments(engine, request, job)
+            f"- {json.dumps(argument)}" for argument in _job_arguments(engine, request, job)
         ),
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
@@ -130,7 +132,7 @@ def _render_job(
     )
 
 
-def _arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
+def _job_arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
     """Returns the command of the tasks of a job."""
     if engine != "statefulset":
         return request.arguments(engine)
@@ -147,7 +149,7 @@ def _arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
     return request.arguments("jobset", *flags)
 
 
-def _variable(name: str, value: str = "", path: str = "") -> str:
+def _environment_line(name: str, value: str = "", path: str = "") -> str:
     """Returns a line of ``env``: a variable with a value, or with that of a field of its pod."""
     if path:
         return f"- {{name: {name}, valueFrom: {{fieldRef: {{fieldPath: {json.dumps(path)}}}}}}}"

@@ -114,19 +114,19 @@ class StandardSeries:
         self._writer = writer
         self._silent: set[str] = set()
         writer.add_layout(LAYOUT)
-        self._sample()
+        self._sample_tasks()
 
     def write(self, step: int) -> dict[str, float]:
         """Samples every task, writes a point of each series at ``step``, and returns the points: tag -> value."""
         found: dict[str, float] = {}
-        for state in self._sample():
+        for state in self._sample_tasks():
             if state.report is not None and state.report.task == state.task:
                 found |= scalars(state.report, state.figures)
         if found:
             self._writer.add_scalars(found, step)
         return found
 
-    def _sample(self) -> list[TaskStatus]:
+    def _sample_tasks(self) -> list[TaskStatus]:
         states = self._sampler.sample()
         silent = {state.task for state in states if state.report is None}
         if gone := silent - self._silent:

@@ -123,11 +123,13 @@ def configure_logging(task: str, as_json: bool = False) -> None:
 @contextlib.contextmanager
 def watched(server: rt.Server) -> Iterator[None]:
     """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs."""
-    with watched_at(server, _flag("metrics_port"), _flag("log_json"), _flag("metrics_host")):
+    with watched_at(
+        server, _flag_value("metrics_port"), _flag_value("log_json"), _flag_value("metrics_host")
+    ):
         yield
 
 
-def _flag(name: str) -> Any:
+def _flag_value(name: str) -> Any:
     """Returns the value of a flag, or its default in a program that parses no flags (argparse, Hydra, a notebook)."""
     return FLAGS[name].value
 
@@ -192,13 +194,13 @@ class StepProfiler:
         self._first = first
         self._end = end
         self._directory = directory
-        self._profile = self._run()
+        self._profile = self._profile_steps()
         next(self._profile)
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
         """Makes the profiler of ``--profile_steps``; arguments and errors as in ``from_text``."""
-        return cls.from_text(_flag("profile_steps"), directory, here)
+        return cls.from_text(_flag_value("profile_steps"), directory, here)
 
     @classmethod
     def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:
@@ -236,7 +238,7 @@ class StepProfiler:
         except StopIteration:
             return
 
-    def _run(self) -> Generator[None, int, None]:
+    def _profile_steps(self) -> Generator[None, int, None]:
         """Receives the global step before each step; the profile runs from its first step to its end, or ``close``."""
         step = yield
         if step >= self._end:

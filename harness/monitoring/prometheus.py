@@ -126,7 +126,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
             super().process_request(request, client_address)
         except BaseException:
             # The process may have too many threads.
-            self._over(request)
+            self._end_request(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -141,9 +141,9 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                     return
             super().process_request_thread(request, client_address)
         finally:
-            self._over(request)
+            self._end_request(request)
 
-    def _over(self, request: socket.socket) -> None:
+    def _end_request(self, request: socket.socket) -> None:
         with self._lock:
             del self._begun[request]
         self._free.release()
@@ -165,7 +165,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         logging.debug("a request for figures from %s failed", client_address, exc_info=True)
 
 
-def _guarded(
+def _guard_app(
     app: WSGIApplication, bearer: str | None, refuse: Callable[[str, str | Exception], None]
 ) -> WSGIApplication:
     """Returns an application that requires a bearer token, if there is a token."""
@@ -221,7 +221,7 @@ class MetricsServer:
                 )
             if server.certificates is not None:
                 tls = server.certificates.server_context
-            app = _guarded(app, security.bearer(), server.tell_refused)
+            app = _guard_app(app, security.bearer(), server.tell_refused)
         self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
         self._threads = concurrency.ThreadGroup(f"figures of {server.task} for Prometheus")

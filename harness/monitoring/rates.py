@@ -67,14 +67,14 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     # Pipelined steps overlap their parts, so the parts have no times of their own.
     if grown.get("compute_seconds_total", 0.0) <= 0:
         found = {figure: value for figure, value in found.items() if figure not in _PARTS}
-    found |= _staleness(behind)
+    found |= _staleness_figures(behind)
     if values.get("calls_total"):
         found["queue_depth"] = values["queue_depth_max"]
     found["cpu_percent"] = grown.get("cpu_seconds_total", 0.0) / seconds * 100
     return found
 
 
-def _staleness(behind: Sequence[int]) -> dict[str, float]:
+def _staleness_figures(behind: Sequence[int]) -> dict[str, float]:
     """Returns the mean and the maximum of the steps that updates were behind; nothing without updates."""
     late = [steps for steps, count in enumerate(behind) if count]
     if not late:
@@ -113,11 +113,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     rows = [[rt.lowlevel.printable(cell) for cell in row] for row in rows]
     numbers = number_columns(rows)
     columns = [
-        _aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))
+        _align_column(column, number in numbers)
+        for number, column in enumerate(zip(*rows, strict=True))
     ]
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
-def _aligned(column: Sequence[str], right: bool) -> list[str]:
+def _align_column(column: Sequence[str], right: bool) -> list[str]:
     width = max(map(len, column))
     return [cell.rjust(width) if right else cell.ljust(width) for cell in column]

@@ -75,7 +75,9 @@ class Sampler:
 
         def probe(tasks: Mapping[str, str]) -> list[TaskStatus]:
             answers = concurrency.call_all(
-                lambda task: self._probe(task, tasks[task], variables, threads), tasks, "probe of"
+                lambda task: self._probe_task(task, tasks[task], variables, threads),
+                tasks,
+                "probe of",
             )
             return [answer.result() for answer in answers.values()]
 
@@ -86,7 +88,7 @@ class Sampler:
         }
         states = probe(named)
         found = concurrency.call_all(
-            lambda i: self._record(states[i]), range(len(states)), "run record of"
+            lambda i: self._read_record(states[i]), range(len(states)), "run record of"
         )
         records = [record for answer in found.values() if (record := answer.result())]
         joined = {
@@ -96,7 +98,7 @@ class Sampler:
             if task not in named
         }
         states += probe(dict(sorted(joined.items(), key=lambda item: (len(item[0]), item[0]))))
-        fates = _fates(records, joined)
+        fates = _find_fates(records, joined)
         return [
             replace(state, report=None, problem="", fate=fates[state.task])
             if state.task in fates and (state.report is None or state.report.task != state.task)
@@ -104,7 +106,7 @@ class Sampler:
             for state in states
         ]
 
-    def _probe(self, task: str, address: str, variables: bool, threads: bool) -> TaskStatus:
+    def _probe_task(self, task: str, address: str, variables: bool, threads: bool) -> TaskStatus:
         try:
             report = rt.probe(
                 address,
@@ -114,7 +116,7 @@ class Sampler:
                 security=self._security,
             )
         except rt.OpError as error:
-            return TaskStatus(task, address, None, explain(error, self._answer_secs))
+            return TaskStatus(task, address, None, explain_error(error, self._answer_secs))
         now, (before, at) = concurrency.monotonic(), self._before.get(task, (None, 0.0))
         self._before[task] = (report, now)
         secs = concurrency.wall_time() - report.started_unix_secs if before is None else now - at
@@ -125,7 +127,7 @@ class Sampler:
             problem = "knows another cluster"
         return TaskStatus(task, address, report, problem, figures=figures(before, report, secs))
 
-    def _record(self, state: TaskStatus) -> rt.lowlevel.RunRecordView | None:
+    def _read_record(self, state: TaskStatus) -> rt.lowlevel.RunRecordView | None:
         """Returns the run record of a task; None for a task without variables."""
         if state.report is None or not state.report.values.get("variables"):
             return None
@@ -139,7 +141,9 @@ class Sampler:
             return None
 
 
-def _fates(records: Sequence[rt.lowlevel.RunRecordView], joined: Iterable[str]) -> dict[str, str]:
+def _find_fates(
+    records: Sequence[rt.lowlevel.RunRecordView], joined: Iterable[str]
+) -> dict[str, str]:
     """Returns the reasons, by task, why tasks need not answer.
 
     A silent task of the cluster definition is missing, so only tasks that have joined besides are
@@ -158,7 +162,7 @@ def _fates(records: Sequence[rt.lowlevel.RunRecordView], joined: Iterable[str]) 
     return fates | {task: "left" for record in records for task in record.left}
 
 
-def explain(error: rt.OpError, answer_secs: float) -> str:
+def explain_error(error: rt.OpError, answer_secs: float) -> str:
     """Returns why a task is not up, by the error of its probe."""
     if isinstance(error, rt.DeadlineExceededError):
         return f"silent for {answer_secs:g} s"

@@ -25,7 +25,7 @@ from harness import exit_codes
 from harness.command_line import Parser
 from harness.launch.output import wants_colour
 from harness.monitoring.rates import sizes, table
-from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus, explain
+from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus, explain_error
 from runtime import concurrency
 
 _COLUMNS = {
@@ -65,22 +65,22 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
 
 def as_rows(states: list[TaskStatus], now: float) -> list[list[str]]:
     """Returns the table of tasks, with its heading."""
-    return [["TASK", "STATE", *_COLUMNS], *(_row(state, now) for state in states)]
+    return [["TASK", "STATE", *_COLUMNS], *(_task_row(state, now) for state in states)]
 
 
-def _row(state: TaskStatus, now: float) -> list[str]:
+def _task_row(state: TaskStatus, now: float) -> list[str]:
     report = state.report
     if report is None:
         return [state.task, state.fate or state.problem, *[""] * len(_COLUMNS)]
     values = report.values
-    notes = [f"up {_duration(now - report.started_unix_secs)}"]
+    notes = [f"up {_format_duration(now - report.started_unix_secs)}"]
     if values.get("backup_usable") == 0:
         # A ps that has lost its backup trains on. The figure is absent without backups.
         notes.append("no backup")
     if values.get("insecure"):
         notes.append("insecure")
     if values.get("certificate_near_end"):
-        notes.append(f"certificate ends in {_duration(values['certificate_left_seconds'])}")
+        notes.append(f"certificate ends in {_format_duration(values['certificate_left_seconds'])}")
     if state.problem:
         notes.append(state.problem)
     shown: dict[str, float | str] = {
@@ -90,10 +90,14 @@ def _row(state: TaskStatus, now: float) -> list[str]:
         "variable_size": sizes(values.get("variable_bytes", 0)),
         "incarnation": f"{report.incarnation:016x}"[:8],
     }
-    return [state.task, ", ".join(notes), *(_cell(form, shown) for form in _COLUMNS.values())]
+    return [
+        state.task,
+        ", ".join(notes),
+        *(_format_cell(form, shown) for form in _COLUMNS.values()),
+    ]
 
 
-def _cell(form: str, shown: Mapping[str, float | str]) -> str:
+def _format_cell(form: str, shown: Mapping[str, float | str]) -> str:
     try:
         return form.format_map(shown)
     except KeyError:
@@ -101,7 +105,7 @@ def _cell(form: str, shown: Mapping[str, float | str]) -> str:
         return ""
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     seconds = max(0, round(seconds))
     hours, rest = divmod(seconds, 3600)
     minutes, secs = divmod(rest, 60)
@@ -116,7 +120,7 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
     for state in states:
         for v in state.report.variables if state.report else ():
             name = f"{v.container}:{v.name}" if v.container else v.name
-            nbytes = _bytes(v.dtype, v.shape)
+            nbytes = _variable_bytes(v.dtype, v.shape)
             shown = "" if nbytes is None else sizes(nbytes)
             rows.append(
                 [name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown]
@@ -124,7 +128,7 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
     return [rows[0], *sorted(rows[1:])]
 
 
-def _bytes(dtype: rt.lowlevel.DType, shape: Sequence[int]) -> int | None:
+def _variable_bytes(dtype: rt.lowlevel.DType, shape: Sequence[int]) -> int | None:
     """Returns the bytes of a variable's elements; None for strings, which have no fixed size."""
     return None if dtype.hasobject else dtype.itemsize * math.prod(shape)
 
@@ -152,7 +156,7 @@ def as_json(states: list[TaskStatus]) -> dict[str, object]:
             del report["cluster"]
             report["incarnation"] = f"{report['incarnation']:016x}"
             for variable in report["variables"]:
-                variable["bytes"] = _bytes(variable["dtype"], variable["shape"])
+                variable["bytes"] = _variable_bytes(variable["dtype"], variable["shape"])
                 variable["dtype"] = rt.lowlevel.dtype_name(variable["dtype"])
             entry |= report
         tasks.append(entry)
@@ -164,7 +168,7 @@ def is_whole(states: list[TaskStatus]) -> bool:
     return all(not state.problem for state in states)
 
 
-def _colour(state: TaskStatus) -> int:
+def _row_colour(state: TaskStatus) -> int:
     """Returns the ANSI colour of a task's row: green, yellow, red, or grey where the task is done or gone."""
     if state.problem:
         return 31
@@ -179,7 +183,7 @@ def _colour(state: TaskStatus) -> int:
     return 33 if doubtful else 32
 
 
-def _lines(
+def _screen_lines(
     states: list[TaskStatus], variables: bool, threads: bool, width: int | None
 ) -> list[str]:
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
@@ -190,7 +194,7 @@ def _lines(
     if threads:
         lines += ["", *table(thread_rows(states)).splitlines()]
     lines += [
-        f"{state.task}, {_duration(now - state.report.last_error_unix_secs)} ago: "
+        f"{state.task}, {_format_duration(now - state.report.last_error_unix_secs)} ago: "
         f"{rt.lowlevel.printable(state.report.last_error)}"
         for state in states
         if state.report is not None and state.report.last_error
@@ -200,11 +204,11 @@ def _lines(
     lines = [line[:width] for line in lines]
     if width and wants_colour(sys.stdout):
         for number, state in enumerate(states, 1):
-            lines[number] = f"\033[{_colour(state)}m{lines[number]}\033[0m"
+            lines[number] = f"\033[{_row_colour(state)}m{lines[number]}\033[0m"
     return lines
 
 
-def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
+def _make_display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
     """Returns the function that shows the state of the cluster, by the arguments and the terminal."""
     if options.json:
         return lambda states: print(json.dumps(as_json(states)), flush=True)
@@ -215,7 +219,7 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
     def show(states: list[TaskStatus]) -> None:
         nonlocal drawn
         room = shutil.get_terminal_size()
-        lines = _lines(
+        lines = _screen_lines(
             states, options.variables, options.threads, room.columns if on_terminal else None
         )
         if options.watch and not on_terminal:
@@ -230,14 +234,14 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
     return show
 
 
-def _parser() -> Parser:
+def _make_parser() -> Parser:
     parser = Parser("harness.status", __doc__ or "")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--cluster", help='as in "ps=a:1,b:1;worker=c:1"')
     which.add_argument(
         "--target",
         metavar="HOST:PORT",
-        type=_address,
+        type=_check_address,
         help="one task, which is asked for the cluster",
     )
     parser.add_argument(
@@ -249,11 +253,14 @@ def _parser() -> Parser:
         "--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C"
     )
     parser.add_argument(
-        "--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)"
+        "--interval",
+        type=_positive_number,
+        default=1.0,
+        help="seconds over which rates are taken (1)",
     )
     parser.add_argument(
         "--timeout_secs",
-        type=_positive,
+        type=_positive_number,
         default=ANSWER_SECS,
         help="seconds to wait for a task's answer (2)",
     )
@@ -269,14 +276,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _address(text: str) -> str:
+def _check_address(text: str) -> str:
     host, _, port = text.removeprefix("grpc://").rpartition(":")
     if not host or not port.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form host:port")
     return text
 
 
-def _positive(text: str) -> float:
+def _positive_number(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -286,7 +293,7 @@ def _positive(text: str) -> float:
 @exit_codes.printing()
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows the state of the cluster that the arguments name; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = _make_parser().parse_args(argv)
     secs = options.timeout_secs
     try:
         security = None if options.security is None else rt.Security.from_text(options.security)
@@ -295,12 +302,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             cluster = rt.probe(options.target, secs, security=security).cluster
     except (rt.UnavailableError, rt.DeadlineExceededError) as error:
-        print(f"harness.status: {options.target} is {explain(error, secs)}", file=sys.stderr)
+        print(f"harness.status: {options.target} is {explain_error(error, secs)}", file=sys.stderr)
         return 1
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain
-    sampler, show = Sampler(cluster, security, secs), _display(options)
+    sampler, show = Sampler(cluster, security, secs), _make_display(options)
     never = concurrency.Event()
     try:
         # A rate needs two samples, so the first table comes after an interval.

@@ -34,25 +34,26 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
         raise ValueError(
             "this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)"
         )
-    origin = min(_start(node) for device in devices for node in device.node_stats)
+    origin = min(_start_nanos(node) for device in devices for node in device.node_stats)
     names: list[dict[str, object]] = []
     events: list[tuple[int, dict[str, object]]] = []
     for number, device in enumerate(devices, 1):
-        names += _named("process", device.device, number, pid=number)
-        operations = _operations(device.node_stats)
+        names += _name_events("process", device.device, number, pid=number)
+        operations = _stage_operations(device.node_stats)
         spans = sorted(
             (n for n in device.node_stats if ":" in n.node_name),
-            key=lambda n: (_start(n), -_length(n)),
+            key=lambda n: (_start_nanos(n), -_length_nanos(n)),
         )
         stages = [node for node in spans if node.node_name.startswith(_STAGE)]
         transfers = [node for node in spans if not node.node_name.startswith(_STAGE)]
         thread = 0
         for title, nodes in (("stages", stages), ("transfers", transfers)):
-            for row in _rows(nodes):
+            for row in _spread_rows(nodes):
                 thread += 1
-                names += _named("thread", title, thread, pid=number, tid=thread)
+                names += _name_events("thread", title, thread, pid=number, tid=thread)
                 events += [
-                    (_start(node), _event(node, number, thread, origin, operations)) for node in row
+                    (_start_nanos(node), _make_event(node, number, thread, origin, operations))
+                    for node in row
                 ]
     events.sort(key=lambda timed: timed[0])
     return {"traceEvents": names + [event for _, event in events], "displayTimeUnit": "ms"}
@@ -73,13 +74,13 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
         json.dump(trace, file)
 
 
-def _named(kind: str, name: str, index: int, **ids: int) -> Iterable[dict[str, object]]:
+def _name_events(kind: str, name: str, index: int, **ids: int) -> Iterable[dict[str, object]]:
     """Yields the events that name and sort a "process" or a "thread"."""
     for what, value in (("name", name), ("sort_index", index)):
         yield {"name": f"{kind}_{what}", "ph": "M", **ids, "args": {what: value}}
 
 
-def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
+def _spread_rows(nodes: Iterable[Any]) -> list[list[Any]]:
     """Distributes nodes, in the order of time, to as few rows as possible without overlap in a row.
 
     Viewers read overlapping events of a thread as nested calls, and drop events that do not nest.
@@ -87,7 +88,12 @@ def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for node in nodes:
         row = next(
-            (row for row in rows if _start(row[-1]) + _length(row[-1]) <= _start(node)), None
+            (
+                row
+                for row in rows
+                if _start_nanos(row[-1]) + _length_nanos(row[-1]) <= _start_nanos(node)
+            ),
+            None,
         )
         if row is None:
             rows.append(row := [])
@@ -95,7 +101,7 @@ def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
     return rows
 
 
-def _event(
+def _make_event(
     node: Any,
     process: int,
     thread: int,
@@ -110,37 +116,37 @@ def _event(
     )
     arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
     if kind == _STAGE:
-        arguments["operations"] = operations.get(_identity(node), [])
-    length = _length(node) / 1000
+        arguments["operations"] = operations.get(_stage_key(node), [])
+    length = _length_nanos(node) / 1000
     return {
         "name": node.timeline_label
         if kind == _STAGE and node.timeline_label
         else f"{kind} {moved} B",
         "cat": kind,
         **({"ph": "X", "dur": length} if length else {"ph": "i", "s": "t"}),
-        "ts": (_start(node) - origin) / 1000,
+        "ts": (_start_nanos(node) - origin) / 1000,
         "pid": process,
         "tid": thread,
         "args": arguments,
     }
 
 
-def _operations(nodes: Iterable[Any]) -> dict[tuple[int, int, int], list[str]]:
+def _stage_operations(nodes: Iterable[Any]) -> dict[tuple[int, int, int], list[str]]:
     """Returns the operations of each stage, by the times of the stage."""
     found: dict[tuple[int, int, int], list[str]] = {}
     for node in nodes:
         if ":" not in node.node_name:
-            found.setdefault(_identity(node), []).append(node.node_name)
+            found.setdefault(_stage_key(node), []).append(node.node_name)
     return found
 
 
-def _identity(node: Any) -> tuple[int, int, int]:
-    return node.thread_id, _start(node), _length(node)
+def _stage_key(node: Any) -> tuple[int, int, int]:
+    return node.thread_id, _start_nanos(node), _length_nanos(node)
 
 
-def _start(node: Any) -> int:
+def _start_nanos(node: Any) -> int:
     return int(node.all_start_nanos or node.all_start_micros * 1000)
 
 
-def _length(node: Any) -> int:
+def _length_nanos(node: Any) -> int:
     return int(node.all_end_rel_nanos or node.all_end_rel_micros * 1000)

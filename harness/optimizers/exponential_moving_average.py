@@ -61,7 +61,7 @@ class ExponentialMovingAverage:
         self, transformation: optax.GradientTransformation
     ) -> optax.GradientTransformationExtraArgs:
         """Returns ``transformation``, followed by the average of the new value of the variable."""
-        averaged = optax.GradientTransformationExtraArgs(self._init, self._update)
+        averaged = optax.GradientTransformationExtraArgs(self._init_state, self._update_average)
         return optax.chain(transformation, averaged)
 
     def variables(self, optimizer: Optimizer | WrappedOptimizer, params: object) -> Any:
@@ -93,7 +93,7 @@ class ExponentialMovingAverage:
 
         return jax.tree.map(find, params)
 
-    def _init(self, params: optax.Params) -> EmaState:
+    def _init_state(self, params: optax.Params) -> EmaState:
         def wide(value: jax.Array) -> jax.Array:
             is_float = jnp.issubdtype(value.dtype, jnp.floating)
             return jnp.asarray(
@@ -102,7 +102,7 @@ class ExponentialMovingAverage:
 
         return self._state(jnp.zeros((), jnp.int32), jax.tree.map(wide, params))
 
-    def _update(
+    def _update_average(
         self,
         updates: optax.Updates,
         state: EmaState,

@@ -78,7 +78,9 @@ class Optimizer:
                 "before_push keeps a state, which a worker loses when it restarts: use a stateless "
                 "one"
             )
-        self._abstract_args = {name: _abstract(value) for name, value in self._extra_args.items()}
+        self._abstract_args = {
+            name: _abstract_value(value) for name, value in self._extra_args.items()
+        }
         # A ps has only the variables of its own task, so an update over all of them would be wrong
         # without a word.
         mixing = what_mixes(transformation, self._abstract_args)
@@ -99,7 +101,7 @@ class Optimizer:
             # A mask that does not fit is an error here, at the line of the program that gave the
             # mask.
             for variable in self._tree.variables:
-                self._state(variable)
+                self._abstract_state(variable)
 
     def minimize(
         self,
@@ -147,7 +149,7 @@ class Optimizer:
             raise rt.InvalidArgumentError(
                 f"{self.name}: there are no variables to train; make some, or give var_list"
             )
-        return list(zip(wire_precision.gradients(loss, variables), variables, strict=True))
+        return list(zip(wire_precision.gradients_of(loss, variables), variables, strict=True))
 
     def apply_gradients(
         self,
@@ -175,10 +177,12 @@ class Optimizer:
             )
         graph = pairs[0][1].graph
         with graph.as_default(), rt.name_scope(name or self.name):
-            pairs = [(wire_precision.narrowed(g, v), v) for g, v in self._prepared(pairs)]
+            pairs = [
+                (wire_precision.narrow_gradient(g, v), v) for g, v in self._prepare_gradients(pairs)
+            ]
             devices = dict.fromkeys(v.device for _, v in pairs)
             updates = {
-                device: self._update([(g, v) for g, v in pairs if v.device == device])
+                device: self._update_task([(g, v) for g, v in pairs if v.device == device])
                 for device in devices
             }
             done = list(updates.values())
@@ -203,7 +207,7 @@ class Optimizer:
         """Returns all slot variables."""
         return [slot for slots in self._slots.values() for slot in slots.values()]
 
-    def _prepared(
+    def _prepare_gradients(
         self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]
     ) -> list[tuple[rt.Tensor, rt.Variable]]:
         transform = self._before_push
@@ -217,7 +221,7 @@ class Optimizer:
         changed = rt.call(together, [g for g, _ in pairs], name="before_push")
         return list(zip(changed, (v for _, v in pairs), strict=True))
 
-    def _update(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
+    def _update_task(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
         """Updates all variables of one task, with their slots, in one program."""
         variables = list(dict.fromkeys(v for _, v in pairs))
         places = [variables.index(v) for _, v in pairs]
@@ -228,9 +232,9 @@ class Optimizer:
         # One program, so that no reader of the ps sees a variable of this step beside a slot of the
         # step before.
         def step(*arrays: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
-            values, *stored, gradients, given = _cut(arrays, sizes)
+            values, *stored, gradients, given = _cut_lists(arrays, sizes)
             states = [
-                _restored(leaves, self._transformation.init(self._alone(variable, value)))
+                _from_arrays(leaves, self._transformation.init(self._place_alone(variable, value)))
                 for variable, value, leaves in zip(variables, values, stored, strict=True)
             ]
             arguments = dict(zip(self._extra_args, given, strict=True))
@@ -238,12 +242,12 @@ class Optimizer:
                 value = values[place]
                 # The gradient may have crossed the wire in fewer bits.
                 gradient = gradient.astype(value.dtype)
-                one = functools.partial(self._alone, variables[place])
+                one = functools.partial(self._place_alone, variables[place])
                 change, states[place] = self._transformation.update(
                     one(gradient), states[place], one(value), **arguments
                 )
                 values[place] = optax.apply_updates(value, jax.tree.leaves(change)[0])
-            return [*values, *(leaf for state in states for leaf in _stored(state))], ()
+            return [*values, *(leaf for state in states for leaf in _to_arrays(state))], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
         applied: rt.Operation = rt.update(
@@ -251,12 +255,12 @@ class Optimizer:
         )
         return applied
 
-    def _alone(self, variable: rt.Variable, value: object) -> Any:
+    def _place_alone(self, variable: rt.Variable, value: object) -> Any:
         """Places the value of one variable in the tree that masks are written for."""
         return value if self._tree is None else self._tree.only(variable, value)
 
-    def _state(self, variable: rt.Variable) -> optax.OptState:
-        given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+    def _abstract_state(self, variable: rt.Variable) -> optax.OptState:
+        given = self._place_alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
         try:
             return jax.eval_shape(self._transformation.init, given)
         except Exception as error:
@@ -283,10 +287,10 @@ class Optimizer:
             return self._slots[variable]
         slots: dict[str, rt.Variable] = {}
         with rt.name_scope(None), rt.control_dependencies(None):
-            state = self._state(variable)
+            state = self._abstract_state(variable)
             own = () if self._tree is None else self._tree.path(variable)
-            leaves = jax.eval_shape(_stored, state)
-            shared = self._shared(variable, state)
+            leaves = jax.eval_shape(_to_arrays, state)
+            shared = self._shared_leaves(variable, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
                 # A transformation with masks has a state for the whole tree; the place of the leaf
                 # in the tree goes.
@@ -298,7 +302,7 @@ class Optimizer:
                 # A slot lies beside its variable, whatever scopes of devices the caller has opened.
                 with rt.device(None), rt.device(variable.device or None):
                     slots[name] = rt.Variable(
-                        self._initial(variable, index, leaves[index]),
+                        self._initial_slot(variable, index, leaves[index]),
                         name=f"{variable.spec.name}/{name}",
                         trainable=False,
                     )
@@ -306,7 +310,7 @@ class Optimizer:
         self._slots[variable] = slots
         return slots
 
-    def _shared(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
+    def _shared_leaves(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
         """Returns for each leaf of the state True if the leaf is always the same for all parts of a variable.
 
         Counts are the same. Leaves that depend on gradients or values differ, and so do random
@@ -315,18 +319,18 @@ class Optimizer:
         leaves = jax.tree.leaves(state)
         if variable.save_slice_info is None:
             return [False] * len(leaves)
-        given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+        given = self._place_alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
         found = dependences(self._transformation, given, self._abstract_args)
         behind = [{0}] * len(leaves) if found is None else found[1]
         return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 
-    def _initial(
+    def _initial_slot(
         self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct
     ) -> Callable[[], rt.Tensor]:
         init, name = self._transformation.init, variable.spec.name
 
         def begin(value: jax.Array) -> jax.Array:
-            return _stored(init(self._alone(variable, value)), own_keys_of=name)[index]
+            return _to_arrays(init(self._place_alone(variable, value)), own_keys_of=name)[index]
 
         def make() -> rt.Tensor:
             # In a scratch graph, the caller only wants to know the shape.
@@ -338,7 +342,7 @@ class Optimizer:
         return make
 
 
-def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
+def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
     """Converts the leaves of an optax state to the arrays of slot variables.
 
     Random keys become their bits; other leaves stay.
@@ -355,14 +359,14 @@ def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.A
     return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
 
 
-def _cut(arrays: Sequence[jax.Array], sizes: Sequence[int]) -> list[list[jax.Array]]:
+def _cut_lists(arrays: Sequence[jax.Array], sizes: Sequence[int]) -> list[list[jax.Array]]:
     """Cuts arrays into lists of so many."""
     left = iter(arrays)
     return [list(itertools.islice(left, size)) for size in sizes]
 
 
-def _restored(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
-    """Rebuilds the state of which ``_stored`` made ``leaves``.
+def _from_arrays(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
+    """Rebuilds the state of which ``_to_arrays`` made ``leaves``.
 
     ``first`` is a state of the same structure and kinds.
     """
@@ -378,7 +382,7 @@ def _is_key(leaf: jax.Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _abstract(value: object) -> jax.ShapeDtypeStruct:
+def _abstract_value(value: object) -> jax.ShapeDtypeStruct:
     """Describes an extra argument as the argument is when a step runs, as far as its shape is known."""
     if not isinstance(value, rt.Tensor | rt.Variable):
         value = np.asarray(value)
@@ -391,7 +395,7 @@ def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
     kind, fields = "", []
     for key in path:
         if hasattr(state, "_fields"):
-            kind = _kind(type(state).__name__)
+            kind = _state_kind(type(state).__name__)
         if isinstance(key, jax.tree_util.GetAttrKey):
             state = getattr(state, key.name)
             fields.append(key.name)
@@ -403,7 +407,7 @@ def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
     return "/".join(part for part in (kind, *fields[-1:]) if part) or "state"
 
 
-def _kind(name: str) -> str:
+def _state_kind(name: str) -> str:
     """Converts the name of a state's class: ``ScaleByAdamState`` -> ``adam``, ``TraceState`` -> ``trace``."""
     bare = re.sub(r"^(ScaleBy|Scale)(?=[A-Z])|State$", "", name)
     return re.sub(r"(?<!^)(?=[A-Z])", "_", bare).lower() or "state"

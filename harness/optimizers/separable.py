@@ -32,20 +32,20 @@ def what_mixes(
         variable is updated alone, or if the transformation can be traced for one variable only and
         no part of the transformation mixes variables.
     """
-    found = dependences(transformation, _variables(), extra_args)
+    found = dependences(transformation, _trial_variables(), extra_args)
     if found is not None and all(of <= {i} for i, of in enumerate(found[0])):
         return None
-    for part in _parts(transformation):
+    for part in _find_parts(transformation):
         mixing = what_mixes(part, extra_args)
         if mixing is not None:
             return mixing
     if found is None:
         return None
-    state = jax.eval_shape(transformation.init, _variables())
-    return _name(transformation), bool(jax.tree.leaves(state))
+    state = jax.eval_shape(transformation.init, _trial_variables())
+    return _transformation_name(transformation), bool(jax.tree.leaves(state))
 
 
-def _variables() -> list[jax.ShapeDtypeStruct]:
+def _trial_variables() -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES for _ in range(2)]
 
 
@@ -84,8 +84,8 @@ def dependences(
         return None
     # For each leaf of the state, the numbers of the variables that the leaf depends on at the first
     # step.
-    behind = [_inputs(begun, i) for i in range(len(begun.out_avals))]
-    used = [_inputs(stepped, i) for i in range(len(stepped.out_avals))]
+    behind = [_used_inputs(begun, i) for i in range(len(begun.out_avals))]
+    used = [_used_inputs(stepped, i) for i in range(len(stepped.out_avals))]
 
     def variables(of: set[int]) -> set[int]:
         # The inputs of the traced step are the gradients, then the values, then the state.
@@ -102,19 +102,21 @@ def dependences(
     return [variables(of) for of in used[:count]], behind
 
 
-def _inputs(closed: ClosedJaxpr, output: int) -> set[int]:
+def _used_inputs(closed: ClosedJaxpr, output: int) -> set[int]:
     """Finds the numbers of the inputs from which output number ``output`` of a jaxpr is computed."""
     wanted = [i == output for i in range(len(closed.out_avals))]
     _, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
     return {i for i, is_used in enumerate(used) if is_used}
 
 
-def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.GradientTransformation]:
+def _find_parts(
+    transformation: optax.GradientTransformation,
+) -> Iterator[optax.GradientTransformation]:
     """Finds the transformations of which a transformation is made.
 
     They are among the variables that its two functions refer to.
     """
-    held = {**_held(transformation.init), **_held(transformation.update)}
+    held = {**_held_variables(transformation.init), **_held_variables(transformation.update)}
     # ``optax.chain`` keeps the functions of its parts in two lists.
     if "init_fns" in held and "update_fns" in held:
         yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
@@ -126,7 +128,7 @@ def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.Gradi
                 yield leaf
 
 
-def _held(fn: Callable[..., object]) -> dict[str, Any]:
+def _held_variables(fn: Callable[..., object]) -> dict[str, Any]:
     """Finds the variables that a function or method refers to besides its arguments."""
     fn = getattr(fn, "__wrapped__", fn)
     if hasattr(fn, "__self__"):
@@ -137,6 +139,6 @@ def _held(fn: Callable[..., object]) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
-def _name(transformation: optax.GradientTransformation) -> str:
+def _transformation_name(transformation: optax.GradientTransformation) -> str:
     update = getattr(transformation.update, "__wrapped__", transformation.update)
     return str(getattr(update, "__qualname__", type(update).__name__)).split(".")[0]

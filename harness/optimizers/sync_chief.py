@@ -49,7 +49,7 @@ class Orders:
     status: rt.Tensor
 
 
-def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
+def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
     """Makes the operations of several quorums, the leader's first."""
     made: list[Orders] = []
     with rt.device(None):
@@ -159,21 +159,21 @@ class SyncRunner:
             if self._running:
                 return []
             self._running = True
-        calls = {f"{self.name}-lead": functools.partial(self._lead, sess, coord)}
+        calls = {f"{self.name}-lead": functools.partial(self._lead_steps, sess, coord)}
         for i in range(len(self._tasks)):
             calls[f"{self.name}-listen-{i}"] = functools.partial(self._listen_all, i, sess, coord)
-        calls[f"{self.name}-release"] = functools.partial(self._release, sess, coord)
+        calls[f"{self.name}-release"] = functools.partial(self._release_tasks, sess, coord)
         return create_threads(calls, self.name, coord, daemon=daemon, start=start)
 
     # -- beginning a session ---------------------------------------------------------------------------------------
 
-    def _lead(self, sess: rt.Session, coord: Coordinator) -> None:
+    def _lead_steps(self, sess: rt.Session, coord: Coordinator) -> None:
         """Claims all ps, again after each loss of a ps, and ends steps that have waited for too long."""
         try:
             while not coord.should_stop():
                 try:
-                    self._claim(sess)
-                    self._watch(sess, coord)
+                    self._claim_tasks(sess)
+                    self._watch_step(sess, coord)
                 except (rt.FailedPreconditionError, rt.CancelledError) as error:
                     if not coord.should_stop():
                         logging.info("%s: starts again: %s", self.name, error)
@@ -186,10 +186,10 @@ class SyncRunner:
                 self._running = False
                 self._changed.notify_all()
 
-    def _claim(self, sess: rt.Session) -> None:
+    def _claim_tasks(self, sess: rt.Session) -> None:
         """Begins a session on all ps, and brings them to one step."""
-        self._leaderships = self._obeyed(sess)
-        plan = settle(self._claims(sess, ()))
+        self._leaderships = self._leadership_of_tasks(sess)
+        plan = settle(self._send_claims(sess, ()))
         if plan.behind:
             logging.warning(
                 "%s: step %d was applied on some ps only: the others follow", self.name, plan.step
@@ -197,19 +197,19 @@ class SyncRunner:
             for i in plan.behind:
                 sess.run(
                     self._tasks[i].follow,
-                    {self._tasks[i].order: self._order(i, plan.step, plan.workers)},
+                    {self._tasks[i].order: self._order_feed(i, plan.step, plan.workers)},
                 )
         if plan.forget:
             # Another task has refused gradients that wait at the leader: their workers must push
             # again.
-            self._claims(sess, (0, *plan.forget))
+            self._send_claims(sess, (0, *plan.forget))
         with self._changed:
             self._reports = [_NOTHING for _ in self._tasks]
             self._lost = None
             self._claim_count += 1
             self._changed.notify_all()
 
-    def _obeyed(self, sess: rt.Session) -> list[tuple[int, int]]:
+    def _leadership_of_tasks(self, sess: rt.Session) -> list[tuple[int, int]]:
         """Returns epoch and owner of the leadership under which to order each ps."""
         placed = sess.placement([task.beside for task in self._tasks])
         names = [placed[task.beside].task_name for task in self._tasks]
@@ -221,30 +221,30 @@ class SyncRunner:
             raise rt.FailedPreconditionError(error.message, task=error.task) from error
         return [(under[name].epoch, under[name].owner) for name in names]
 
-    def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
-        answers = sess.run([task.claim for task in self._tasks], self._takeover(forget))
+    def _send_claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
+        answers = sess.run([task.claim for task in self._tasks], self._takeover_feeds(forget))
         self._sessions = [int(numbers[0]) for numbers, _ in answers]
         return [
             ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers))
             for n, workers in answers
         ]
 
-    def _takeover(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
-        wanted = self._wanted()
+    def _takeover_feeds(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
+        wanted = self._wanted_gradients()
         return {
             task.takeover: np.array([*self._leaderships[i], wanted, i in forget], np.int64)
             for i, task in enumerate(self._tasks)
         }
 
-    def _wanted(self) -> int:
+    def _wanted_gradients(self) -> int:
         """Returns the number of gradients to request.
 
         Where workers come and go, the ps counts the workers itself.
         """
         whole = self._elastic or self._members is None
-        return self._needed if whole else self._aggregated()
+        return self._needed if whole else self._aggregate_size()
 
-    def _aggregated(self) -> int:
+    def _aggregate_size(self) -> int:
         """Returns the number of gradients in an aggregate now."""
         return (
             self._needed
@@ -252,7 +252,7 @@ class SyncRunner:
             else min(self._needed, len(self._members) * self._each)
         )
 
-    def _watch(self, sess: rt.Session, coord: Coordinator) -> None:
+    def _watch_step(self, sess: rt.Session, coord: Coordinator) -> None:
         wait = self._timeout_secs
         while not coord.should_stop():
             with self._changed:
@@ -266,16 +266,17 @@ class SyncRunner:
                 continue
             # The next look comes when the step has waited for the whole time. The ps measures from
             # its first gradient.
-            waited = 0.0 if moved else self._choose(sess, claim)
+            waited = 0.0 if moved else self._choose_late(sess, claim)
             wait = max(0.05, self._timeout_secs - waited)
 
-    def _choose(self, sess: rt.Session, claim: int) -> float:
+    def _choose_late(self, sess: rt.Session, claim: int) -> float:
         """Asks all ps for their gradients, and decides when time is up; returns how long the step has waited."""
         waited = [
-            self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))
+            self._gather_report(i, sess, claim, _NOTHING.step, 0, 0)
+            for i in range(len(self._tasks))
         ][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
-            self._decide(sess, claim, time_is_up=True)
+            self._decide_step(sess, claim, time_is_up=True)
             return 0.0
         return waited
 
@@ -293,25 +294,25 @@ class SyncRunner:
                         continue
                     claim = self._claim_count
                 try:
-                    self._listen(index, sess, claim, coord.should_stop)
+                    self._listen_once(index, sess, claim, coord.should_stop)
                 except (rt.FailedPreconditionError, rt.CancelledError) as error:
-                    self._lose(error, claim)
+                    self._note_loss(error, claim)
         except Exception as error:
             if not coord.should_stop():
                 coord.request_stop(error)
-                self._lose(error, claim)
+                self._note_loss(error, claim)
 
-    def _listen(
+    def _listen_once(
         self, index: int, sess: rt.Session, claim: int, should_stop: Callable[[], bool]
     ) -> None:
         step, count = _NOTHING.step, 0
         while not should_stop() and self._claim_count == claim:
-            self._gather(index, sess, claim, step, count, _LISTEN_MILLIS)
-            self._decide(sess, claim)
+            self._gather_report(index, sess, claim, step, count, _LISTEN_MILLIS)
+            self._decide_step(sess, claim)
             with self._changed:
                 step, count = self._reports[index].step, len(self._reports[index].workers)
 
-    def _gather(
+    def _gather_report(
         self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int
     ) -> float:
         """Takes the report of a ps; returns for how many seconds the present step of the ps has waited."""
@@ -332,7 +333,7 @@ class SyncRunner:
                     self._members = frozenset(int(w) for w in seen)
         return float(millis) / 1000
 
-    def _decide(self, sess: rt.Session, claim: int, time_is_up: bool = False) -> None:
+    def _decide_step(self, sess: rt.Session, claim: int, time_is_up: bool = False) -> None:
         """Applies the next aggregate if it can be chosen."""
         with self._deciding:
             with self._changed:
@@ -341,19 +342,19 @@ class SyncRunner:
                 leader, others = self._reports[0], self._reports[1:]
                 if leader.workers and any(o.step > leader.step for o in others):
                     raise rt.FailedPreconditionError(f"{self.name}: the global step has gone back")
-                workers = choose(leader, others, self._aggregated(), time_is_up)
+                workers = choose(leader, others, self._aggregate_size(), time_is_up)
                 if not workers:
                     return
-                wanted = self._wanted()
-                if time_is_up and len(workers) < self._aggregated():
-                    few = f"only {len(workers)} of {self._aggregated()} gradients came in time"
+                wanted = self._wanted_gradients()
+                if time_is_up and len(workers) < self._aggregate_size():
+                    few = f"only {len(workers)} of {self._aggregate_size()} gradients came in time"
                     logging.warning(
                         "%s: step %d goes on without all workers: %s", self.name, leader.step, few
                     )
                     wanted = 0 if self._elastic else len(workers)
                     self._members = frozenset(workers)
                 feeds = {
-                    t.order: self._order(i, leader.step, workers, wanted)
+                    t.order: self._order_feed(i, leader.step, workers, wanted)
                     for i, t in enumerate(self._tasks)
                 }
             sess.run([task.commit for task in self._tasks], feeds)
@@ -363,21 +364,21 @@ class SyncRunner:
                     after = TaskProgress(leader.step + 1)
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
-    def _order(
+    def _order_feed(
         self, index: int, step: int, workers: Sequence[int], wanted: int | None = None
     ) -> np.ndarray:
-        wanted = self._wanted() if wanted is None else wanted
+        wanted = self._wanted_gradients() if wanted is None else wanted
         return np.array(
             [*self._leaderships[index], self._sessions[index], wanted, step, *workers], np.int64
         )
 
-    def _lose(self, error: BaseException, claim: int) -> None:
+    def _note_loss(self, error: BaseException, claim: int) -> None:
         with self._changed:
             if self._claim_count == claim and self._lost is None:
                 self._lost = error
                 self._changed.notify_all()
 
-    def _release(self, sess: rt.Session, coord: Coordinator) -> None:
+    def _release_tasks(self, sess: rt.Session, coord: Coordinator) -> None:
         """Ends the waits of the listeners at a stop.
 
         Their session ends when another one begins.
@@ -389,7 +390,9 @@ class SyncRunner:
             return
         try:
             underlying(sess).run(
-                [task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS
+                [task.claim for task in self._tasks],
+                self._takeover_feeds(()),
+                timeout_secs=_RELEASE_SECS,
             )
         except (rt.OpError, RuntimeError) as error:
             # The session may be closed, or a ps may have stopped, which ends the waits as well.

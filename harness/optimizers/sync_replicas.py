@@ -13,7 +13,7 @@ from harness.optimizers.optimizer import (
     WrappedOptimizer,
     updates_of,
 )
-from harness.optimizers.sync_chief import SyncRunner, orders
+from harness.optimizers.sync_chief import SyncRunner, make_orders
 from harness.tensorboard import summary
 
 _TASK = re.compile(r"/task:(\d+)")
@@ -144,11 +144,11 @@ class SyncReplicas(WrappedOptimizer):
         with graph.as_default():
             train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
             updates = updates_of(train)
-            worker = self._number(grads_and_vars)
+            worker = self._worker_number(grads_and_vars)
             with rt.name_scope(None), rt.control_dependencies(None):
-                return self._synchronous(updates, grads_and_vars, global_step, worker)
+                return self._make_pushes(updates, grads_and_vars, global_step, worker)
 
-    def _number(self, grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
+    def _worker_number(self, grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
         if self._worker is not None:
             return self._worker
         number = worker_of(grads_and_vars)
@@ -164,7 +164,7 @@ class SyncReplicas(WrappedOptimizer):
             )
         return number
 
-    def _synchronous(
+    def _make_pushes(
         self,
         applied: Sequence[rt.Operation],
         grads_and_vars: Sequence[GradientAndVariable],
@@ -183,7 +183,7 @@ class SyncReplicas(WrappedOptimizer):
         step, accepted = pushes[0].outputs
         _, counted, dropped, _ = quorums[0].counts()
         runner = SyncRunner(
-            [] if alone else orders(quorums),
+            [] if alone else make_orders(quorums),
             needed=self._needed,
             total=self._total,
             timeout_secs=self._timeout_secs,
@@ -225,7 +225,7 @@ class SyncReplicas(WrappedOptimizer):
         ]
 
     @property
-    def _checked(self) -> _Made:
+    def _made_operations(self) -> _Made:
         if self._made is None:
             raise rt.InvalidArgumentError(
                 f"{self.name}: apply_gradients should be called before this"
@@ -240,27 +240,27 @@ class SyncReplicas(WrappedOptimizer):
 
         Fetch it beside the training operation.
         """
-        return self._checked.accepted
+        return self._made_operations.accepted
 
     @property
     def step(self) -> rt.Tensor:
         """Returns the global step after the aggregate to which this step's gradients belong."""
-        return self._checked.step
+        return self._made_operations.step
 
     @property
     def dropped_gradients(self) -> rt.Tensor:
         """Returns an int64 tensor: the gradients of all workers that were dropped as stale so far."""
-        return self._checked.dropped
+        return self._made_operations.dropped
 
     @property
     def accepted_gradients(self) -> rt.Tensor:
         """Returns an int64 tensor: the gradients of all workers that were applied so far."""
-        return self._checked.counted
+        return self._made_operations.counted
 
     @property
     def waiting_for(self) -> rt.Tensor:
         """Returns a string tensor: the workers that the present step waits for, or empty."""
-        return self._checked.status
+        return self._made_operations.status
 
     def get_chief_queue_runner(self) -> SyncRunner:
         """Returns the work that the chief runs beside training.
@@ -270,7 +270,7 @@ class SyncReplicas(WrappedOptimizer):
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet.
         """
-        return self._checked.runner
+        return self._made_operations.runner
 
 
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:

@@ -55,7 +55,7 @@ def training_summaries(
         )
     made: list[rt.Tensor] = []
     with rt.name_scope("training"):
-        made.append(summary.scalar("gradient_norm", rt.call(_norm, gradients, name="norm")))
+        made.append(summary.scalar("gradient_norm", rt.call(_global_norm, gradients, name="norm")))
         if learning_rate is not None:
             rate = (
                 rt.call(learning_rate, global_step, name="rate")
@@ -65,7 +65,9 @@ def training_summaries(
             made.append(summary.scalar("learning_rate", rate))
         if kept:
             distance = rt.call(
-                lambda values, means: _norm([v - m for v, m in zip(values, means, strict=True)]),
+                lambda values, means: _global_norm(
+                    [v - m for v, m in zip(values, means, strict=True)]
+                ),
                 variables,
                 kept,
                 name="distance",
@@ -74,7 +76,7 @@ def training_summaries(
     return made
 
 
-def _norm(arrays: Sequence[jax.Array]) -> jax.Array:
+def _global_norm(arrays: Sequence[jax.Array]) -> jax.Array:
     """Computes the global norm, float32."""
     return jnp.sqrt(
         sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), start=jnp.float32(0))

@@ -38,7 +38,7 @@ class VariableTree:
 
     def path(self, variable: rt.Variable) -> tuple[object, ...]:
         """Returns the place of a variable in the tree, as ``jax.tree_util`` names it."""
-        return tuple(self._paths[self._place(variable)])
+        return tuple(self._paths[self._place_of(variable)])
 
     def only(self, variable: rt.Variable, value: object) -> Any:
         """Returns the tree with ``value`` in place of a variable.
@@ -46,10 +46,10 @@ class VariableTree:
         All other places hold ``optax.MaskedNode``, which optax passes over.
         """
         leaves: list[object] = [optax.MaskedNode()] * len(self.variables)
-        leaves[self._place(variable)] = value
+        leaves[self._place_of(variable)] = value
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _place(self, variable: rt.Variable) -> int:
+    def _place_of(self, variable: rt.Variable) -> int:
         if variable not in self._places:
             raise rt.InvalidArgumentError(
                 f"variable {variable.spec.name!r} is trained but is not in the params that the "

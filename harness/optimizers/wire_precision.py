@@ -43,10 +43,10 @@ def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
         raise rt.InvalidArgumentError(
             f"on_wire: {narrow.name} is not floating point; use bfloat16 or float16"
         )
-    return jax.tree.map(lambda variable: _travelling(variable, narrow), params)
+    return jax.tree.map(lambda variable: _travelling_value(variable, narrow), params)
 
 
-def _travelling(variable: rt.Variable, narrow: DType) -> Any:
+def _travelling_value(variable: rt.Variable, narrow: DType) -> Any:
     own = variable.dtype
     if not jnp.issubdtype(own, np.floating) or own.itemsize <= narrow.itemsize:
         return variable
@@ -60,11 +60,11 @@ def _travelling(variable: rt.Variable, narrow: DType) -> Any:
     return received
 
 
-def gradients(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tensor | None]:
+def gradients_of(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tensor | None]:
     """Computes ``runtime.gradients`` of variables, through the tensors that came over the wire."""
     # A loss may use a variable both directly and as a tensor that came over the wire: both parts
     # count.
-    copies = {v: [received for of, received, _ in _entries(v)] for v in variables}
+    copies = {v: [received for of, received, _ in _wire_entries(v)] for v in variables}
     received = [tensor for tensors in copies.values() for tensor in tensors]
     if not received:
         found: list[rt.Tensor | None] = rt.gradients(loss, variables)
@@ -72,10 +72,10 @@ def gradients(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tens
     direct = rt.gradients(loss, variables, stop_gradients=received)
     through = dict(zip(received, rt.gradients(loss, received), strict=True))
     parts = [[d, *(through[t] for t in copies[v])] for d, v in zip(direct, variables, strict=True)]
-    return [_total([g for g in group if g is not None]) for group in parts]
+    return [_add_gradients([g for g in group if g is not None]) for group in parts]
 
 
-def _total(parts: list[rt.Tensor]) -> rt.Tensor | None:
+def _add_gradients(parts: list[rt.Tensor]) -> rt.Tensor | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     total: rt.Tensor = rt.call(
@@ -84,9 +84,9 @@ def _total(parts: list[rt.Tensor]) -> rt.Tensor | None:
     return total
 
 
-def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
+def narrow_gradient(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     """Rounds a gradient on the worker if the variable's own value travels rounded."""
-    for _, _, dtype in _entries(variable):
+    for _, _, dtype in _wire_entries(variable):
         # The worker rounds, so that the narrow gradient crosses the wire.
         with rt.device(None), rt.device(gradient.device or None):
             rounded: rt.Tensor = rt.call(
@@ -96,5 +96,5 @@ def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     return gradient
 
 
-def _entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, DType]]:
+def _wire_entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, DType]]:
     return [entry for entry in variable.graph.get_collection(_COLLECTION) if entry[0] is variable]

@@ -23,20 +23,20 @@ def main(function_file: pathlib.Path, result_file: pathlib.Path, error_file: pat
     except Exception as error:
         text = traceback.format_exc()
         print(text, end="", file=sys.stderr, flush=True)
-        _leave(error_file, _pickled(error, text))
+        _leave_file(error_file, _pickle_error(error, text))
         return exit_codes.of_error(error).plain
     try:
-        _leave(result_file, cloudpickle.dumps(result))
+        _leave_file(result_file, cloudpickle.dumps(result))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         wrong = TypeError(
             f"what the function returns cannot be pickled: {error}; return None, arrays or numbers"
         )
-        _leave(error_file, cloudpickle.dumps(wrong))
+        _leave_file(error_file, cloudpickle.dumps(wrong))
         exit_codes.leave(exit_codes.CONFIGURATION, str(wrong))
     return exit_codes.DONE.plain
 
 
-def _pickled(error: Exception, text: str) -> bytes:
+def _pickle_error(error: Exception, text: str) -> bytes:
     """Pickles an error with its traceback as a note.
 
     An error that cannot be pickled becomes a RuntimeError.
@@ -53,7 +53,7 @@ def _pickled(error: Exception, text: str) -> bytes:
         return words
 
 
-def _leave(path: pathlib.Path, content: bytes) -> None:
+def _leave_file(path: pathlib.Path, content: bytes) -> None:
     """Writes a file whole or not at all, because the process may be killed at any moment."""
     half = path.with_suffix(".half")
     half.write_bytes(content)

@@ -117,7 +117,9 @@ class EventFile:
         self._flushes_ordered = self._flushes_done = 0
         self._closing = False
         self._threads = concurrency.ThreadGroup(self.path)
-        self._thread = self._threads.start(self._run, name=f"events {os.path.basename(self.path)}")
+        self._thread = self._threads.start(
+            self._write_events, name=f"events {os.path.basename(self.path)}"
+        )
 
     def put(self, event: event_pb2.Event) -> None:
         """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
@@ -127,7 +129,7 @@ class EventFile:
                 lambda: self._failure or self._is_over() or self._waiting_bytes <= KEEP_BYTES
             )
             if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
-                self._lose(1)
+                self._lose_events(1)
             elif not self._is_over():
                 self._new.append(data)
                 self._waiting += 1
@@ -150,9 +152,12 @@ class EventFile:
             self._changed.notify_all()
         self._threads.close()
         if self._failure:
-            self._lose(self._waiting)
+            self._lose_events(self._waiting)
             logging.error(
-                "%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure
+                "%s lost: %s cannot be written: %s",
+                _count_text(self.lost),
+                self.path,
+                self._failure,
             )
             if not self._local:
                 # The `close` of the records would try to write them once more.
@@ -163,7 +168,7 @@ class EventFile:
         """Returns True if no event will be written any more: a forked child has no writer thread."""
         return self._closing or not self._thread.is_alive()
 
-    def _lose(self, count: int) -> None:
+    def _lose_events(self, count: int) -> None:
         self.lost += count
         rt.lowlevel.metrics.add("events_lost_total", count)
 
@@ -177,7 +182,7 @@ class EventFile:
             return 0.0
         return max(0.0, self._due - concurrency.monotonic()) if self._waiting else None
 
-    def _run(self) -> None:
+    def _write_events(self) -> None:
         closing = False
         while not closing:
             with self._changed:
@@ -191,7 +196,7 @@ class EventFile:
                 )
             for data in new:
                 self._records.write(data)
-            failure = self._flush()
+            failure = self._flush_records()
             with self._changed:
                 if not failure:
                     self._waiting = len(self._new)
@@ -201,7 +206,7 @@ class EventFile:
                 self._due = concurrency.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
                 self._changed.notify_all()
 
-    def _flush(self) -> str:
+    def _flush_records(self) -> str:
         """Writes the waiting events; returns the failure, which is logged, as no training depends on events."""
         try:
             self._records.flush()
@@ -217,11 +222,13 @@ class EventFile:
             return str(error) or type(error).__name__
         if self._failure:
             missing, self._logged_lost = self.lost - self._logged_lost, self.lost
-            logging.warning("events are written again to %s; %s lost", self.path, _events(missing))
+            logging.warning(
+                "events are written again to %s; %s lost", self.path, _count_text(missing)
+            )
         return ""
 
 
-def _events(count: int) -> str:
+def _count_text(count: int) -> str:
     return "1 event was" if count == 1 else f"{count or 'no'} events were"
 
 

@@ -19,7 +19,7 @@ def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
     message = graph_pb2.GraphDef()
     message.versions.producer = _PRODUCER
     for op in graph.get_operations():
-        message.node.append(_node(op))
+        message.node.append(_make_node(op))
     names = {node.name for node in message.node}
     for op, node in zip(graph.get_operations(), message.node, strict=False):
         # What an update writes is no input of it, but a reader wants to see the edge.
@@ -28,18 +28,18 @@ def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
     return message
 
 
-def _node(op: rt.Operation) -> node_def_pb2.NodeDef:
+def _make_node(op: rt.Operation) -> node_def_pb2.NodeDef:
     node = node_def_pb2.NodeDef(name=op.name, op=op.type, device=op.device)
     node.input.extend(t.op.name if t.index == 0 else t.name for t in op.inputs)
     node.input.extend(f"^{control.name}" for control in op.control_inputs)
     if op.outputs:
         node.attr["dtype"].type = rt.lowlevel.data_type_number(op.outputs[0].dtype)
-        shapes = attr_value_pb2.AttrValue.ListValue(shape=[_shape(t) for t in op.outputs])
+        shapes = attr_value_pb2.AttrValue.ListValue(shape=[_shape_message(t) for t in op.outputs])
         node.attr["_output_shapes"].list.CopyFrom(shapes)
     return node
 
 
-def _shape(tensor: rt.Tensor) -> tensor_shape_pb2.TensorShapeProto:
+def _shape_message(tensor: rt.Tensor) -> tensor_shape_pb2.TensorShapeProto:
     if tensor.shape is None:
         return tensor_shape_pb2.TensorShapeProto(unknown_rank=True)
     sizes = (-1 if size is None else size for size in tensor.shape)

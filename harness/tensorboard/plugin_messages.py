@@ -27,7 +27,7 @@ def hparams_summary(
         now: beginning of the run, seconds since the epoch; now by default.
     """
     experiment, start, _ = summary.hparams(
-        {k: _plain(v) for k, v in values.items()}, dict.fromkeys(metrics)
+        {k: _plain_value(v) for k, v in values.items()}, dict.fromkeys(metrics)
     )
     plugin = start.value[0].metadata.plugin_data
     data = HParamsPluginData.FromString(plugin.content)
@@ -36,7 +36,7 @@ def hparams_summary(
     return Summary(value=[*experiment.value, *start.value])
 
 
-def _plain(value: object) -> bool | float | str | None:
+def _plain_value(value: object) -> bool | float | str | None:
     if isinstance(value, np.generic):
         value = value.item()
     return value if value is None or isinstance(value, bool | int | float) else str(value)

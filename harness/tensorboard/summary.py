@@ -51,7 +51,7 @@ def scalar(
         raise rt.InvalidArgumentError(
             f"summary.scalar({name!r}) takes one number, not a tensor of shape {value.shape}"
         )
-    return _summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
+    return _make_summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
 
 
 def histogram(
@@ -72,7 +72,7 @@ def histogram(
         InvalidArgumentError: An element is NaN or infinite when the step runs; the error names the
             tag.
     """
-    return _summary("histogram", "HistogramSummary", name, [values], {}, collections, family)
+    return _make_summary("histogram", "HistogramSummary", name, [values], {}, collections, family)
 
 
 def image(
@@ -96,9 +96,9 @@ def image(
     Raises:
         InvalidArgumentError: The tensor has another rank or number of channels.
     """
-    value = _ranked(name, tensor, (4,), "[batch, height, width, channels]")
-    attrs = {"max_outputs": _positive(max_outputs)}
-    return _summary("image", "ImageSummary", name, [value], attrs, collections, family)
+    value = _check_rank(name, tensor, (4,), "[batch, height, width, channels]")
+    attrs = {"max_outputs": _check_outputs(max_outputs)}
+    return _make_summary("image", "ImageSummary", name, [value], attrs, collections, family)
 
 
 def audio(
@@ -122,9 +122,9 @@ def audio(
     Raises:
         InvalidArgumentError: The tensor has another rank.
     """
-    value = _ranked(name, tensor, (2, 3), "[batch, frames] or [batch, frames, channels]")
-    attrs = {"max_outputs": _positive(max_outputs)}
-    return _summary(
+    value = _check_rank(name, tensor, (2, 3), "[batch, frames] or [batch, frames, channels]")
+    attrs = {"max_outputs": _check_outputs(max_outputs)}
+    return _make_summary(
         "audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family
     )
 
@@ -143,7 +143,7 @@ def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = N
     value = rt.as_tensor(tensor)
     if value.dtype != _STRING:
         raise ValueError(f"summary.text({name!r}) takes a tensor of strings, not of {value.dtype}")
-    return _summary("text", "TensorSummaryV2", name, [value], {}, collections, None)
+    return _make_summary("text", "TensorSummaryV2", name, [value], {}, collections, None)
 
 
 def merge(
@@ -172,7 +172,7 @@ def merge(
             type="MergeSummary",
             name=name or "Merge/MergeSummary",
         )
-    return _collected(op.outputs[0], () if collections is None else collections)
+    return _add_to_collections(op.outputs[0], () if collections is None else collections)
 
 
 def merge_all(
@@ -189,7 +189,7 @@ def merge_all(
     return merge(found, name=name) if found else None
 
 
-def _summary(
+def _make_summary(
     kind: str,
     type: str,  # noqa: A002 - the field's own name
     name: str,
@@ -200,13 +200,13 @@ def _summary(
 ) -> rt.Tensor:
     tensors = [rt.as_tensor(i) for i in inputs]
     graph = tensors[0].graph
-    name = _clean(name)
+    name = _clean_name(name)
     if family:
-        family = _clean(family)
+        family = _clean_name(family)
         name = f"{family}/{name}"
     tag = "/".join(filter(None, [family, graph.get_name_scope(), name]))
     taken = _tags.setdefault(graph, set())
-    tag = _free(tag, taken)
+    tag = _free_tag(tag, taken)
     taken.add(tag)
     # Not where the values are: the step's target writes its own summaries.
     with rt.device(None):
@@ -218,18 +218,18 @@ def _summary(
             type=type,
             name=name,
         )
-    return _collected(
+    return _add_to_collections(
         op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections
     )
 
 
-def _collected(tensor: rt.Tensor, collections: Iterable[str]) -> rt.Tensor:
+def _add_to_collections(tensor: rt.Tensor, collections: Iterable[str]) -> rt.Tensor:
     for key in collections:
         tensor.graph.add_to_collection(key, tensor)
     return tensor
 
 
-def _clean(name: str) -> str:
+def _clean_name(name: str) -> str:
     """Replaces the illegal characters of a name by ``_``, as in TensorFlow 1."""
     cleaned = _ILLEGAL.sub("_", name).lstrip("/-_")
     if not cleaned:
@@ -237,12 +237,12 @@ def _clean(name: str) -> str:
     return cleaned
 
 
-def _free(tag: str, taken: Collection[str]) -> str:
+def _free_tag(tag: str, taken: Collection[str]) -> str:
     candidates = itertools.chain([tag], (f"{tag}_{count}" for count in itertools.count(1)))
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
+def _check_rank(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
     value = rt.as_tensor(tensor)
     if value.shape is not None and len(value.shape) not in ranks:
         raise rt.InvalidArgumentError(
@@ -251,7 +251,7 @@ def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: st
     return value
 
 
-def _positive(max_outputs: int) -> int:
+def _check_outputs(max_outputs: int) -> int:
     if max_outputs < 1:
         raise rt.InvalidArgumentError(f"max_outputs is {max_outputs}, but at least 1 is needed")
     return int(max_outputs)

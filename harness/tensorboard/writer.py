@@ -79,11 +79,11 @@ class FileWriter:
 
         Errors are logged.
         """
-        self._open()
+        self._open_file()
         if graph is not None:
             self.add_graph(graph)
 
-    def _open(self) -> EventFile:
+    def _open_file(self) -> EventFile:
         try:
             if "://" not in self._logdir:
                 os.makedirs(self._logdir, exist_ok=True)
@@ -133,7 +133,7 @@ class FileWriter:
             message = summary_pb2.Summary.FromString(summary.SerializeToString())
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
-        self._add(event_pb2.Event(summary=message), global_step)
+        self._add_event(event_pb2.Event(summary=message), global_step)
         numbers = {
             value.tag: value.simple_value
             for value in message.value
@@ -180,7 +180,7 @@ class FileWriter:
         message = graph_def(graph) if isinstance(graph, rt.Graph) else graph
         if not hasattr(message, "node"):
             raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
-        self._add(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
+        self._add_event(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
 
     def add_run_metadata(
         self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None
@@ -193,7 +193,7 @@ class FileWriter:
             global_step: the step.
         """
         tagged = event_pb2.TaggedRunMetadata(tag=tag, run_metadata=run_metadata.SerializeToString())
-        self._add(event_pb2.Event(tagged_run_metadata=tagged), global_step)
+        self._add_event(event_pb2.Event(tagged_run_metadata=tagged), global_step)
 
     def add_session_log(
         self,
@@ -217,13 +217,13 @@ class FileWriter:
             session_log = event_pb2.SessionLog(
                 status=status, checkpoint_path=checkpoint_path, msg=msg
             )
-        self._add(event_pb2.Event(session_log=session_log), global_step)
+        self._add_event(event_pb2.Event(session_log=session_log), global_step)
 
     def add_event(self, event: event_pb2.Event) -> None:
         """Adds an Event message as it is."""
         self.reopen().put(event)
 
-    def _add(self, event: event_pb2.Event, global_step: SupportsInt | None) -> None:
+    def _add_event(self, event: event_pb2.Event, global_step: SupportsInt | None) -> None:
         event.wall_time = concurrency.wall_time()
         if global_step is not None:
             event.step = int(global_step)
@@ -250,7 +250,7 @@ class FileWriter:
     def reopen(self) -> EventFile:
         """Returns the open file, or a new file in the same directory after ``close``."""
         with self._lock:
-            return self._file or self._open()
+            return self._file or self._open_file()
 
     def __enter__(self) -> FileWriter:
         """Returns the writer."""

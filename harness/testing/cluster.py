@@ -97,7 +97,7 @@ class LocalCluster(Processes):
         super().__init__(Zygote.lasting(preload, self._env), self._ids, echo)
         try:
             if links:
-                self._links = Links(list(self._ids), self._owner)
+                self._links = Links(list(self._ids), self._owner_of_port)
             if start:
                 for task in self._ids:
                     self.start(task)
@@ -153,11 +153,11 @@ class LocalCluster(Processes):
 
     def cut(self, one: str, other: str, *, reset: bool = False) -> None:
         """Cuts the network between two tasks until ``heal``; ``reset`` resets connections."""
-        self._network().cut(self._name(one), self._name(other), reset)
+        self._network().cut(self._checked_name(one), self._checked_name(other), reset)
 
     def heal(self, one: str, other: str) -> None:
         """Ends a cut."""
-        self._network().heal(self._name(one), self._name(other))
+        self._network().heal(self._checked_name(one), self._checked_name(other))
 
     # -- what they do ------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class LocalCluster(Processes):
                 raise TimeoutError(
                     f"the global step has not reached {step} within {secs:g} s: it is {now}"
                 )
-            self._pause()
+            self._await_change()
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class LocalCluster(Processes):
                 "" if fault.kind is Kind.CUT or self.running(fault.task) else "it does not run"
             )
             if not skipped:
-                self._inject(fault)
+                self._inject_fault(fault)
             say(
                 f"fault {len(done) + 1} at {last - began:.1f} s: "
                 f"{fault}{skipped and ' - skipped: ' + skipped}"
@@ -272,11 +272,11 @@ class LocalCluster(Processes):
         step = self.step()
         return step is not None and step >= fault.at_step
 
-    def _pause(self) -> None:
+    def _await_change(self) -> None:
         with self.changed:
             self.changed.wait(_POLL_SECS)
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject_fault(self, fault: Fault) -> None:
         if fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
         else:
@@ -286,7 +286,7 @@ class LocalCluster(Processes):
 
     def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
         """Waits a moment, and ends the faults whose time is over."""
-        self._pause()
+        self._await_change()
         for at, fault in list(undo):
             if at > concurrency.monotonic():
                 continue
@@ -296,7 +296,7 @@ class LocalCluster(Processes):
                 self.thaw(fault.task)
             elif not self.running(fault.task):
                 self.start(fault.task)
-            elif fault.kind is Kind.STOP and self._alive(fault.task).started_at < at - (
+            elif fault.kind is Kind.STOP and self._living_process(fault.task).started_at < at - (
                 fault.secs or 0.0
             ):
                 # The process of before the SIGTERM still runs.
@@ -305,7 +305,7 @@ class LocalCluster(Processes):
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    def _name(self, task: str) -> str:
+    def _checked_name(self, task: str) -> str:
         self.lives(task)
         return task
 
@@ -316,7 +316,7 @@ class LocalCluster(Processes):
             )
         return self._links
 
-    def _owner(self, port: int) -> str:
+    def _owner_of_port(self, port: int) -> str:
         """Returns the task that listens on a port.
 
         The ports of the control plane are known. The tensor ports are looked up.

@@ -34,10 +34,10 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
         AssertionError: Something was left; the message lists it. An error of the block itself comes
             first.
     """
-    before = Counter(_holdings())
+    before = Counter(_list_holdings())
     yield
     deadline = concurrency.monotonic() + secs
-    while left := Counter(_holdings()) - before:
+    while left := Counter(_list_holdings()) - before:
         if concurrency.monotonic() >= deadline:
             described = (what + f" x{count}" * (count > 1) for what, count in left.items())
             raise AssertionError(f"left behind: {'; '.join(described)}")
@@ -45,7 +45,7 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
         concurrency.Event().wait(_POLL_SECS)
 
 
-def _holdings() -> Iterator[str]:
+def _list_holdings() -> Iterator[str]:
     """Describes what this process holds, as in "thread worker", "process 17 sleep" and "file /tmp/x"."""
     lasting = Zygote.lasting_threads()
     yield from (
@@ -53,11 +53,11 @@ def _holdings() -> Iterator[str]:
         for t in concurrency.running_threads()
         if t not in lasting and not t.daemon
     )
-    yield from _children()
-    yield from _descriptors()
+    yield from _list_children()
+    yield from _list_descriptors()
 
 
-def _children() -> Iterator[str]:
+def _list_children() -> Iterator[str]:
     lasting = Zygote.lasting_processes()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -67,7 +67,7 @@ def _children() -> Iterator[str]:
                 yield f"process {child.pid} {command or child.status()}"
 
 
-def _descriptors() -> Iterator[str]:
+def _list_descriptors() -> Iterator[str]:
     try:
         numbers = os.listdir("/proc/self/fd")
     # There is no /proc off Linux.
@@ -79,13 +79,13 @@ def _descriptors() -> Iterator[str]:
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")
             if target.startswith("socket:"):
-                yield f"socket {_described(number)}"
+                yield f"socket {_describe_socket(number)}"
             # gRPC opens and closes pollers at times of its own, so event descriptors do not count.
             elif not target.startswith(("/proc/", "anon_inode:")):
                 yield f"file {target.partition(':[')[0]}"
 
 
-def _described(descriptor: int) -> str:
+def _describe_socket(descriptor: int) -> str:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
         family = (
             sock.family.name if isinstance(sock.family, socket.AddressFamily) else str(sock.family)

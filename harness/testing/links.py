@@ -54,7 +54,7 @@ class Links:
         """Port of the proxy of each task, on 127.0.0.1."""
         self._threads = concurrency.ThreadGroup("links")
         self._threads.start(self._loop.run_forever, name="links")
-        self._wait(self._listen(tasks))
+        self._run_in_loop(self._listen_for_tasks(tasks))
 
     def cut(self, one: str, other: str, reset: bool = False) -> None:
         """Cuts the link between two tasks, both ways, until ``heal``.
@@ -66,28 +66,28 @@ class Links:
             other: Name of the other task.
             reset: True resets connections instead, and new ones, too.
         """
-        self._wait(self._cut(one, other, reset))
+        self._run_in_loop(self._cut_link(one, other, reset))
 
     def heal(self, one: str, other: str) -> None:
         """Ends a cut. Does nothing when there is none."""
-        self._wait(self._heal(one, other))
+        self._run_in_loop(self._heal_link(one, other))
 
     def close(self) -> None:
         """Closes everything and ends the thread."""
-        self._wait(self._shut(), _CLOSE_SECS)
+        self._run_in_loop(self._shut_proxies(), _CLOSE_SECS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._threads.close()
         self._loop.close()
 
-    def _wait(self, work: Coroutine[None, None, None], secs: float | None = None) -> None:
+    def _run_in_loop(self, work: Coroutine[None, None, None], secs: float | None = None) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(secs)
 
     # -- in the loop's thread ----------------------------------------------------------------------------------
 
-    async def _listen(self, tasks: list[str]) -> None:
+    async def _listen_for_tasks(self, tasks: list[str]) -> None:
         for task in tasks:
             server = await asyncio.start_server(
-                lambda reader, writer, task=task: self._accept(task, reader, writer),  # type: ignore[misc]
+                lambda reader, writer, task=task: self._accept_connection(task, reader, writer),  # type: ignore[misc]
                 "127.0.0.1",
                 0,
                 limit=_PIECE_BYTES,
@@ -95,23 +95,23 @@ class Links:
             self._servers.append(server)
             self.ports[task] = server.sockets[0].getsockname()[1]
 
-    def _link(self, one: str, other: str) -> _Link:
+    def _link_between(self, one: str, other: str) -> _Link:
         return self._links.setdefault(frozenset((one, other)), _Link())
 
-    async def _cut(self, one: str, other: str, reset: bool) -> None:
-        link = self._link(one, other)
+    async def _cut_link(self, one: str, other: str, reset: bool) -> None:
+        link = self._link_between(one, other)
         link.reset = reset
         link.healed.clear()
         if reset:
             for writer in link.writers:
-                _reset(writer)
+                _reset_connection(writer)
 
-    async def _heal(self, one: str, other: str) -> None:
-        link = self._link(one, other)
+    async def _heal_link(self, one: str, other: str) -> None:
+        link = self._link_between(one, other)
         link.reset = False
         link.healed.set()
 
-    async def _accept(
+    async def _accept_connection(
         self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         current = asyncio.current_task()
@@ -121,20 +121,20 @@ class Links:
             with contextlib.suppress(
                 OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
             ):
-                await self._tunnel(task, reader, writer)
+                await self._tunnel_connection(task, reader, writer)
         finally:
             writer.close()
             self._relays.discard(current)
 
-    async def _tunnel(
+    async def _tunnel_connection(
         self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         host, _, port = head.split()[1].decode().rpartition(":")
         peer = await self._loop.run_in_executor(None, self._owner, int(port))
-        link = self._link(task, peer or f"{host}:{port}")
+        link = self._link_between(task, peer or f"{host}:{port}")
         if link.reset:
-            _reset(writer)
+            _reset_connection(writer)
             return
         link.writers.add(writer)
         there: asyncio.StreamWriter | None = None
@@ -149,14 +149,16 @@ class Links:
                 return
             link.writers.add(there)
             writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
-            await asyncio.gather(_relay(link, reader, there), _relay(link, back, writer))
+            await asyncio.gather(
+                _relay_bytes(link, reader, there), _relay_bytes(link, back, writer)
+            )
         finally:
             link.writers.discard(writer)
             if there is not None:
                 link.writers.discard(there)
                 there.close()
 
-    async def _shut(self) -> None:
+    async def _shut_proxies(self) -> None:
         for server in self._servers:
             server.close()
         for relay in list(self._relays):
@@ -165,7 +167,9 @@ class Links:
         await self._loop.shutdown_default_executor()
 
 
-async def _relay(link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _relay_bytes(
+    link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter
+) -> None:
     try:
         while data := await source.read(_PIECE_BYTES):
             await link.healed.wait()
@@ -177,7 +181,7 @@ async def _relay(link: _Link, source: asyncio.StreamReader, sink: asyncio.Stream
             sink.close()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def _reset_connection(writer: asyncio.StreamWriter) -> None:
     """Resets a connection. What was under way is lost."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):

@@ -113,7 +113,9 @@ class Zygote:
         self._failure: BaseException | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         # The guard ends with the thread that starts it, and takes the zygote and all tasks along.
-        self._thread = concurrency.ThreadGroup("zygote").start(self._run, theirs, name="zygote")
+        self._thread = concurrency.ThreadGroup("zygote").start(
+            self._run_zygote, theirs, name="zygote"
+        )
         self._ready.wait()
         if self._failure is not None:
             self._control.close()
@@ -167,7 +169,7 @@ class Zygote:
         while cls._lasting:
             cls._lasting.popitem()[1].close()
 
-    def _run(self, theirs: socket.socket) -> None:
+    def _run_zygote(self, theirs: socket.socket) -> None:
         program = f"import sys; from {zygote.__name__} import main; main(sys.argv[1:])"
         command = [sys.executable, "-c", program, str(theirs.fileno()), *self.preload]
         try:
@@ -309,11 +311,11 @@ class Processes:
                 os.close(writer)
             life = Life(task, len(self.lives(task)), channel, pid, started_at)
             self._lives.append(life)
-            self._threads.start(self._follow, life, reader, name=task)
+            self._threads.start(self._follow_output, life, reader, name=task)
             self.changed.notify_all()
         return life
 
-    def _follow(self, life: Life, output: int) -> None:
+    def _follow_output(self, life: Life, output: int) -> None:
         """Reads the output of a process until its end, on a thread of its own."""
         buffer = LineBuffer()
         sources: list[Any] = [output, life.channel]
@@ -322,11 +324,11 @@ class Processes:
         # for ever.
         while output in multiprocessing.connection.wait(sources):
             if data := os.read(output, _READ_BYTES):
-                self._add(life, buffer.feed(data))
+                self._add_lines(life, buffer.feed(data))
             else:
                 sources.remove(output)
         os.close(output)
-        self._add(life, buffer.flush())
+        self._add_lines(life, buffer.flush())
         try:
             code = life.channel.recv(zygote.MESSAGE_BYTES)
         # The error belongs to a signal that came too late. What was sent before can still be read.
@@ -337,7 +339,7 @@ class Processes:
             life.channel.close()
             self.changed.notify_all()
 
-    def _add(self, life: Life, texts: Sequence[str]) -> None:
+    def _add_lines(self, life: Life, texts: Sequence[str]) -> None:
         with self.changed:
             self._lines[life.task] += [
                 Line(concurrency.monotonic(), life.number, text) for text in texts
@@ -362,18 +364,20 @@ class Processes:
 
     def kill(self, task: str) -> None:
         """Sends SIGKILL, and waits for the end of the task."""
-        self._alive(task)
+        self._living_process(task)
         self.signal(task, signal.SIGKILL)
         self.wait(task)
 
     def stop(self, task: str) -> None:
         """Sends SIGTERM. Does not wait."""
-        self._alive(task)
+        self._living_process(task)
         self.signal(task, signal.SIGTERM)
 
     def freeze(self, task: str) -> None:
         """Stops a task by SIGSTOP until ``thaw``. Returns when no thread of the task runs."""
-        self._signal_and_wait(self._alive(task), signal.SIGSTOP, lambda states: states == {"T"})
+        self._signal_and_wait(
+            self._living_process(task), signal.SIGSTOP, lambda states: states == {"T"}
+        )
 
     def thaw(self, task: str) -> None:
         """Continues a task by SIGCONT. Returns when the task runs again, or has ended."""
@@ -406,7 +410,7 @@ class Processes:
         """Returns the running process of a task; None if there is none."""
         return next((life for life in self.lives(task) if life.code is None), None)
 
-    def _alive(self, task: str) -> Life:
+    def _living_process(self, task: str) -> Life:
         life = self.running(task)
         if life is None:
             raise RuntimeError(f"{task} does not run")
@@ -417,7 +421,7 @@ class Processes:
         with self.changed:
             return [line for line in self._lines[task] if re.search(pattern, line.text)]
 
-    def _tail(self, task: str) -> str:
+    def _last_lines(self, task: str) -> str:
         return "\n".join(
             ["; its last lines:", *(line.text for line in self._lines[task][-_SHOWN_LINES:])]
         )
@@ -441,12 +445,12 @@ class Processes:
                         return found
                 if self.running(task) is None:
                     raise RuntimeError(
-                        f"{task} has ended without a line like {pattern!r}{self._tail(task)}"
+                        f"{task} has ended without a line like {pattern!r}{self._last_lines(task)}"
                     )
                 left = deadline - concurrency.monotonic()
                 if left <= 0:
                     raise TimeoutError(
-                        f"{task} wrote no line like {pattern!r} within {secs:g} s{self._tail(task)}"
+                        f"{task} wrote no line like {pattern!r} within {secs:g} s{self._last_lines(task)}"
                     )
                 self.changed.wait(left)
 
@@ -463,7 +467,7 @@ class Processes:
             raise RuntimeError(f"{task} was never started")
         with self.changed:
             if not self.changed.wait_for(lambda: lives[-1].code is not None, secs):
-                raise TimeoutError(f"{task} did not end within {secs:g} s{self._tail(task)}")
+                raise TimeoutError(f"{task} did not end within {secs:g} s{self._last_lines(task)}")
             assert lives[-1].code is not None
             return lives[-1].code
 

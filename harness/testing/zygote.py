@@ -66,30 +66,30 @@ class _Server:
             ready = {key.fileobj for key, _ in self._selector.select()}
             if self._wake in ready:
                 self._wake.recv(MESSAGE_BYTES)
-                self._reap()
+                self._reap_tasks()
             for starter in [starter for starter in self._tasks if starter in ready]:
-                self._obey(starter)
+                self._send_signal(starter)
             if self._control in ready:
                 data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 3)
                 if not data:
                     break
                 message: dict[str, Any] = json.loads(data)
-                if self._start(message, *descriptors):
+                if self._start_task(message, *descriptors):
                     return message
         signal.set_wakeup_fd(-1)
         for pid in self._tasks.values():
             guard.signal_group(pid, signal.SIGKILL)
         return None
 
-    def _start(self, message: dict[str, Any], channel: int, *standard: int) -> bool:
+    def _start_task(self, message: dict[str, Any], channel: int, *standard: int) -> bool:
         """Starts a task. Returns True in a fork that is to run a Python program."""
-        pid = _fork()
+        pid = _fork_task()
         if pid == 0:
             for sock in (self._control, self._wake, self._waker, *self._tasks):
                 sock.close()
             self._selector.close()
             os.close(channel)
-            _become(message, standard)
+            _become_task(message, standard)
             return True
         for descriptor in standard:
             os.close(descriptor)
@@ -97,10 +97,10 @@ class _Server:
         starter = socket.socket(fileno=channel)
         self._tasks[starter] = pid
         self._selector.register(starter, selectors.EVENT_READ)
-        _send(starter, pid)
+        _send_number(starter, pid)
         return False
 
-    def _obey(self, starter: socket.socket) -> None:
+    def _send_signal(self, starter: socket.socket) -> None:
         """Sends a task the signal that its starter requests; SIGKILL when the starter has gone."""
         try:
             data = starter.recv(MESSAGE_BYTES)
@@ -111,7 +111,7 @@ class _Server:
         # The task is not reaped, so its number cannot be that of another group.
         guard.signal_group(self._tasks[starter], int(data or signal.SIGKILL))
 
-    def _reap(self) -> None:
+    def _reap_tasks(self) -> None:
         """Reports the tasks that have ended."""
         for starter, pid in list(self._tasks.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -119,20 +119,20 @@ class _Server:
             # The task is not reaped yet, so its number cannot be that of another group.
             guard.signal_group(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            _send(starter, os.waitstatus_to_exitcode(status))
+            _send_number(starter, os.waitstatus_to_exitcode(status))
             if starter in self._selector.get_map():
                 self._selector.unregister(starter)
             del self._tasks[starter]
             starter.close()
 
 
-def _send(starter: socket.socket, number: int) -> None:
+def _send_number(starter: socket.socket, number: int) -> None:
     # The starter may have gone. The same socket reports that.
     with contextlib.suppress(OSError):
         starter.send(str(number).encode())
 
 
-def _fork() -> int:
+def _fork_task() -> int:
     """Forks a task with its own process group, which dies with this process.
 
     Returns 0 in the task.
@@ -155,7 +155,7 @@ def _fork() -> int:
     return 0
 
 
-def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
+def _become_task(message: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Sets up a new task. Executes the command unless it is to be run in this process."""
     try:
         signal.set_wakeup_fd(-1)
@@ -184,7 +184,7 @@ def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def can_fork(argv: Sequence[str]) -> bool:
-    """Returns True if ``run`` can run a command: this interpreter with ``-m MODULE``, ``-c CODE`` or a file."""
+    """Returns True if ``run_program`` can run a command: this interpreter with ``-m MODULE``, ``-c CODE`` or a file."""
     return (
         len(argv) > 1
         and argv[0] == sys.executable
@@ -192,7 +192,7 @@ def can_fork(argv: Sequence[str]) -> bool:
     )
 
 
-def run(argv: Sequence[str]) -> None:
+def run_program(argv: Sequence[str]) -> None:
     """Runs a Python program in this process as the interpreter would have run it."""
     # Two tasks that were forked from one process would draw the same numbers.
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -224,4 +224,4 @@ def main(arguments: Sequence[str]) -> None:
             importlib.import_module(name)
     task = _Server(control).serve()
     if task is not None:
-        run(task["argv"])
+        run_program(task["argv"])

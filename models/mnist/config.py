@@ -23,7 +23,7 @@ _LIMIT = "limit_"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
 
-def _flag(
+def _flag_field(
     define: Callable[..., object],
     *rest: object,
     low: float | None = None,
@@ -48,9 +48,11 @@ def _flag(
     return field(metadata={"define": partial(define, **bounds), "rest": rest})
 
 
-_text, _switch = (partial(_flag, define) for define in (flags.DEFINE_string, flags.DEFINE_bool))
+_text, _switch = (
+    partial(_flag_field, define) for define in (flags.DEFINE_string, flags.DEFINE_bool)
+)
 _count, _number, _choice = (
-    partial(_flag, define)
+    partial(_flag_field, define)
     for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
 )
 
@@ -264,9 +266,9 @@ class Config:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
             return str(error)
-        return next((line for is_wrong, line in self._conflicts() if is_wrong), None)
+        return next((line for is_wrong, line in self._find_conflicts() if is_wrong), None)
 
-    def _conflicts(self) -> Iterator[tuple[object, str]]:
+    def _find_conflicts(self) -> Iterator[tuple[object, str]]:
         """Yields pairs (is wrong, message) for flags that do not fit together."""
         bounded, evaluates = self.max_staleness is not None, self.me.job == "evaluator"
         ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))

@@ -115,12 +115,14 @@ def load(
     ):
         if directory:
             found = _read_directory(Path(directory).expanduser(), setting, checksums)
-            return _mnist(found, f"MNIST from {directory} ({setting})")
+            return _make_mnist(found, f"MNIST from {directory} ({setting})")
     cache = pooch.os_cache("bellwether") / "mnist"
     try:
-        return _mnist(files.fetch(cache, mirrors, checksums), f"MNIST from {cache} (downloaded)")
+        return _make_mnist(
+            files.fetch(cache, mirrors, checksums), f"MNIST from {cache} (downloaded)"
+        )
     except ConnectionError as error:
-        return _digits(error)
+        return _make_digits(error)
 
 
 def _read_directory(
@@ -143,7 +145,7 @@ def _read_directory(
     return found
 
 
-def _mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
+def _make_mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
     train, test = (
         Split(
             values[f"{part}-images-idx3-ubyte"].reshape(-1, IMAGE_PIXELS),
@@ -154,7 +156,7 @@ def _mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
     return Mnist(train, test, "mnist", source)
 
 
-def _digits(reason: Exception) -> Mnist:
+def _make_digits(reason: Exception) -> Mnist:
     """Returns scikit-learn's handwritten digits in the format of MNIST.
 
     As in MNIST, a digit of 20x20 pixels lies in the middle of 28x28.
@@ -241,7 +243,7 @@ class Batches:
         self._num_shards = num_shards
         # Epoch and position change in one assignment: a checkpoint reads both from another thread.
         self._place = 0, 0
-        self._order = self._shuffle(0)
+        self._order = self._shuffle_epoch(0)
 
     @property
     def epoch(self) -> float:
@@ -256,7 +258,7 @@ class Batches:
         position += len(chosen)
         while len(chosen) < self._batch_size:
             epoch += 1
-            self._order = self._shuffle(epoch)
+            self._order = self._shuffle_epoch(epoch)
             more = self._order[: self._batch_size - len(chosen)]
             position = len(more)
             chosen = np.concatenate([chosen, more])
@@ -266,7 +268,7 @@ class Batches:
     def state(self) -> dict[str, int]:
         """Returns the position of the stream, for `restore` in another process."""
         epoch, position = self._place
-        return self._identity() | {"epoch": epoch, "position": position}
+        return self._stream_identity() | {"epoch": epoch, "position": position}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Continues at the position of another stream, whose batch size may differ.
@@ -277,7 +279,7 @@ class Batches:
         Raises:
           ValueError: The seed, the shard or the number of examples differ.
         """
-        for name, here in self._identity().items():
+        for name, here in self._stream_identity().items():
             if int(state[name]) != here:
                 raise ValueError(
                     f"the saved batches had {name}={state[name]}, these have {here}: use the same"
@@ -288,9 +290,9 @@ class Batches:
                 f"the saved batches were at epoch {epoch}, position {position}: no such place"
             )
         self._place = epoch, position
-        self._order = self._shuffle(epoch)
+        self._order = self._shuffle_epoch(epoch)
 
-    def _identity(self) -> dict[str, int]:
+    def _stream_identity(self) -> dict[str, int]:
         return {
             "seed": self._seed,
             "shard_index": self._shard_index,
@@ -298,7 +300,7 @@ class Batches:
             "num_examples": len(self._split),
         }
 
-    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
+    def _shuffle_epoch(self, epoch: int) -> NDArray[np.int64]:
         permutation = np.random.default_rng((self._seed, epoch)).permutation(len(self._split))
         return permutation[self._shard_index :: self._num_shards]
 

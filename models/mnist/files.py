@@ -68,7 +68,7 @@ def fetch(
         with contextlib.suppress(FileNotFoundError, DataError):
             return {name: read(cache / name, sha256) for name, sha256 in checksums.items()}
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / "lock"):
+        with _hold_lock(cache / "lock"):
             # Temporary files belong to processes that were killed: a live one would hold the lock.
             for leftover in cache.glob("tmp*"):
                 leftover.unlink()
@@ -143,7 +143,7 @@ class _Unzipped(io.BytesIO):
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     for _ in range(round(_LOCK_SECS / _LOG_SECS)):
         with contextlib.suppress(filelock.Timeout), filelock.FileLock(path, timeout=_LOG_SECS):
             return (yield)
@@ -166,7 +166,7 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
     for mirror in mirrors:
         url = f"{mirror}/{path.name}.gz"
         try:
-            pooch.retrieve(url, sha256, path.name, path.parent, downloader=_get)
+            pooch.retrieve(url, sha256, path.name, path.parent, downloader=_download_file)
             return read(path, sha256)
         except ConnectionError as error:
             logging.warning("%s cannot be reached: %s", url, error)
@@ -181,7 +181,7 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
     raise ConnectionError("no MNIST mirror could be reached")
 
 
-def _get(url: str, file: str, _: object) -> None:
+def _download_file(url: str, file: str, _: object) -> None:
     unzipped = _Unzipped("the download")
     try:
         pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(

@@ -23,9 +23,9 @@ def init(seed: int, hidden_units: int = 100) -> dict[str, NDArray[np.float32]]:
     """Returns initial parameters: 784 -> ``hidden_units`` -> 10. A seed has the same ones in every process."""
     rng = np.random.default_rng(seed)
     return {
-        "w1": _weights(rng, IMAGE_PIXELS, hidden_units),
+        "w1": _draw_weights(rng, IMAGE_PIXELS, hidden_units),
         "b1": np.zeros(hidden_units, np.float32),
-        "w2": _weights(rng, hidden_units, NUM_CLASSES),
+        "w2": _draw_weights(rng, hidden_units, NUM_CLASSES),
         "b2": np.zeros(NUM_CLASSES, np.float32),
     }
 
@@ -51,7 +51,7 @@ def accuracy(params: Params, images: Array, labels: Array) -> Array:
     return jnp.mean(predictions(params, images) == labels, dtype=jnp.float32)
 
 
-def _weights(rng: np.random.Generator, inputs: int, units: int) -> NDArray[np.float32]:
+def _draw_weights(rng: np.random.Generator, inputs: int, units: int) -> NDArray[np.float32]:
     """Draws normal weights of deviation 1/sqrt(inputs of a unit), again beyond two deviations."""
     values = rng.standard_normal((inputs, units))
     while (outliers := np.abs(values) > 2).any():

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
     with harness.preemptible(config.preempt_grace_secs):
         if config.me.job == "evaluator":
-            follow(config)
+            evaluate_checkpoints(config)
         else:
             between_graph(config)
 
@@ -96,10 +96,10 @@ def between_graph(config: Config) -> None:
             )
 
 
-def follow(config: Config) -> None:
+def evaluate_checkpoints(config: Config) -> None:
     """Evaluates the checkpoints of the chief on the test set, until training is over."""
-    split = load(config).test
-    graph = build(config, config.me, 1, 1)
+    split = load_data(config).test
+    graph = build_graph(config, config.me, 1, 1)
 
     def evaluate(session: rt.Session, step: int) -> dict[str, float]:
         sums = np.zeros(2)
@@ -143,17 +143,17 @@ def train(config: Config, me: harness.Member) -> None:
         config: the run.
         me: this task, with its server.
     """
-    mnist = load(config)
+    mnist = load_data(config)
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
-    graph = build(config, me, last, len(mnist.train))
+    graph = build_graph(config, me, last, len(mnist.train))
     batches = None
     if not config.elastic:
         size = config.batch_size * config.accumulate
         batches = data.Batches(mnist.train, size, config.seed, me.number, config.workers)
     if me.is_chief and batches is not None:
         # The restore of the checkpoint sets this state too, so the state is registered before.
-        checkpoint(batches)
-    supervisor = supervise(config, graph)
+        register_position(batches)
+    supervisor = make_supervisor(config, graph)
     progress = harness.Progress(last, every=config.log_every_steps)
     profiler = monitoring.StepProfiler.from_text(
         config.profile_steps, config.logdir, here=me.is_chief
@@ -166,12 +166,12 @@ def train(config: Config, me: harness.Member) -> None:
         if not me.is_chief and batches is not None:
             # The checkpoints of the chief hold this state. Registered earlier, the state would be
             # that of the start.
-            checkpoint(batches)
+            register_position(batches)
         step = int(session.run(graph.global_step))
         if step:
-            go_on(session, step, last, config.logdir)
+            resume_run(session, step, last, config.logdir)
         tests = Tests(config, session, graph, supervisor, mnist.test, step, per_epoch)
-        with dealt(graph, session, mnist.train, batches) as feeds_of_steps:
+        with deal_feeds(graph, session, mnist.train, batches) as feeds_of_steps:
             while not supervisor.should_stop() and (step < last or config.trains_all_data):
                 profiler.step(step)
                 try:
@@ -204,7 +204,7 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 
 @contextlib.contextmanager
-def dealt(
+def deal_feeds(
     graph: "Graph", session: rt.SessionLike, split: data.Split, batches: data.Batches | None
 ) -> Iterator[Iterator[Feeds]]:
     """Yields the feeds of this worker's steps: a fixed share, or leases on shards if workers come and go."""
@@ -224,7 +224,7 @@ def dealt(
         )
 
 
-def load(config: Config) -> data.Mnist:
+def load_data(config: Config) -> data.Mnist:
     """Returns the data set; ends the process with the reason if there is none."""
     try:
         mnist = data.load(config.data_dir)
@@ -253,7 +253,7 @@ class Graph:
     shards: harness.DataShards | None
 
 
-def build(config: Config, me: harness.Member, steps: int, examples: int) -> Graph:
+def build_graph(config: Config, me: harness.Member, steps: int, examples: int) -> Graph:
     """Builds the graph, the same on every worker: variables on the ps, computation on this worker."""
     with me.device():
         global_step = harness.get_or_create_global_step()
@@ -271,8 +271,8 @@ def build(config: Config, me: harness.Member, steps: int, examples: int) -> Grap
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         rule = harness.Optimizer(update_rule(config, steps))
-        shards = deal(config, examples) if config.elastic else None
-        optimizer = together(rule if shards is None else shards.counted(rule), config)
+        shards = make_shards(config, examples) if config.elastic else None
+        optimizer = wrap_optimizer(rule if shards is None else shards.counted(rule), config)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
@@ -296,7 +296,7 @@ def build(config: Config, me: harness.Member, steps: int, examples: int) -> Grap
     )
 
 
-def deal(config: Config, examples: int) -> harness.DataShards:
+def make_shards(config: Config, examples: int) -> harness.DataShards:
     """Returns the object that deals the training data out to workers that come and go."""
     return harness.DataShards(
         examples,
@@ -306,7 +306,7 @@ def deal(config: Config, examples: int) -> harness.DataShards:
     )
 
 
-def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
+def wrap_optimizer(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
     """Wraps the optimizer for the mode of --sync; the wrapper has the same methods."""
     if config.sync:
         workers = None if config.elastic else config.workers
@@ -341,7 +341,7 @@ def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     return rules[config.optimizer](schedule)
 
 
-def supervise(config: Config, graph: Graph) -> harness.Supervisor:
+def make_supervisor(config: Config, graph: Graph) -> harness.Supervisor:
     """Returns the Supervisor, which initialises, restores and saves."""
     if config.me.is_chief:
         kept = f"checkpoints and TensorBoard events go to {config.logdir}"
@@ -363,12 +363,12 @@ def supervise(config: Config, graph: Graph) -> harness.Supervisor:
     )
 
 
-def checkpoint(batches: data.Batches) -> None:
+def register_position(batches: data.Batches) -> None:
     """Registers the position in this worker's data as a state of every checkpoint."""
-    harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
+    harness.checkpointable("data", batches.state, lambda state: resume_data(batches, state))
 
 
-def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
+def resume_data(batches: data.Batches, state: dict[str, int]) -> None:
     """Resumes the data at a saved position, unless the shares are different now."""
     # The chief sets its state when it restores the model, and again when it resumes.
     if batches.state() == state:
@@ -381,7 +381,7 @@ def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
         logging.info("going on with the data at epoch %.4f", batches.epoch)
 
 
-def go_on(session: harness.ManagedSession, step: int, steps: int, logdir: str | None) -> None:
+def resume_run(session: harness.ManagedSession, step: int, steps: int, logdir: str | None) -> None:
     """Logs that a run is resumed, and restores the states of this worker."""
     end = (
         ""

@@ -190,7 +190,7 @@ def get_checkpoint_state(
     if newest is None:
         return None
     steps = _layout.steps_in(_layout.series_of(newest))
-    return CheckpointState(newest, [step.path for _, step, _ in _layout.ranked(steps)])
+    return CheckpointState(newest, [step.path for _, step, _ in _layout.rank_steps(steps)])
 
 
 def checkpoint_exists(checkpoint_prefix: str) -> bool:

@@ -171,22 +171,22 @@ class Evaluator:
         os.makedirs(self._own, exist_ok=True)
         # Raises where nothing can be written there; the lock below only logs that, for the sake of
         # a chief.
-        open(self._path(RUN_FILE), "ab").close()
+        open(self._own_path(RUN_FILE), "ab").close()
         # The record of the lock names tasks. This name keeps two evaluators apart.
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
             concurrency.Event().wait(POLL_SECS)
         try:
-            return self._follow()
+            return self._follow_run()
         finally:
             lock.release()
 
-    def _follow(self) -> Standing:
+    def _follow_run(self) -> Standing:
         from harness.tensorboard.writer import FileWriter  # takes a second to import
 
-        self._evaluations = evaluations.load(self._path(STATE_FILE))
-        self._tidy()
+        self._evaluations = evaluations.load(self._own_path(STATE_FILE))
+        self._remove_leftovers()
         if self._evaluations:
             logging.info("%d checkpoints have been evaluated before", len(self._evaluations))
         with (
@@ -202,12 +202,12 @@ class Evaluator:
                 # With each round, as a task that was started again has forgotten the order.
                 if (stop := self.standing.stop) and not over:
                     self._run.stop(stop)
-                found = self._checkpoints()
+                found = self._find_checkpoints()
                 key = evaluations.next_key(
                     found.keys() - self._passed_over, self._evaluations, over
                 )
                 if key is not None:
-                    self._one(session, writer, key, found[key])
+                    self._evaluate_checkpoint(session, writer, key, found[key])
                 elif over:
                     break
                 else:
@@ -228,7 +228,7 @@ class Evaluator:
             )
         return end
 
-    def _checkpoints(self) -> dict[tuple[int, float], str]:
+    def _find_checkpoints(self) -> dict[tuple[int, float], str]:
         """Returns the paths of the run's checkpoints, by their step and time."""
         from harness.checkpoints import layout
 
@@ -256,11 +256,11 @@ class Evaluator:
         self._saved_at = seen
         return found
 
-    def _one(
+    def _evaluate_checkpoint(
         self, session: rt.Session, writer: FileWriter, key: tuple[int, float], path: str
     ) -> None:
         step, saved_at = key
-        with self._holding(path, step) as held:
+        with self._hold_checkpoint(path, step) as held:
             if held is None:
                 logging.warning("%s was deleted before it was evaluated", path)
                 self._passed_over.add(key)
@@ -271,7 +271,7 @@ class Evaluator:
                 logging.error("not evaluated: %s", error)
                 self._passed_over.add(key)
                 return
-            metrics = _numbers(self._evaluate(session, step))
+            metrics = _check_metrics(self._evaluate(session, step))
             if self._goal.best_by and self._goal.best_by not in metrics:
                 told = ", ".join(metrics) or "nothing"
                 raise ValueError(
@@ -284,21 +284,21 @@ class Evaluator:
             # Kept before the evaluation is noted: a best checkpoint in the file always lies on the
             # disk.
             if evaluations.standing(after, self._goal).best == new:
-                self._keep(held, new)
+                self._keep_best(held, new)
             writer.add_scalars(metrics, step)
             writer.flush()
             # Written last: an evaluator that dies before evaluates this checkpoint once more, and
             # misses none.
-            evaluations.store(self._path(STATE_FILE), after)
+            evaluations.store(self._own_path(STATE_FILE), after)
             self._evaluations = after
-        self._tidy()
+        self._remove_leftovers()
 
     @contextlib.contextmanager
-    def _holding(self, path: str, step: int) -> Iterator[str | None]:
+    def _hold_checkpoint(self, path: str, step: int) -> Iterator[str | None]:
         """Holds a checkpoint for the length of the block; yields the path, or None for a deleted checkpoint."""
         from harness.checkpoints import layout
 
-        held = os.path.join(self._path(HELD), str(step))
+        held = os.path.join(self._own_path(HELD), str(step))
         try:
             _link_tree(path, held)
             # The trainer may delete a checkpoint while its files are linked.
@@ -308,12 +308,12 @@ class Evaluator:
         try:
             yield None if gone and not os.path.isdir(path) else held
         finally:
-            shutil.rmtree(self._path(HELD), ignore_errors=True)
+            shutil.rmtree(self._own_path(HELD), ignore_errors=True)
 
-    def _keep(self, held: str, evaluation: Evaluation) -> None:
+    def _keep_best(self, held: str, evaluation: Evaluation) -> None:
         """Links the held checkpoint as the best.
 
-        The best checkpoint before stays until ``_tidy``.
+        The best checkpoint before stays until ``_remove_leftovers``.
         """
         place = self._best_path(evaluation)
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -323,24 +323,24 @@ class Evaluator:
             shutil.rmtree(place)
         _link_tree(held, place)
 
-    def _tidy(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Removes the files of a process that died, and all but the best checkpoint."""
-        shutil.rmtree(self._path(HELD), ignore_errors=True)
+        shutil.rmtree(self._own_path(HELD), ignore_errors=True)
         best = self.standing.best
         keep = None if best is None else os.path.basename(self._best_path(best))
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.listdir(self._path(BEST)):
+            for entry in os.listdir(self._own_path(BEST)):
                 if entry != keep:
-                    shutil.rmtree(os.path.join(self._path(BEST), entry), ignore_errors=True)
+                    shutil.rmtree(os.path.join(self._own_path(BEST), entry), ignore_errors=True)
 
-    def _path(self, name: str) -> str:
+    def _own_path(self, name: str) -> str:
         return os.path.join(self._own, name)
 
     def _best_path(self, evaluation: Evaluation) -> str:
-        return os.path.join(self._path(BEST), str(evaluation.step))
+        return os.path.join(self._own_path(BEST), str(evaluation.step))
 
 
-def _numbers(metrics: object) -> dict[str, float]:
+def _check_metrics(metrics: object) -> dict[str, float]:
     """Returns the metrics of ``evaluate`` as floats. Raises TypeError for anything else."""
     try:
         found = {str(name): np.asarray(value) for name, value in metrics.items()}  # type: ignore[attr-defined]

@@ -178,7 +178,7 @@ def join_cluster(
                 # A ps adds numbers. JAX would take most of an accelerator's memory, which the
                 # workers need.
                 jax.config.update("jax_platforms", "cpu")
-            server = _server(me, server_options)
+            server = _start_server(me, server_options)
         except (
             rt.InvalidArgumentError,
             rt.UnauthenticatedError,
@@ -209,7 +209,7 @@ def _has_begun(server: rt.Server) -> bool:
     return values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
 
 
-def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
+def _start_server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
     if me.job == "evaluator":
         return None
     return rt.Server(
@@ -239,7 +239,7 @@ def find_identity(
         >>> me.job, me.index
         ('worker', 1)
     """
-    told = _flags(argv, strict)
+    told = _find_flags(argv, strict)
     # A person types flags, so they count before what an engine has put into the environment.
     if told:
         return _from_flags(told)
@@ -288,7 +288,7 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
     return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
 
 
-def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
+def _find_flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     """Returns the flags of the cluster by name: those of absl where the program parses them, else of ``argv``."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     # One dash too, as absl accepts it.
@@ -298,7 +298,7 @@ def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     found = {name: value for name, value in vars(parsed).items() if value} | _absl_flags()
     for argument in rest:
         given = argument.lstrip("-").partition("=")[0]
-        meant = _meant(given, found)
+        meant = _meant_flag(given, found)
         if argument.startswith("-") and meant and given not in flags.FLAGS:
             raise rt.InvalidArgumentError(
                 f"--{given} is no flag of a task; did you mean --{meant}?"
@@ -326,7 +326,7 @@ def _absl_flags() -> dict[str, str]:
     return found
 
 
-def _meant(given: str, found: Mapping[str, str]) -> str:
+def _meant_flag(given: str, found: Mapping[str, str]) -> str:
     """Returns the flag of a task that a misspelt flag stands for; empty for none."""
     # A flag that is there already is not what a misspelt one was meant to be.
     absent = [name for name in _FLAGS if name not in found]

@@ -140,7 +140,7 @@ class MonitoredSession:
         # Before the session, as hooks may add to the graph, and the creator makes it final.
         for hook in self._hooks:
             hook.begin()
-        self._session: ManagedSession | None = self._open(creator)
+        self._session: ManagedSession | None = self._open_session(creator)
         # A late task may not run a step: the block is to end at once.
         self._saw_stop = self._life.late
         try:
@@ -151,10 +151,10 @@ class MonitoredSession:
                 self._run_after_first_create(self._session)
         except BaseException:
             # The caller gets no session, so the caller cannot close it.
-            self._abandon()
+            self._close_session()
             raise
 
-    def _open(self, creator: TrainingSessionCreator) -> ManagedSession:
+    def _open_session(self, creator: TrainingSessionCreator) -> ManagedSession:
         saved = [os.path.split(hook.save_path) for hook in _savers_among(self._hooks)]
         # The chief restores the series that its own hook saves; another hook may save elsewhere.
         series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
@@ -179,7 +179,7 @@ class MonitoredSession:
                 hook.stop_everybody = self._life.stop_everybody
                 hook.register_state(self.raw, self._checkpoint_dir)
 
-    def _abandon(self) -> None:
+    def _close_session(self) -> None:
         """Ends the threads and the session, without the work of the end of training."""
         # Read before the close, as the hooks below need the session that they have registered in.
         raw = self.raw
@@ -238,7 +238,7 @@ class MonitoredSession:
                 twice.
             BaseException: An error of a thread, such as one that fills a queue.
         """
-        return self._step(
+        return self._run_step(
             lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata)
         )
 
@@ -271,7 +271,7 @@ class MonitoredSession:
                 self._coord.request_stop()
                 return None
 
-        return self._step(once)
+        return self._run_step(once)
 
     @property
     def managed(self) -> ManagedSession:
@@ -285,7 +285,7 @@ class MonitoredSession:
         """The present session underneath, as ``ManagedSession.raw``."""
         return self.managed.raw
 
-    def _step(self, once: Callable[[rt.Session], _T]) -> _T:
+    def _run_step(self, once: Callable[[rt.Session], _T]) -> _T:
         """Runs a step of the user's, which is an error after a stop that the user's loop could see.
 
         An order to stop may come between the loop's look and its step: that step is run.
@@ -380,7 +380,9 @@ class MonitoredSession:
     ) -> bool:
         """Ends training; the end of the input is no error."""
         clean = kind is None or kind in _CLEAN_END
-        self._close(clean=clean, interrupted=kind is not None and not issubclass(kind, Exception))
+        self._end_training(
+            clean=clean, interrupted=kind is not None and not issubclass(kind, Exception)
+        )
         return clean
 
     def close(self) -> None:
@@ -392,9 +394,9 @@ class MonitoredSession:
         """
         if self._session is None:
             raise RuntimeError("Session is already closed.")
-        self._close(clean=True, interrupted=False)
+        self._end_training(clean=True, interrupted=False)
 
-    def _close(self, *, clean: bool, interrupted: bool) -> None:
+    def _end_training(self, *, clean: bool, interrupted: bool) -> None:
         if self._session is None:
             return
         try:
@@ -427,7 +429,7 @@ class MonitoredSession:
             if clean:
                 raise
         finally:
-            self._abandon()
+            self._close_session()
 
     def _leave_hooks(self, session: rt.SessionLike) -> None:
         for hook in _savers_among(self._hooks):
@@ -559,8 +561,8 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         >>> step
         3
     """
-    summaries = _pair(save_summaries_secs, save_summaries_steps, (None, _SUMMARY_STEPS))
-    saves = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
+    summaries = _interval_pair(save_summaries_secs, save_summaries_steps, (None, _SUMMARY_STEPS))
+    saves = _interval_pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
     scaffold = scaffold or Scaffold()
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
@@ -606,7 +608,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     )
 
 
-def _pair(
+def _interval_pair(
     secs: float | None | Default,
     steps: int | None | Default,
     default: tuple[float | None, int | None],

@@ -128,11 +128,11 @@ class Checkpoints:
             ResourceExhaustedError: The disk is full.
         """
         with self._lock:
-            self._inspect(session, wait=True)
+            self._inspect_save(session, wait=True)
             if not self._is_due(session):
                 return None
-            path = str(self._saved(session, wait=True))
-            self._note(path, session)
+            path = str(self._save_once(session, wait=True))
+            self._note_save(path, session)
             return path
 
     def begin(self, session: rt.SessionLike) -> None:
@@ -142,20 +142,20 @@ class Checkpoints:
             PermissionDeniedError: Another chief has taken the lead.
         """
         with self._lock:
-            self._inspect(session)
+            self._inspect_save(session)
             if not self._is_due(session):
                 return
             if isinstance(self._saver, Saver):
-                self._start(session)
+                self._start_save(session)
             else:
                 # A saver of the user's own cannot save in the background.
-                self._note(str(self._saved(session, wait=True)), session)
+                self._note_save(str(self._save_once(session, wait=True)), session)
 
     def changed(self, session: rt.SessionLike) -> bool:
         """Returns True if a variable was written since the last save, whatever the global step says."""
         with self._lock:
             last = self._saved_path or self._on_disk()
-            return last is None or self._changed(session, last)
+            return last is None or self._has_changed(session, last)
 
     def inspect(self, session: rt.SessionLike) -> None:
         """Notes the end of a save that was begun.
@@ -169,7 +169,7 @@ class Checkpoints:
         # Looked at without the lock first: this is called with every step.
         if self._running is not None:
             with self._lock:
-                self._inspect(session)
+                self._inspect_save(session)
 
     def settle(self, secs: float) -> None:
         """Waits for the end of a save that was begun, ``secs`` seconds at most; its result does not matter."""
@@ -183,7 +183,7 @@ class Checkpoints:
             self._saver.skipped += count
         rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
-    def _inspect(self, session: rt.SessionLike, *, wait: bool = False) -> None:
+    def _inspect_save(self, session: rt.SessionLike, *, wait: bool = False) -> None:
         handle = self._running
         if handle is None or not (wait or handle.done()):
             return
@@ -200,8 +200,8 @@ class Checkpoints:
                 # A backup took the place of a ps. Its session goes on, so nobody else would begin
                 # this save again.
                 logging.info("this checkpoint is begun again: %s", error)
-                self._start(session)
-                self._inspect(session, wait=wait)
+                self._start_save(session)
+                self._inspect_save(session, wait=wait)
             elif self._within is not underlying(session):
                 logging.warning(
                     "this checkpoint was not saved: its session was replaced meanwhile: %s", error
@@ -209,7 +209,7 @@ class Checkpoints:
             else:
                 raise
         else:
-            self._note(path, session)
+            self._note_save(path, session)
 
     def _is_due(self, session: rt.SessionLike) -> bool:
         if self._global_step is not None:
@@ -218,7 +218,7 @@ class Checkpoints:
             if (
                 last is not None
                 and self._step == step_in(last)
-                and not self._changed(session, last)
+                and not self._has_changed(session, last)
             ):
                 return False
         # Asked last, and before each save: a chief that was frozen must not delete the checkpoints
@@ -229,7 +229,7 @@ class Checkpoints:
             )
         return True
 
-    def _changed(self, session: rt.SessionLike, last: str) -> bool:
+    def _has_changed(self, session: rt.SessionLike, last: str) -> bool:
         """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
         # A saver of the user's own does not compare. Then a standing step means that all is saved,
@@ -251,13 +251,13 @@ class Checkpoints:
             _raise_if_replaced(error, raw, session)
             raise
 
-    def _start(self, session: rt.SessionLike) -> None:
+    def _start_save(self, session: rt.SessionLike) -> None:
         raw = underlying(session)
-        handle = self._saved(session, wait=False)
+        handle = self._save_once(session, wait=False)
         if handle is not None:  # None: the save was skipped
             self._running, self._within = handle, raw
 
-    def _saved(self, session: rt.SessionLike, *, wait: bool) -> Any:
+    def _save_once(self, session: rt.SessionLike, *, wait: bool) -> Any:
         """Saves; begins again where a backup took the place of a ps, which a session does not notice."""
         raw = underlying(session)
         options = {} if wait else {"wait": False}
@@ -271,7 +271,7 @@ class Checkpoints:
                     _raise_if_replaced(error, raw, session)
                     raise
 
-    def _note(self, path: str, session: rt.SessionLike) -> None:
+    def _note_save(self, path: str, session: rt.SessionLike) -> None:
         # The name has the step of the checkpoint; other workers have moved the global step since it
         # was read.
         before, self._saved_path = self._saved_step, path

@@ -115,7 +115,7 @@ class Supervisor:
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
         # This call comes first: here ``locals()`` holds the arguments, and below further names.
-        parts = supervisor_parts.assemble(locals())
+        parts = supervisor_parts.assemble_parts(locals())
         self._graph = parts.graph
         self.is_chief = is_chief
         """True on the chief."""
@@ -242,7 +242,7 @@ class Supervisor:
             raise
         finally:
             try:
-                self._end(over, close_summary_writer, ignores_threads=False)
+                self._end_training(over, close_summary_writer, ignores_threads=False)
             finally:
                 self._life.close()
         if after_the_stop is not None:
@@ -285,7 +285,9 @@ class Supervisor:
             # A silent task is waited for: its step is neither lost nor doubled when the task
             # answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
-        source = _source(self, self._graph, master, config, max_wait_secs, wait_for_checkpoint)
+        source = _session_source(
+            self, self._graph, master, config, max_wait_secs, wait_for_checkpoint
+        )
         session = self._life.open(
             source, self._graph, recover=recover, global_step=self.global_step
         )
@@ -405,9 +407,9 @@ class Supervisor:
             BaseException: The error that a thread, or ``request_stop``, has reported.
             RuntimeError: Threads are alive after the grace period. The message names them.
         """
-        self._end(True, close_summary_writer, threads, ignore_live_threads)
+        self._end_training(True, close_summary_writer, threads, ignore_live_threads)
 
-    def _end(
+    def _end_training(
         self,
         over: bool,
         closes_writer: bool,
@@ -458,9 +460,9 @@ class Supervisor:
     def _leave_block(self, error: BaseException | None) -> None:
         """Ends training with the block of a session from ``prepare_or_wait_for_session``."""
         if error is None or isinstance(error, rt.OutOfRangeError):
-            self._end(over=True, closes_writer=False)
+            self._end_training(over=True, closes_writer=False)
         elif not isinstance(error, Exception):
-            self._end(over=False, closes_writer=False)
+            self._end_training(over=False, closes_writer=False)
         else:
             self._life.abandon()
 
@@ -511,7 +513,7 @@ class Supervisor:
     SummaryComputed = summary_computed
 
 
-def _source(
+def _session_source(
     supervisor: Supervisor,
     graph: rt.Graph,
     master: str,

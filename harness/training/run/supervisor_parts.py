@@ -1,6 +1,6 @@
 """The parts of a Supervisor: its arguments are checked, and each part is taken, found in the graph or made.
 
-The constructor of ``Supervisor`` calls ``assemble`` with its arguments, before anything is started.
+The constructor of ``Supervisor`` calls ``assemble_parts`` with its arguments, before anything is started.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class SupervisorParts:
             )
 
 
-def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
+def assemble_parts(arguments: Mapping[str, Any]) -> SupervisorParts:
     """Returns the parts of a Supervisor, each given or made.
 
     Args:
@@ -121,7 +121,7 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
         ValueError: A number of seconds is negative, or an operation is not in the graph.
     """
     # All checks come before anything is made: an argument that is wrong leaves no file behind.
-    _check(arguments)
+    _check_arguments(arguments)
     graph = rt.get_default_graph() if arguments["graph"] is None else arguments["graph"]
     is_chief = arguments["is_chief"]
     # The ps tasks write there too, and may run in another working directory.
@@ -147,13 +147,13 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
         graph=graph,
         logdir=logdir,
         saver=saver,
-        summary_writer=_writer(given, logdir) if is_chief else None,
+        summary_writer=_event_writer(given, logdir) if is_chief else None,
         checks_local=asked or operations["local_init_op"] is not None,
         **operations,
     )
 
 
-def _writer(given: Mapping[str, Any], logdir: str | None) -> services.EventWriter | None:
+def _event_writer(given: Mapping[str, Any], logdir: str | None) -> services.EventWriter | None:
     # A writer of the user's own needs no directory.
     if "summary_writer" in given or logdir is None:
         return given.get("summary_writer")
@@ -162,7 +162,7 @@ def _writer(given: Mapping[str, Any], logdir: str | None) -> services.EventWrite
     return FileWriter(logdir)
 
 
-def _check(arguments: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises TypeError or ValueError for an argument that is neither an operation nor right."""
     for name in (*_SERVICE_SECS, "recovery_wait_secs", "stop_grace_secs"):
         _check_seconds(name, arguments[name])

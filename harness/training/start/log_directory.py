@@ -67,7 +67,7 @@ class DirectoryLock:
             return ""
         self._tasks = set(tasks)
         if not storage.is_local(directory):
-            self._write(epath.Path(directory) / RUN_FILE, series)
+            self._write_record(epath.Path(directory) / RUN_FILE, series)
             return ""
         path = os.path.join(os.path.realpath(directory), RUN_FILE)
         # The directory may have been removed and made again, or be another one than in the last
@@ -86,7 +86,7 @@ class DirectoryLock:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except (BlockingIOError, PermissionError):
                 os.close(fd)
-                shared = _share(path)
+                shared = _share_lock(path)
                 reason = _reason_to_wait(directory, self._tasks, here=shared is not None)
                 if shared is None:
                     return reason
@@ -96,10 +96,10 @@ class DirectoryLock:
             # From here on the descriptor is the lock: the kernel takes it back with the process.
             self._fd = fd
             _held.add(self)
-        self._write(epath.Path(path), series)
+        self._write_record(epath.Path(path), series)
         return ""
 
-    def _write(self, file: epath.Path, series: str) -> None:
+    def _write_record(self, file: epath.Path, series: str) -> None:
         """Writes the record of the run, with the tasks of all sessions of this process in the directory."""
         record = {
             "tasks": sorted(
@@ -139,7 +139,7 @@ _held: set[DirectoryLock] = set()
 """The locks that this process has: until each is released, or the process ends."""
 
 
-def _share(path: str) -> int | None:
+def _share_lock(path: str) -> int | None:
     """Returns another descriptor of the file, where the process has the lock; None otherwise."""
     for lock in list(_held):
         if (fd := lock._fd) is not None and lock.has(path):
@@ -148,14 +148,14 @@ def _share(path: str) -> int | None:
     return None
 
 
-def _forget() -> None:
+def _release_in_child() -> None:
     """Closes the files in a forked child, which would prolong the locks of the parent."""
     # The child has copies of the descriptors, and a lock lives until the last copy is closed.
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:

@@ -136,7 +136,7 @@ def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
         else f"whose newest checkpoint is {report.checkpoint}"
     )
     return (
-        f"the live model{at} is that of a run in {_some(others)}, but the log directory of this "
+        f"the live model{at} is that of a run in {_first_names(others)}, but the log directory of this "
         f"chief is {logdir}, "
         f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all "
         "tasks and start the ps "
@@ -160,7 +160,7 @@ def rival(report: ClusterReport, logdir: str) -> str:
     return (
         f"another run trains on this cluster, and its chief, {report.chief}, lives: its log "
         "directory is "
-        f"{_some(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that "
+        f"{_first_names(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that "
         "one, or start this "
         "one on ps tasks of its own"
     )
@@ -181,7 +181,7 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Deci
         )
     # The reason names everything that was wrong. It is the one line that explains a lost run
     # afterwards.
-    lacking = f"no value on its task: {_some(report.missing)}" if report.missing else ""
+    lacking = f"no value on its task: {_first_names(report.missing)}" if report.missing else ""
     if loading:
         half = f"a chief has died while it gave {', '.join(loading)} values"
         lacking = f"{half}; {lacking}" if lacking else half
@@ -211,23 +211,23 @@ def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Deci
     # The values count before the phases: a variable without a value is the better reason in the
     # log.
     if report.missing:
-        return _wait(
+        return _wait_or_give_up(
             now,
             options,
-            f"the chief has not yet initialised {_some(report.missing)}{_waited_for(report)}",
+            f"the chief has not yet initialised {_first_names(report.missing)}{_waited_for(report)}",
         )
     if loading:
-        return _wait(
+        return _wait_or_give_up(
             now,
             options,
             f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}",
         )
     if report.not_ready:
-        return _wait(now, options, f"not ready: {report.not_ready}")
+        return _wait_or_give_up(now, options, f"not ready: {report.not_ready}")
     return Decision(Action.JOIN, "the model is ready")
 
 
-def _wait(now: float, options: StartOptions, reason: str) -> Decision:
+def _wait_or_give_up(now: float, options: StartOptions, reason: str) -> Decision:
     return Decision(Action.WAIT if now < options.give_up_at else Action.GIVE_UP, reason)
 
 
@@ -246,6 +246,6 @@ def _tasks_in(report: ClusterReport, *phases: str) -> list[str]:
     return [task for task, phase in report.phases.items() if phase in phases]
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

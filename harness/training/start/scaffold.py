@@ -181,7 +181,7 @@ class TrainingSessionCreator(SessionCreator):
             if recovers
             else self._config
         )
-        source = self._source()
+        source = self._session_source()
         self.records, self.probe = source.records, source.probe
 
     @property
@@ -208,7 +208,7 @@ class TrainingSessionCreator(SessionCreator):
 
     def create_session(self) -> rt.Session:
         """Opens a session that is ready for training."""
-        return self._source().ready(self._recovering)
+        return self._session_source().ready(self._recovering)
 
     def ready(self, recovering: bool) -> rt.Session:
         """Opens a session that is ready for training, for a monitored session.
@@ -222,9 +222,9 @@ class TrainingSessionCreator(SessionCreator):
 
     def bare(self) -> rt.Session:
         """Opens a session that need not be ready."""
-        return self._source().bare()
+        return self._session_source().bare()
 
-    def _source(self) -> ManagerSource:
+    def _session_source(self) -> ManagerSource:
         graph = rt.get_default_graph()
         return ManagerSource(
             self.manager(),
@@ -233,10 +233,10 @@ class TrainingSessionCreator(SessionCreator):
             self._master,
             self._options,
             self.give_up_secs,
-            **self._operations(),
+            **self._chief_operations(),
         )
 
-    def _operations(self) -> dict[str, object]:
+    def _chief_operations(self) -> dict[str, object]:
         """Returns the further arguments of the chief's ``prepare_session``."""
         return {}
 
@@ -276,7 +276,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         )
         self._checkpoint = checkpoint_filename_with_path
 
-    def _operations(self) -> dict[str, object]:
+    def _chief_operations(self) -> dict[str, object]:
         scaffold = self._scaffold
         return {
             "init_op": scaffold.init_op,

@@ -313,15 +313,15 @@ class SessionManager:
             while True:
                 try:
                     if session is None:
-                        session, report = self._open(request), None
-                    report = self._ask(request, session, report)
-                    decision = self._decide(request.role, report, request.options)
+                        session, report = self._open_session(request), None
+                    report = self._ask_cluster(request, session, report)
+                    decision = self._decide_action(request.role, report, request.options)
                     # A task that is not the chief has nothing left to do: its model is ready.
                     if decision.action is Action.JOIN:
                         return session
                     self._raise_if_hopeless(request, decision, started)
                     if decision.action is Action.WAIT:
-                        self._wait(request, report)
+                        self._wait_to_ask(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
                     # From here on this chief changes values: no other chief may live, and no other
@@ -339,7 +339,7 @@ class SessionManager:
                     # changes.
                     if decision.action is not Action.KEEP and request.records is not None:
                         session.adopt_generations(request.records.load())
-                    self._act(request, session, report, decision.action, live)
+                    self._carry_out(request, session, report, decision.action, live)
                     return session
                 # Whatever was under way begins again with a new session: each part of it may be
                 # done twice.
@@ -356,7 +356,7 @@ class SessionManager:
                 session.close()
             raise
 
-    def _open(self, request: _Request) -> _HoldingSession:
+    def _open_session(self, request: _Request) -> _HoldingSession:
         # One attempt is short, so that the loop sees a stop and can say what it waits for.
         left = max(0.1, request.options.give_up_at - concurrency.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
@@ -385,7 +385,7 @@ class SessionManager:
             raise rt.DeadlineExceededError(text) from error
         if self._grace_period.exhausted():
             raise error
-        self._log(f"{request.role.value}: waiting: {error}")
+        self._log_reason(f"{request.role.value}: waiting: {error}")
 
     def _wait_for_directory(
         self,
@@ -419,7 +419,7 @@ class SessionManager:
         self._grace_period.wait(_LOCK_SECS)
         return True
 
-    def _ask(
+    def _ask_cluster(
         self, request: _Request, session: rt.Session, last: policy.ClusterReport | None
     ) -> policy.ClusterReport:
         """Returns the report of the cluster.
@@ -428,7 +428,9 @@ class SessionManager:
         """
         # The chief does not wait for values here: it is the task that gives them.
         if request.role is Role.CHIEF:
-            checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
+            checkpoint = _newest_checkpoint(
+                request.saver, request.checkpoint_dir, request.checkpoint
+            )
             return self._model.report(session, request.records, checkpoint)
         if last is not None:
             longest = OWN_SECS if self._model.own(session) else ATTEMPT_SECS
@@ -442,11 +444,11 @@ class SessionManager:
             report = replace(report, not_ready=self._local_init(session))
         return report
 
-    def _decide(
+    def _decide_action(
         self, role: Role, report: policy.ClusterReport, options: policy.StartOptions
     ) -> policy.Decision:
         decision = policy.decide(concurrency.monotonic(), role, report, options)
-        self._log(
+        self._log_reason(
             f"{role.value}: {decision.action.value}: {decision.reason}",
             # To initialise in a recovery loses all that was trained.
             aloud=decision.action is Action.INITIALIZE and options.recovering,
@@ -474,7 +476,7 @@ class SessionManager:
                 f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}"
             )
 
-    def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
+    def _wait_to_ask(self, request: _Request, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
         # Where variables are missing the next question waits on the tasks themselves, without a
         # pause here.
@@ -482,7 +484,7 @@ class SessionManager:
             left = max(0.0, request.options.give_up_at - concurrency.monotonic())
             self._grace_period.wait(min(self._recovery_wait_secs, left))
 
-    def _act(
+    def _carry_out(
         self,
         request: _Request,
         session: rt.Session,
@@ -508,8 +510,8 @@ class SessionManager:
             assert request.saver is not None, "a checkpoint is only found for a saver"
             # The newest checkpoint is looked for again: the record of the directory may name this
             # run's series since.
-            newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
-            path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
+            newest = _newest_checkpoint(request.saver, request.checkpoint_dir, request.checkpoint)
+            path = _restore_checkpoint(request.saver, session, request.checkpoint_dir, str(newest))
             done = f"Restored: {path}"
         else:
             if request.init_op is not None:
@@ -524,7 +526,7 @@ class SessionManager:
         if request.records is not None:
             request.records.open(request.logdir)
 
-    def _log(self, text: str, aloud: bool = False, again: bool = False) -> None:
+    def _log_reason(self, text: str, aloud: bool = False, again: bool = False) -> None:
         now = concurrency.monotonic()
         if aloud:
             logging.warning("%s", text)
@@ -593,7 +595,9 @@ class SessionManager:
             )
 
 
-def _restore(saver: CheckpointSaver, session: rt.Session, directory: str | None, path: str) -> str:
+def _restore_checkpoint(
+    saver: CheckpointSaver, session: rt.Session, directory: str | None, path: str
+) -> str:
     """Restores a checkpoint, or the newest undamaged one of a directory; returns the path of the checkpoint."""
     # A saver of the user's own chooses among no checkpoints.
     if isinstance(saver, Saver):
@@ -602,7 +606,9 @@ def _restore(saver: CheckpointSaver, session: rt.Session, directory: str | None,
     return path
 
 
-def _newest(saver: CheckpointSaver | None, directory: str | None, path: str | None) -> str | None:
+def _newest_checkpoint(
+    saver: CheckpointSaver | None, directory: str | None, path: str | None
+) -> str | None:
     """Returns the path of the checkpoint to restore; None without a checkpoint or a saver."""
     if saver is None or not (directory or path):
         return None

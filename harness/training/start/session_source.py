@@ -155,13 +155,13 @@ class RunSessions:
             UnavailableError, AbortedError: Tasks were lost until the grace period was over.
         """
         while True:
-            session = self._open(recovering)
+            session = self._open_ready(recovering)
             try:
                 # Entered before the first step: a chief that ends now has to wait for this task.
                 if self._source.records is not None:
                     self._source.records.join(session.id)
                 if self._probe is not None:
-                    self._without_value = self._names(session, ANSWER_SECS)
+                    self._without_value = self._missing_names(session, ANSWER_SECS)
                 return session
             except LOST_CONTACT as error:
                 # A task was lost just after the session was ready: another session, while there is
@@ -179,9 +179,9 @@ class RunSessions:
         """Makes the model ready for the other tasks, as in a recovery, and closes the session at once."""
         # Each loss has a grace period of its own, also long after the stop.
         self.grace_period.start_again()
-        self._open(recovering=True).close()
+        self._open_ready(recovering=True).close()
 
-    def _open(self, recovering: bool) -> rt.Session:
+    def _open_ready(self, recovering: bool) -> rt.Session:
         try:
             return self._source.ready(recovering)
         except TrainingOver as error:
@@ -206,7 +206,7 @@ class RunSessions:
             secs: Seconds that the question may take.
         """
         assert self._probe is not None, "only a session that probes checks values"
-        lost = sorted(self._names(raw, secs) - self._without_value)
+        lost = sorted(self._missing_names(raw, secs) - self._without_value)
         if lost:
             # The task lives, but an update that failed has taken the values along: a new session
             # restores them.
@@ -214,5 +214,5 @@ class RunSessions:
             error.session = raw.id
             raise error
 
-    def _names(self, session: rt.Session, secs: float) -> frozenset[str]:
+    def _missing_names(self, session: rt.Session, secs: float) -> frozenset[str]:
         return frozenset(name.decode() for name in session.run(self._probe, timeout_secs=secs))

@@ -164,7 +164,7 @@ def test_release_opens_only_own_gate(tmp_path: pathlib.Path) -> None:
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         saver = harness.Saver()
         snapshot = second.checkpoint_coordinator.snapshot(
-            names.slices_of(second, saver._variables(second.graph))
+            names.slices_of(second, saver._find_variables(second.graph))
         )
         ours = Between(train, lambda: second.checkpoint_coordinator.release(snapshot))
         path = saver.save(train.sess, tmp_path / "m", 1)

@@ -43,7 +43,7 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     ]:
         with flagsaver.flagsaver():
             config = parsed(*three, *arguments)
-        assert type(trainer.together(optimizer, config)) is kind
+        assert type(trainer.wrap_optimizer(optimizer, config)) is kind
         assert config.batches_per_step == batches
 
 

@@ -183,7 +183,7 @@ def test_plain_saver_deposes_nobody(
         saver = harness.Saver(transfer=transfer)
         chiefs_path = saver.save(chiefs, tmp_path / "chief", 1)
         slices = names.slices_of(
-            chiefs, saver._variables(rt.get_default_graph()), stream=transfer == "stream"
+            chiefs, saver._find_variables(rt.get_default_graph()), stream=transfer == "stream"
         )
         snapshots = [sess.checkpoint_coordinator.snapshot(slices) for sess in (chiefs, plain)]
         for path in (
@@ -254,7 +254,7 @@ def test_first_order_waits_for_old_write(
         saver = harness.Saver()
         participant = cluster[PS[0]].worker.checkpoint_participant
         snapshot = olds.checkpoint_coordinator.snapshot(
-            names.slices_of(olds, saver._variables(rt.get_default_graph()))
+            names.slices_of(olds, saver._find_variables(rt.get_default_graph()))
         )
         job = participant.jobs._jobs[snapshot.job]
         with participant.jobs.reserve(job, Cancellation(), "writes"):

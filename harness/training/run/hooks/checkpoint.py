@@ -113,7 +113,7 @@ class CheckpointSaverHook(EventsHook):
                 self.writer.add_graph(session.graph)
         # A new session may have other values: the first checkpoint says where it begins.
         step = int(session.run(self._step))
-        self._save(session, step)
+        self._save_step(session, step)
         self._timer.update_last_triggered_step(step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -132,7 +132,7 @@ class CheckpointSaverHook(EventsHook):
         if moved or self._timer.secs_are_over():
             due = moved or self._has_changed(run_context.session)
             self._timer.update_last_triggered_step(step)
-            if due and self._save(run_context.session, step):
+            if due and self._save_step(run_context.session, step):
                 run_context.request_stop()
 
     def save_soon(self) -> None:
@@ -170,7 +170,7 @@ class CheckpointSaverHook(EventsHook):
     def _has_changed(self, session: rt.Session) -> bool:
         return self._checkpoints is not None and self._checkpoints.changed(session)
 
-    def _save(self, session: rt.Session, step: int) -> bool:
+    def _save_step(self, session: rt.Session, step: int) -> bool:
         """Saves; returns True if a listener requests a stop."""
         assert self._checkpoints is not None
         with costs_one_checkpoint(session):

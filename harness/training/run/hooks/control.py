@@ -137,7 +137,7 @@ class EarlyStoppingHook(GlobalStepHook):
         """
         # Keyed by the task: two sessions of one process may train on two tasks, as tests do.
         states.checkpointable(
-            _STATE, self._state, self._set_state, task=session.target or session.task
+            _STATE, self._get_state, self._set_state, task=session.target or session.task
         )
         if self._seen or checkpoint_dir is None:
             return
@@ -157,7 +157,7 @@ class EarlyStoppingHook(GlobalStepHook):
         """Takes the values out of the checkpoints of later runs of this process."""
         states.forget_checkpointable(_STATE, task=session.target or session.task)
 
-    def _state(self) -> list[list[float]]:
+    def _get_state(self) -> list[list[float]]:
         return [[e.step, e.metrics["metric"]] for e in self._seen]
 
     def _set_state(self, state: list[list[float]]) -> None:

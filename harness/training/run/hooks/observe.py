@@ -61,7 +61,7 @@ class LoggingTensorHook(SessionRunHook):
         if every_n_iter is not None and every_n_iter <= 0:
             raise ValueError(f"invalid every_n_iter={every_n_iter}.")
         self._tensors = (
-            dict(tensors) if isinstance(tensors, Mapping) else {_tag(t): t for t in tensors}
+            dict(tensors) if isinstance(tensors, Mapping) else {_tag_of(t): t for t in tensors}
         )
         self._formatter = formatter
         self._at_end = at_end
@@ -84,16 +84,16 @@ class LoggingTensorHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Logs the values when a line was due."""
         if run_values.results is not None:
-            self._log(run_values.results)
+            self._log_values(run_values.results)
         # Steps of this worker, as TF1 counts here: the hook needs no global step.
         self._steps += 1
 
     def end(self, session: rt.Session) -> None:
         """Logs the last values, with ``at_end``."""
         if self._at_end:
-            self._log(session.run(self._tensors))
+            self._log_values(session.run(self._tensors))
 
-    def _log(self, values: Mapping[str, object]) -> None:
+    def _log_values(self, values: Mapping[str, object]) -> None:
         secs = (
             self._timer.update_last_triggered_step(self._steps)[0]
             if self._timer is not None
@@ -106,7 +106,7 @@ class LoggingTensorHook(SessionRunHook):
         logging.info("%s%s", line, "" if secs is None else f" ({secs:.3f} sec)")
 
 
-def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
+def _tag_of(tensor: rt.Tensor | rt.Variable | str) -> str:
     return tensor if isinstance(tensor, str) else str(tensor.name)
 
 
