@@ -23,7 +23,7 @@ import numpy as np
 
 import harness
 from benchmarks import chaos_ledger
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from harness.testing import PRELOAD, FaultPlan, Injected, Kind, LocalCluster, no_leaks
 
 ACCURACY = 0.97
@@ -185,8 +185,8 @@ def _counted(injected: list[Injected]) -> str:
     )
 
 
-def _parser() -> Parser:
-    parser = Parser("benchmarks.chaos", __doc__ or "")
+def _parser() -> ToolParser:
+    parser = ToolParser("benchmarks.chaos", __doc__ or "")
     secs = float(os.environ.get("CHAOS_SECS", "300"))
     parser.add_argument(
         "--secs",

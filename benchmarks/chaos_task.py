@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
             work(server, mnist)
 
 
-def work(server: rt.Server, mnist: data.Mnist) -> None:
+def work(server: rt.Server, mnist: data.MnistData) -> None:
     """Trains until the order to stop. Then the chief tests."""
     ledger = Ledger(FLAGS.chaos_dir, f"worker-{FLAGS.task_index}")
     logging.get_absl_logger().addHandler(ledger)

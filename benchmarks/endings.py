@@ -27,7 +27,7 @@ from pathlib import Path
 import harness
 from benchmarks import chaos_ledger
 from harness import exit_codes
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 
 STYLES = (
@@ -472,8 +472,8 @@ def main() -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser("benchmarks.endings", __doc__ or "")
+def _parser() -> ToolParser:
+    parser = ToolParser("benchmarks.endings", __doc__ or "")
     runs, seed = os.environ.get("RUNS"), os.environ.get("SEED")
     parser.add_argument("--runs", type=int, default=int(runs or 10), help="how many ($RUNS, or 10)")
     parser.add_argument(

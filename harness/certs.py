@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from runtime import concurrency
 
 AUTHORITY: Final = "ca"
@@ -429,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 if a file cannot be written, 2 for an impossible request.
     """
-    parser = Parser("harness.certs", __doc__ or "")
+    parser = ToolParser("harness.certs", __doc__ or "")
     parser.add_argument(
         "--out", required=True, type=Path, help="directory for the files; made if it is not there"
     )

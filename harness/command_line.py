@@ -12,7 +12,7 @@ from harness import exit_codes
 from runtime.lowlevel import explain_flags
 
 
-class Parser(argparse.ArgumentParser):
+class ToolParser(argparse.ArgumentParser):
     """The parser of a tool's arguments.
 
         options = Parser("harness.status", "Shows what the tasks do.").parse_args()

@@ -20,7 +20,7 @@ from typing import NoReturn
 from absl import flags
 
 
-class Retry(enum.Enum):
+class RetryRule(enum.Enum):
     """Rule for another start of a process that has ended with a code."""
 
     NEVER = "no"
@@ -47,7 +47,7 @@ class ExitCode:
 
     name: str
     meaning: str
-    retry: Retry
+    retry: RetryRule
     plain: int
     tfjob: int
     jobset: int
@@ -57,14 +57,14 @@ class ExitCode:
 
 SCHEMES = ("plain", "tfjob", "jobset")
 
-DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0)
+DONE = ExitCode("done", "it has done its part", RetryRule.NEVER, 0, 0, 0)
 FAILED = ExitCode(
-    "failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, errors=("OpError",)
+    "failed", "an error that has no better name", RetryRule.COUNTED, 1, 1, 1, errors=("OpError",)
 )
 CONFIGURATION = ExitCode(
     "configuration",
     "flags, environment or command are wrong, or the token is",
-    Retry.NEVER,
+    RetryRule.NEVER,
     2,
     2,
     42,
@@ -82,7 +82,7 @@ CONFIGURATION = ExitCode(
 DATA = ExitCode(
     "data",
     "data or a checkpoint is missing or damaged",
-    Retry.NEVER,
+    RetryRule.NEVER,
     65,
     2,
     42,
@@ -91,7 +91,7 @@ DATA = ExitCode(
 LOST = ExitCode(
     "lost",
     "contact with the cluster is lost",
-    Retry.COUNTED,
+    RetryRule.COUNTED,
     75,
     138,
     138,
@@ -100,7 +100,7 @@ LOST = ExitCode(
 BUG = ExitCode(
     "bug",
     "the program is wrong: a TypeError, NameError or the like before it has trained a step",
-    Retry.NEVER,
+    RetryRule.NEVER,
     70,
     70,
     42,
@@ -118,13 +118,13 @@ BUG = ExitCode(
     ),
 )
 INTERRUPTED = ExitCode(
-    "interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130
+    "interrupted", "Ctrl-C, or SIGINT from elsewhere", RetryRule.COUNTED, 130, 130, 130
 )
 KILLED = ExitCode(
-    "killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137
+    "killed", "any other signal N has ended it: 128 + N", RetryRule.COUNTED, 137, 137, 137
 )
 PREEMPTED = ExitCode(
-    "preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143
+    "preempted", "SIGTERM: it was asked to make room", RetryRule.UNCOUNTED, 143, 143, 143
 )
 
 TABLE = (DONE, FAILED, CONFIGURATION, BUG, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)

@@ -16,7 +16,7 @@ import jax
 import psutil
 import pytest
 
-from harness.testing.processes import Zygote
+from harness.testing.processes import ZygoteProcess
 from runtime.graph.placement import OpInfo, current_device, device
 from runtime.graph.tracing import x64_enabled
 
@@ -111,7 +111,7 @@ def _children() -> list[psutil.Process]:
         return []
     # Python's own helper for shared memory, and what tasks are forked from, stay for the life of
     # the process.
-    lasting = Zygote.lasting_processes()
+    lasting = ZygoteProcess.lasting_processes()
     children = psutil.Process().children(recursive=True)
     return [p for p in children if p.pid not in lasting and "resource_tracker" not in _describe(p)]
 

@@ -10,7 +10,7 @@ import pytest
 import harness
 import runtime as rt
 from harness import exit_codes
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from runtime import retired
 from runtime.retired import REPLACEMENTS, explain_flags
 
@@ -78,7 +78,7 @@ def test_retired_flag_ends_a_command(program: str) -> None:
 def test_retired_flag_ends_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
     """A retired flag ends a tool with one line."""
     with pytest.raises(SystemExit) as ended:
-        Parser("harness.some", "Some tool.").parse_args([FLAGS[0]])
+        ToolParser("harness.some", "Some tool.").parse_args([FLAGS[0]])
     assert ended.value.code == exit_codes.CONFIGURATION.plain
     assert f"{FLAGS[0]} is gone: since 0." in capsys.readouterr().err
 

@@ -26,9 +26,14 @@ import runtime as rt
 from harness import exit_codes
 from harness.checkpoints import layout
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
-from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
+from harness.checkpoints.manifest import (
+    CheckpointManifest,
+    StoredArray,
+    all_problems,
+    read_manifest,
+)
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from harness.monitoring.rates import sizes, table
 from runtime.lowlevel import durability, storage
 
@@ -64,7 +69,7 @@ def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
+def _label_problems(path: str, manifest: CheckpointManifest | None) -> list[str]:
     """Returns the problems of the file that Orbax writes last, after the manifest.
 
     A restore does not need this file. But Orbax, and programs that copy checkpoints, take it as the
@@ -125,8 +130,8 @@ def compare_checkpoints(
     return sorted(lines, key=lambda line: line.partition(": ")[0])
 
 
-def _make_parser() -> Parser:
-    parser = Parser("harness.inspect_checkpoint", __doc__ or "")
+def _make_parser() -> ToolParser:
+    parser = ToolParser("harness.inspect_checkpoint", __doc__ or "")
     parser.add_argument(
         "directory",
         metavar="DIR",

@@ -16,7 +16,12 @@ from typing import Any
 from absl import logging
 from etils import epath
 
-from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
+from harness.checkpoints.manifest import (
+    FILE_NAME,
+    CheckpointManifest,
+    quick_problems,
+    read_manifest,
+)
 from runtime import (
     DataLossError,
     InvalidArgumentError,
@@ -45,7 +50,7 @@ UNUSABLE = (DataLossError, NotFoundError, InvalidArgumentError, FileNotFoundErro
 
 
 @dataclass(frozen=True)
-class Step:
+class StoredStep:
     """A finished checkpoint on disk.
 
     Attributes:
@@ -58,17 +63,17 @@ class Step:
     path: str
 
 
-def steps_in(directory: str) -> list[Step]:
+def steps_in(directory: str) -> list[StoredStep]:
     """Returns the finished checkpoints of a series, whole or damaged, sorted by step.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``list_children``.
     """
-    found: dict[int, Step] = {}
+    found: dict[int, StoredStep] = {}
     for parent in (directory, str(epath.Path(directory) / REPLACED)):
         for child in list_children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
-                found[int(child.name)] = Step(int(child.name), str(child))
+                found[int(child.name)] = StoredStep(int(child.name), str(child))
         if not storage.is_local(directory):
             # An object store has no rename, so no step is moved there.
             break
@@ -139,7 +144,7 @@ def _holds_steps(directory: str) -> bool:
         raise
 
 
-def rank_steps(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
+def rank_steps(steps: list[StoredStep]) -> list[tuple[int, StoredStep, CheckpointManifest | None]]:
     """Returns (sequence number of the save, step, manifest), in the order of the saves.
 
     A step without a manifest follows the step before it.
@@ -155,7 +160,9 @@ def rank_steps(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
     return sorted(found, key=lambda f: (f[0], f[1].number))
 
 
-def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | None:
+def newest_without_nan(
+    steps: list[tuple[int, StoredStep, CheckpointManifest | None]],
+) -> int | None:
     """Returns the last saved step without a NaN, or None if no step is known to have none.
 
     Args:
@@ -169,7 +176,7 @@ def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | 
     return next(sound, None)
 
 
-def problems_of(step: Step) -> list[str]:
+def problems_of(step: StoredStep) -> list[str]:
     """Returns the problems of a checkpoint that names and sizes of files show."""
     try:
         manifest = read_manifest(step.path)
@@ -248,7 +255,7 @@ def series_in(logdir: str) -> list[str]:
     return [directory for directory in own if steps_in(directory)] or managers_below(logdir)
 
 
-def newest_first(logdir: str) -> list[Step]:
+def newest_first(logdir: str) -> list[StoredStep]:
     """Returns the checkpoints of a log directory, the last saved first, or the checkpoint of a path."""
     by_directory = [found for d in series_in(logdir) if (found := rank_steps(steps_in(d)))]
     if not by_directory and (step := named_step(logdir)) is not None:
@@ -257,7 +264,7 @@ def newest_first(logdir: str) -> list[Step]:
     return [step for found in by_directory for _, step, _ in reversed(found)]
 
 
-def _saved_at(step: Step, manifest: Manifest | None) -> float:
+def _saved_at(step: StoredStep, manifest: CheckpointManifest | None) -> float:
     """Returns when a step was saved, Unix time in seconds; 0 for a step that was deleted at this moment."""
     if manifest is not None:
         return manifest.saved_at
@@ -268,8 +275,8 @@ def _saved_at(step: Step, manifest: Manifest | None) -> float:
 
 
 def newest_usable(
-    logdir: str, use: Callable[[Step], object]
-) -> tuple[Step | None, dict[str, Exception]]:
+    logdir: str, use: Callable[[StoredStep], object]
+) -> tuple[StoredStep | None, dict[str, Exception]]:
     """Returns the newest checkpoint of a log directory that can be used, and the errors of newer ones, by path.
 
     An error is logged for each checkpoint that cannot be used. The search begins anew if a
@@ -327,7 +334,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     return found
 
 
-def check_files(step: Step) -> None:
+def check_files(step: StoredStep) -> None:
     """Raises DataLossError if names or sizes of files show that a checkpoint is damaged."""
     if problems := problems_of(step):
         raise DataLossError(f"checkpoint {step.path} is damaged: {'; '.join(problems[:3])}")
@@ -348,7 +355,7 @@ def series_of(path: str) -> str:
     return str(parent.parent if parent.name == REPLACED else parent)
 
 
-def saved_at(step: Step) -> float:
+def saved_at(step: StoredStep) -> float:
     """Returns the time at which a checkpoint was saved, Unix time in seconds.
 
     Raises:
@@ -369,12 +376,12 @@ def find_checkpoint(path: str) -> str | None:
     return step.path if step is not None else latest_checkpoint(path)
 
 
-def named_step(path: str) -> Step | None:
+def named_step(path: str) -> StoredStep | None:
     """Returns the one checkpoint that a path names, in either spelling; None for a directory of checkpoints."""
     path = str(path).rstrip("/")
     match = re.fullmatch(r"(.+)[-/](\d+)", path)
     if is_checkpoint(epath.Path(path)):
-        return Step(int(match[2]) if match else 0, str(epath.Path(path)))
+        return StoredStep(int(match[2]) if match else 0, str(epath.Path(path)))
     steps = steps_in(match[1]) if match else []
     return next((step for step in steps if match and step.number == int(match[2])), None)
 

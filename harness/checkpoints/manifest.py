@@ -61,7 +61,7 @@ class StoredArray:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """The description of a checkpoint without its arrays.
 
     Attributes:
@@ -138,7 +138,7 @@ class Manifest:
         return whole
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Manifest:
+    def from_json(cls, text: str, where: str) -> CheckpointManifest:
         """Returns the manifest of text that ``to_json`` wrote.
 
         Args:
@@ -230,7 +230,7 @@ class Manifest:
             raise ValueError(f"the time {self.saved_at!r}")
 
 
-def read_manifest(step_directory: str) -> Manifest | None:
+def read_manifest(step_directory: str) -> CheckpointManifest | None:
     """Returns the manifest of a checkpoint, or None if another program wrote the checkpoint.
 
     Raises:
@@ -250,10 +250,10 @@ def read_manifest(step_directory: str) -> Manifest | None:
         raise DataLossError(
             f"{step_directory} is damaged: its manifest cannot be read ({error})"
         ) from error
-    return Manifest.from_json(text, step_directory)
+    return CheckpointManifest.from_json(text, step_directory)
 
 
-def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
+def quick_problems(step_directory: str, manifest: CheckpointManifest) -> list[str]:
     """Returns a line for each file that is missing or has a wrong size; raises as ``wrong_files``."""
 
     def look(path: str, file: CheckpointFile) -> str:
@@ -304,7 +304,7 @@ def _find_problems(
     return problems
 
 
-def all_problems(step_directory: str, manifest: Manifest) -> list[str]:
+def all_problems(step_directory: str, manifest: CheckpointManifest) -> list[str]:
     """Returns a line for each damaged file; reads the files unless their sizes show damage.
 
     Raises:

@@ -1,6 +1,6 @@
 """Saving with Orbax: its CheckpointManager names, finalises and retains checkpoints, and the tasks write the arrays.
 
-A ``SaveJob`` calls ``Directory.save``, and the manager calls the job's phases. The manager saves a
+A ``SaveJob`` calls ``SeriesDirectory.save``, and the manager calls the job's phases. The manager saves a
 tree of the manifest's entries, one for each variable. The handler of their type has every task
 write its variables into the temporary directory, each task into a store of its own. The stores are
 merged and checked before the checkpoint gets its name.
@@ -13,7 +13,8 @@ import functools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import jax
 import orbax.checkpoint as ocp
@@ -22,13 +23,10 @@ from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
-from harness.checkpoints.manifest import Manifest, StoredArray
-from harness.checkpoints.retention import Retention
+from harness.checkpoints.manifest import CheckpointManifest, StoredArray
+from harness.checkpoints.retention import RetentionRule
 from runtime import AbortedError, DataLossError, InternalError, OpError, concurrency
 from runtime.lowlevel import DiskFullError, durability, one_line, storage
-
-if TYPE_CHECKING:
-    from harness.checkpoints.save_job import SaveJob
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -36,7 +34,29 @@ REMOVED = "removed"
 _FULL = (28, 122, 27)
 
 
-class _Keep:
+class Phases(Protocol):
+    """The phases of a save that run while Orbax makes the checkpoint, in this order."""
+
+    with_nan: Sequence[str]
+    """Names of the variables with a NaN, after the tasks have written."""
+
+    def begin(self, sequence: int) -> CheckpointManifest:
+        """Returns the manifest of the save with number ``sequence`` in the order of saves."""
+
+    def write(self, item: str) -> Future[None]:
+        """Starts to write the arrays into a directory."""
+
+    def merge(self, item: epath.Path) -> None:
+        """Makes one store of the stores of the tasks."""
+
+    def complete(self, temporary: str) -> None:
+        """Checks a checkpoint that has all but its name, and adds the manifest."""
+
+    def confirm(self) -> None:
+        """Raises AbortedError unless the checkpoint may get its name."""
+
+
+class _KeepPolicy:
     """The checkpoints to keep, by Orbax's preservation policies in the order of saves.
 
     The last checkpoint without NaN is kept too. Orbax asks before the save, when it is unknown if
@@ -47,7 +67,7 @@ class _Keep:
     """
 
     def __init__(
-        self, retention: Retention, sequence: Mapping[int, int], sound: int | None
+        self, retention: RetentionRule, sequence: Mapping[int, int], sound: int | None
     ) -> None:
         pp = ocp.checkpoint_managers
         kept: list[Any] = [pp.LatestN(retention.max_to_keep or None)]
@@ -70,7 +90,7 @@ class _Keep:
         return by_place
 
 
-class Directory:
+class SeriesDirectory:
     """A CheckpointManager directory, of which a process has one object; see ``open_directory``."""
 
     def __init__(self, path: str, lock: concurrency.RLock) -> None:
@@ -78,7 +98,7 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: SaveJob, retention: Retention) -> None:
+    def save(self, step: int, phases: Phases, retention: RetentionRule) -> None:
         """Saves a checkpoint and waits until it is durable and older ones are deleted.
 
         The first save deletes the remains of dead chiefs, so the tasks must have been claimed
@@ -86,7 +106,7 @@ class Directory:
 
         Args:
             step: step of the checkpoint.
-            phases: the save, whose phases Orbax calls.
+            phases: phases of the save.
             retention: rule of the checkpoints to keep.
 
         Raises:
@@ -99,7 +119,7 @@ class Directory:
                     self._clean_up()
                 steps = layout.rank_steps(layout.steps_in(self.path))
                 sequence = {found.number: number for number, found, _ in steps}
-                kept = _Keep(retention, sequence, layout.newest_without_nan(steps))
+                kept = _KeepPolicy(retention, sequence, layout.newest_without_nan(steps))
                 manager = self._open_manager(step, phases, kept)
             except Exception as error:
                 raise _save_error(error, self.path) from None
@@ -126,7 +146,9 @@ class Directory:
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._delete_leaving()
 
-    def _write_step(self, manager: ocp.CheckpointManager, step: int, manifest: Manifest) -> None:
+    def _write_step(
+        self, manager: ocp.CheckpointManager, step: int, manifest: CheckpointManifest
+    ) -> None:
         """Saves a step and waits until the step is durable."""
         manager.save(
             step,
@@ -145,13 +167,13 @@ class Directory:
                 "written"
             )
 
-    def _open_manager(self, step: int, phases: SaveJob, kept: _Keep) -> ocp.CheckpointManager:
+    def _open_manager(self, step: int, phases: Phases, kept: _KeepPolicy) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # An object store has no rename, so Orbax writes into the final directory there.
         final = str(epath.Path(self.path) / str(step))
         handler = ocp.PyTreeCheckpointHandler(
             type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-                (StoredArray, _Handler(phases))
+                (StoredArray, _ArrayHandler(phases))
             ),
             multiprocessing_options=_this_process_only(),
         )
@@ -251,13 +273,13 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
     )
 
 
-class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
+class _ArrayHandler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
     """A handler that has the tasks write the arrays of the manifest's entries.
 
     In the checkpoint the arrays are those of plain numpy.
     """
 
-    def __init__(self, phases: SaveJob) -> None:
+    def __init__(self, phases: Phases) -> None:
         super().__init__()
         self._phases = phases
 
@@ -267,7 +289,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         return [self._phases.write(str(infos[0].parent_dir))]
 
 
-def _temporary_path_class(phases: SaveJob) -> Any:
+def _temporary_path_class(phases: Phases) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]
@@ -311,12 +333,12 @@ def _save_error(error: Exception, path: str) -> Exception:
     return InternalError(f"Orbax could not save into {path}: {one_line(error)}")
 
 
-_directories: dict[str, Directory] = {}
+_directories: dict[str, SeriesDirectory] = {}
 _locks: dict[str, concurrency.RLock] = {}
 _directories_lock = concurrency.Lock()
 
 
-def open_directory(path: str) -> Directory:
+def open_directory(path: str) -> SeriesDirectory:
     """Returns the object of a path, the same for all Savers of the process.
 
     The tasks receive the path as given, because a link may lead elsewhere on their hosts. Paths of
@@ -326,7 +348,9 @@ def open_directory(path: str) -> Directory:
     place = os.path.realpath(path) if storage.is_local(path) else path
     with _directories_lock:
         if path not in _directories:
-            _directories[path] = Directory(path, _locks.setdefault(place, concurrency.RLock()))
+            _directories[path] = SeriesDirectory(
+                path, _locks.setdefault(place, concurrency.RLock())
+            )
         return _directories[path]
 
 

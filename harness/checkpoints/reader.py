@@ -12,7 +12,12 @@ from typing import Any
 from etils import epath
 
 from harness.checkpoints import layout
-from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
+from harness.checkpoints.manifest import (
+    CheckpointManifest,
+    StoredArray,
+    all_problems,
+    read_manifest,
+)
 from runtime import DataLossError, NotFoundError
 from runtime.lowlevel import Array, dtype_name, durability, storage, string_arrays
 
@@ -44,7 +49,7 @@ class CheckpointReader:
     def __init__(self, path: str) -> None:
         self.path = path
         item = layout.find_item(path)
-        self.manifest: Manifest | None = read_manifest(path)
+        self.manifest: CheckpointManifest | None = read_manifest(path)
         if self.manifest is None and layout.is_ours(path):
             raise DataLossError(f"{path} is damaged: its manifest is missing")
         tree = self._read_tree(item)

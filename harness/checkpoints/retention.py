@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Retention:
+class RetentionRule:
     """The rule of which checkpoints are kept.
 
     Attributes:

@@ -14,8 +14,8 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout, names
-from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
-from harness.checkpoints.retention import Retention
+from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, CheckpointManifest
+from harness.checkpoints.retention import RetentionRule
 from runtime import (
     AbortedError,
     DataLossError,
@@ -60,7 +60,7 @@ class SaveHandle(Future[str]):
 
 
 @dataclass
-class History:
+class SaveHistory:
     """The results of earlier saves of a Saver.
 
     Attributes:
@@ -95,8 +95,8 @@ class SaveJob:
     series: str
     saved: Mapping[Variable, ArraySlice]
     stream: bool
-    retention: Retention
-    history: History
+    retention: RetentionRule
+    history: SaveHistory
     with_nan: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class SaveJob:
 
     # -- called by Orbax, in this order --------------------------------------------------------------------------
 
-    def begin(self, sequence: int) -> Manifest:
+    def begin(self, sequence: int) -> CheckpointManifest:
         """Returns the manifest without its files.
 
         Args:
@@ -196,7 +196,7 @@ class SaveJob:
         snapshot = self._snapshot
         # A task that is dead now keeps its last known states, with which the task resumes later.
         self.history.states.update(self._states.result())
-        self._manifest = Manifest(
+        self._manifest = CheckpointManifest(
             self.handle.step,
             sequence,
             snapshot.epoch,

@@ -12,8 +12,8 @@ from harness.checkpoints import layout, names
 from harness.checkpoints.layout import find_checkpoint
 from harness.checkpoints.manifest import quick_problems, read_manifest, wrong_files
 from harness.checkpoints.reader import CheckpointReader
-from harness.checkpoints.retention import Retention
-from harness.checkpoints.save_job import History, SaveHandle, SaveJob
+from harness.checkpoints.retention import RetentionRule
+from harness.checkpoints.save_job import SaveHandle, SaveHistory, SaveJob
 from harness.checkpoints.states import restore_states
 from harness.coordinator import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable, concurrency
@@ -76,7 +76,7 @@ class Saver:
                 "If `var_list` is provided then build cannot be deferred: leave one of them out"
             )
         hours = keep_checkpoint_every_n_hours
-        self._retention = Retention(
+        self._retention = RetentionRule(
             max_to_keep, None if hours is None or hours >= TF_NEVER_HOURS else hours
         )
         self._var_list = var_list
@@ -87,7 +87,7 @@ class Saver:
         self._lock = concurrency.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
-        self._history = History()
+        self._history = SaveHistory()
         self.skipped = 0
         """Number of saves that were skipped because another save was still running."""
         if not defer_build:
@@ -321,7 +321,7 @@ class Saver:
         """
         layout.newest_usable(str(checkpoint_dir), self._take_states)
 
-    def _take_states(self, step: layout.Step) -> None:
+    def _take_states(self, step: layout.StoredStep) -> None:
         manifest = read_manifest(step.path)
         self._history.states = (
             {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}

@@ -1,6 +1,6 @@
 """DataShards: deals a data set out, block by block, to workers that come and go.
 
-A training program makes a ``DataShards`` beside its optimizer and trains on the ``Batches`` of its
+A training program makes a ``DataShards`` beside its optimizer and trains on the ``LeasedBatches`` of its
 worker. The table of leases (``lease_table``) is a variable beside the global step, so the table is
 saved and restored with the model.
 """
@@ -57,7 +57,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class LeasedBatch:
     """The examples of one training step.
 
     Attributes:
@@ -186,7 +186,7 @@ class DataShards:
     def counted(self, optimizer: AnyOptimizer) -> WrappedOptimizer:
         """Wraps an optimizer: its training operation marks a batch as done.
 
-        Feed the operation ``Batch.feed``.
+        Feed the operation ``LeasedBatch.feed``.
 
         Args:
             optimizer: Optimizer that applies gradients. ``SyncReplicas`` goes around the result.
@@ -205,9 +205,9 @@ class DataShards:
                     f"{kind}(shards.counted(optimizer), ...)"
                 )
             inner = inner.optimizer
-        return _Counted(optimizer, self)
+        return _CountedOptimizer(optimizer, self)
 
-    def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> Batches:
+    def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> LeasedBatches:
         """Returns this worker's batches, for a ``with`` block.
 
         The end of the block gives the lease back.
@@ -221,7 +221,7 @@ class DataShards:
             InvalidArgumentError: The run deals out another data set, or with other numbers; or the
                 session prefetches.
         """
-        return Batches(self, session, coord)
+        return LeasedBatches(self, session, coord)
 
     # -- questions to the table ------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class DataShards:
                 "or begin another run"
             )
 
-    def batch(self, number: int) -> Batch:
+    def batch(self, number: int) -> LeasedBatch:
         """Returns the batch with a number."""
         start = number * self.batch_size
         place, end = start, start + self.batch_size
@@ -301,7 +301,9 @@ class DataShards:
             parts.append(self._order(epoch)[first : first + end - place])
             place += len(parts[-1])
         marks = lease_table.mark(self._slots, number, self._block_batches)
-        return Batch(number, start / self.num_examples, np.concatenate(parts), {self._marks: marks})
+        return LeasedBatch(
+            number, start / self.num_examples, np.concatenate(parts), {self._marks: marks}
+        )
 
     def _make_order(self, epoch: int) -> Array:
         return np.random.default_rng((self._seed, epoch)).permutation(self.num_examples)
@@ -343,7 +345,7 @@ def _mark(table: Any, marks: Any) -> Any:
     return [lease_table.marked(table, marks)], []
 
 
-class _Counted(WrappedOptimizer):
+class _CountedOptimizer(WrappedOptimizer):
     """An optimizer whose training operation also marks its batch as done."""
 
     def __init__(self, optimizer: AnyOptimizer, shards: DataShards) -> None:
@@ -380,7 +382,7 @@ class _Counted(WrappedOptimizer):
         return rt.group(*updates, self._shards.count(beside), name=f"{self.name}/counted")
 
 
-class Batches:
+class LeasedBatches:
     """The batches of a worker; see ``DataShards.open``."""
 
     def __init__(
@@ -396,7 +398,7 @@ class Batches:
         self._id = 0
         self._waiting = False
 
-    def __enter__(self) -> Batches:
+    def __enter__(self) -> LeasedBatches:
         """Checks that the run deals out the same data."""
         if underlying(self._session).config.prefetch:
             raise rt.InvalidArgumentError(
@@ -433,11 +435,11 @@ class Batches:
                 "%s: the lease of this worker is not given back: %s", self._shards.name, failure
             )
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LeasedBatch]:
         """Returns the batches themselves."""
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> LeasedBatch:
         """Returns the next batch; waits while other workers have all that are left.
 
         Raises:

@@ -37,14 +37,14 @@ from absl import app, flags
 
 from harness import exit_codes
 from harness.launch import guard, policy
-from harness.launch.output import Printer, wants_colour
-from harness.launch.place import Place
+from harness.launch.output import LinePrinter, wants_colour
+from harness.launch.place import TaskPlace
 from harness.launch.ports import hold_ports
-from harness.launch.runner import LAUNCHER_NAME, Runner
+from harness.launch.runner import LAUNCHER_NAME, ClusterRunner
 from harness.launch.tasks import (
     DRAIN_VARIABLE,
     PER_TASK_VARIABLE,
-    Topology,
+    ClusterTopology,
     claimed_flags,
     gpus,
     takes_flags,
@@ -209,7 +209,7 @@ def _run_local(command: list[str]) -> int:
     ps, chiefs = (0, 0) if added else (_PS.value, int(_CHIEF.value))
     held = hold_ports(ps + chiefs + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
-    topology = Topology(
+    topology = ClusterTopology(
         hosts[:ps] or tuple(_PS_HOSTS.value),
         ("",) * added + hosts[ps + chiefs :],
         hosts[ps : ps + chiefs],
@@ -239,7 +239,7 @@ def _per_task(command: list[str]) -> int:
     answer = subprocess.run(asked, stdout=subprocess.PIPE, check=False)
     if answer.returncode:
         return policy.exit_code_of(answer.returncode)
-    place = Place(**json.loads(answer.stdout))
+    place = TaskPlace(**json.loads(answer.stdout))
     if place.said:
         print(f"{LAUNCHER_NAME}: {place.said}", file=sys.stderr)
     own = {
@@ -249,7 +249,7 @@ def _per_task(command: list[str]) -> int:
     task = policy.LaunchTask(place.job, place.index)
     runner = _make_runner(
         command,
-        Topology(tuple(place.ps_hosts), tuple(place.worker_hosts)),
+        ClusterTopology(tuple(place.ps_hosts), tuple(place.worker_hosts)),
         {task: place.number},
         dict.fromkeys([task], held[0]) if held else {},
         {**os.environ, **place.environ, **own},
@@ -260,7 +260,7 @@ def _per_task(command: list[str]) -> int:
     return code
 
 
-def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
+def _end_the_others(failure: policy.TaskFailure, stop: Sequence[str]) -> None:
     """Stops all other tasks of the step, and leaves the reason in --termination_log."""
     if _TERMINATION_LOG.value is not None:
         try:
@@ -288,18 +288,18 @@ def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
 
 def _make_runner(
     command: list[str],
-    topology: Topology,
+    topology: ClusterTopology,
     tasks: Mapping[policy.LaunchTask, int],
     held: Mapping[policy.LaunchTask, socket.socket],
     environ: Mapping[str, str],
-) -> Runner:
+) -> ClusterRunner:
     # The names of all tasks count, so that the lines of several launchers are aligned.
     names = [str(task) for task in topology.tasks()]
     out, messages = (
-        Printer(stream.buffer, [*names, LAUNCHER_NAME], wants_colour(stream))
+        LinePrinter(stream.buffer, [*names, LAUNCHER_NAME], wants_colour(stream))
         for stream in (sys.stdout, sys.stderr)
     )
-    return Runner(
+    return ClusterRunner(
         command,
         topology,
         policy.LaunchOptions(

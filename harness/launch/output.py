@@ -56,7 +56,7 @@ def _clean_line(line: bytearray) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-class Printer:
+class LinePrinter:
     """The writer of lines `name | line`, with aligned and perhaps coloured names.
 
     No training depends on these lines. Lines that a full disk does not take are lost.
@@ -73,7 +73,7 @@ class Printer:
         self._prefixes = {name: _make_prefix(name, names, colour) for name in names}
         self.failure = self.last = ""
 
-    def shares_output_with(self, other: "Printer") -> bool:
+    def shares_output_with(self, other: "LinePrinter") -> bool:
         """Returns True if both printers write to one terminal, or into one file."""
         return os.path.samestat(os.fstat(self._stream.fileno()), os.fstat(other._stream.fileno()))
 

@@ -22,7 +22,7 @@ LOWEST_PORT, JOBS, TASKS = 10000, 320, 64
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskPlace:
     """The place of one task in its cluster, for the launcher of that task.
 
     Attributes:
@@ -80,7 +80,7 @@ def _check_step(tasks: int, asked: str) -> None:
 
 def in_slurm(
     ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0, port: int = 0
-) -> Place:
+) -> TaskPlace:
     """Returns the place of this task in a Slurm step: first tasks are the ps, or all are workers of a running cluster.
 
         place = in_slurm(ps=1, workers=3)
@@ -126,7 +126,7 @@ def in_slurm(
     groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(size)] or [slurm_job]
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     again = environ["SLURM_PROCID"] == "0" and restarts != "0"
-    return Place(
+    return TaskPlace(
         hosts[PS],
         hosts[WORKER],
         job,

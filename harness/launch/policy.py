@@ -108,7 +108,7 @@ class LaunchedTask:
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """A task that failed for good.
 
     Attributes:
@@ -130,7 +130,7 @@ class LaunchState:
 
     tasks: Mapping[LaunchTask, LaunchedTask]
     stage: RunStage = RunStage.RUNNING
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
     """The first task that failed for good."""
     signal_code: int | None = None
     deadline: float | None = None
@@ -145,7 +145,7 @@ class LaunchState:
 
 
 @dataclass(frozen=True)
-class Exited:
+class TaskExited:
     """The end of a task's process. `returncode` is that of subprocess: negative for a signal."""
 
     task: LaunchTask
@@ -153,7 +153,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class StopSignal:
     """A stop signal to the launcher itself.
 
     Attributes:
@@ -166,12 +166,12 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ClockTick:
     """The passing of time, without another event."""
 
 
 @dataclass(frozen=True)
-class Start:
+class StartTask:
     """The instruction to start a task."""
 
     task: LaunchTask
@@ -179,7 +179,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendSignal:
     """The instruction to send a signal to a running task. SIGKILL means the whole process tree."""
 
     task: LaunchTask
@@ -200,18 +200,18 @@ class ShowTail:
     task: LaunchTask
 
 
-Event = Exited | Interrupted | Tick
-Instruction = Start | Send | LogLine | ShowTail
+Event = TaskExited | StopSignal | ClockTick
+Instruction = StartTask | SendSignal | LogLine | ShowTail
 
 
 def begin(tasks: Iterable[LaunchTask], now: float) -> tuple[LaunchState, tuple[Instruction, ...]]:
     """Returns the first state, and the instructions that start every task in the given order."""
     states = {task: LaunchedTask(TaskPhase.RUNNING, since=now) for task in tasks}
-    return LaunchState(states), tuple(Start(task, 0) for task in states)
+    return LaunchState(states), tuple(StartTask(task, 0) for task in states)
 
 
 def next_due(state: LaunchState) -> float | None:
-    """Returns the time at which the next `Tick` is due, on the clock of `react`; None if only an event counts."""
+    """Returns the time at which the next `ClockTick` is due, on the clock of `react`; None if only an event counts."""
     due = [task.since for task in state.tasks.values() if task.phase is TaskPhase.WAITING]
     if state.deadline is not None:
         due.append(state.deadline)
@@ -227,11 +227,11 @@ def react(
     """
     out: list[Instruction] = []
     match event:
-        case Exited(task, returncode):
+        case TaskExited(task, returncode):
             state = _on_exit(state, task, returncode, now, options, out)
-        case Interrupted(signum, starting):
+        case StopSignal(signum, starting):
             state = _on_signal(state, signum, starting, now, options, out)
-        case Tick():
+        case ClockTick():
             state = _on_tick(state, now, out)
     return _enter_next_stage(state, now, options, out), tuple(out)
 
@@ -258,8 +258,8 @@ def _on_exit(
     code = exit_code_of(returncode) or exit_codes.FAILED.plain
     row = exit_codes.of_code(code)
     what = f"{task} {describe(returncode)}"
-    counts = row.retry is exit_codes.Retry.COUNTED
-    most = {exit_codes.Retry.NEVER: 0, exit_codes.Retry.COUNTED: options.max_restarts}.get(
+    counts = row.retry is exit_codes.RetryRule.COUNTED
+    most = {exit_codes.RetryRule.NEVER: 0, exit_codes.RetryRule.COUNTED: options.max_restarts}.get(
         row.retry, math.inf
     )
     if restarts < most:
@@ -271,7 +271,7 @@ def _on_exit(
         )
         return _with_task(state, task, again)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
-    if row.retry is exit_codes.Retry.NEVER:
+    if row.retry is exit_codes.RetryRule.NEVER:
         after = f" ({row.name}: it would end so again)"
     return _on_failure(state, task, code, f"{what} and failed for good{after}", now, options, out)
 
@@ -292,7 +292,7 @@ def _on_failure(
         LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}"),
     ]
     state = _with_task(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
-    state = replace(state, failure=state.failure or Failure(task, code, fatal, why))
+    state = replace(state, failure=state.failure or TaskFailure(task, code, fatal, why))
     return _stop_first(state, frozenset(state.tasks), now, options, out) if fatal else state
 
 
@@ -331,7 +331,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
     for task, was in state.tasks.items():
         if was.phase is TaskPhase.WAITING and was.since <= now:
             state = _with_task(state, task, replace(was, phase=TaskPhase.RUNNING, since=now))
-            out.append(Start(task, was.attempt))
+            out.append(StartTask(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
     # The ps tasks have not been told to stop yet while workers are stopped, so they are not late.
@@ -358,7 +358,7 @@ def _enter_next_stage(
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got, as in _on_signal.
         terminated = [task for task in _running_tasks(state, PS) if task not in state.killed]
-        out += [Send(task, signal.SIGTERM) for task in terminated]
+        out += [SendSignal(task, signal.SIGTERM) for task in terminated]
         waits = terminated or _running_tasks(state, EVALUATOR)
         state = replace(state, deadline=now + (options.grace_secs if waits else KILL_GRACE_SECS))
     if state.stage is RunStage.STOPPING_PS and not _running_tasks(state):
@@ -382,13 +382,15 @@ def _stop_first(
 
 def _stop_signals(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instruction]:
     tasks = _running_tasks(state, *_first_jobs(state))
-    return [Send(task, signal.SIGTERM if task in terminated else signal.SIGINT) for task in tasks]
+    return [
+        SendSignal(task, signal.SIGTERM if task in terminated else signal.SIGINT) for task in tasks
+    ]
 
 
 def _kill_tasks(
     state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]
 ) -> LaunchState:
-    out += [Send(task, signal.SIGKILL) for task in tasks]
+    out += [SendSignal(task, signal.SIGKILL) for task in tasks]
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 

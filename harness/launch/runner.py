@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from harness.launch import guard, policy
-from harness.launch.output import LineBuffer, Printer
+from harness.launch.output import LineBuffer, LinePrinter
 from harness.launch.policy import Event, Instruction, LaunchTask
 from harness.launch.ports import listens
 from harness.launch.tasks import (
     PER_TASK_VARIABLE,
-    Topology,
+    ClusterTopology,
     arguments,
     environment,
     start_guarded,
@@ -36,7 +36,7 @@ LAUNCHER_NAME = "launch"
 _READ_BYTES = 1 << 16
 
 
-class _Process:
+class _TaskProcess:
     """A running task: its guard, and its output so far."""
 
     def __init__(self, popen: subprocess.Popen[bytes], lines: LineBuffer) -> None:
@@ -62,20 +62,20 @@ class _Process:
         return lines + self.lines.flush()
 
 
-class Runner:
+class ClusterRunner:
     """The event loop that runs the tasks of a cluster, or one task, from start to end."""
 
     def __init__(
         self,
         command: Sequence[str],
-        topology: Topology,
+        topology: ClusterTopology,
         options: policy.LaunchOptions,
         tasks: Mapping[LaunchTask, int],
         held: Mapping[LaunchTask, socket.socket],
         *,
         environ: Mapping[str, str],
-        tasks_out: Printer,
-        messages: Printer,
+        tasks_out: LinePrinter,
+        messages: LinePrinter,
     ) -> None:
         """Keeps the arguments. Starts nothing.
 
@@ -97,12 +97,12 @@ class Runner:
         self._tasks = dict(tasks)
         self._held = dict(held)
         self._environ = environ
-        self.failure: policy.Failure | None = None
+        self.failure: policy.TaskFailure | None = None
         """After ``run``: the first task that failed for good."""
         self._tasks_out = tasks_out
         self._messages = messages
         self._reader_left = False
-        self._processes: dict[LaunchTask, _Process] = {}
+        self._processes: dict[LaunchTask, _TaskProcess] = {}
         self._lines: dict[LaunchTask, LineBuffer] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -125,7 +125,7 @@ class Runner:
             self._follow_instructions(instructions)
             while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
-                for event in (*self._stop_events(wake), *self._end_events(), policy.Tick()):
+                for event in (*self._stop_events(wake), *self._end_events(), policy.ClockTick()):
                     state, instructions = policy.react(
                         state, event, time.monotonic(), self._options
                     )
@@ -150,7 +150,7 @@ class Runner:
             signums = wake.recv(_READ_BYTES)
             stops = [signum for signum in signums if signum in STOP_SIGNALS]
             starting = self._starting_tasks() if stops else frozenset()
-            return [policy.Interrupted(signum, starting) for signum in stops]
+            return [policy.StopSignal(signum, starting) for signum in stops]
         return []
 
     def _starting_tasks(self) -> frozenset[LaunchTask]:
@@ -166,7 +166,7 @@ class Runner:
             if returncode is not None:
                 self._show_lines(task, process.read_rest())
                 self._forget_task(task)
-                yield policy.Exited(task, returncode)
+                yield policy.TaskExited(task, returncode)
 
     def _show_lines(self, task: LaunchTask, lines: Sequence[str]) -> None:
         if self._reader_left:
@@ -194,9 +194,9 @@ class Runner:
     def _follow_instructions(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case policy.Start(task, attempt):
+                case policy.StartTask(task, attempt):
                     self._start_task(task, attempt)
-                case policy.Send(task, signum):
+                case policy.SendSignal(task, signum):
                     # Several tasks may end at once; the policy hears of one after the other.
                     if task in self._processes:
                         kind = guard.KILL_SIGNAL if signum == signal.SIGKILL else signum
@@ -236,7 +236,7 @@ class Runner:
             bufsize=0,
         )
         self._lines[task] = LineBuffer()
-        process = self._processes[task] = _Process(popen, self._lines[task])
+        process = self._processes[task] = _TaskProcess(popen, self._lines[task])
         self._selector.register(process.output, selectors.EVENT_READ, task)
 
     def _forget_task(self, task: LaunchTask) -> None:

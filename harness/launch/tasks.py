@@ -35,7 +35,7 @@ PS_ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Topology:
+class ClusterTopology:
     """The addresses (`host:port`) of a cluster's tasks, by task index.
 
     An unknown address is empty.
@@ -91,7 +91,7 @@ def takes_flags(command: Sequence[str]) -> bool:
     return True
 
 
-def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> list[str]:
+def arguments(command: Sequence[str], topology: ClusterTopology, task: LaunchTask) -> list[str]:
     """Returns the command line of one task. A bare `python` is the interpreter of the launcher."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     if not takes_flags(command):
@@ -109,7 +109,7 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
 
 def environment(
     base: Mapping[str, str],
-    topology: Topology,
+    topology: ClusterTopology,
     task: LaunchTask,
     attempt: int,
     number: int | None = None,
@@ -184,7 +184,7 @@ def gpus(visible: str | None, index: int, each: int) -> str:
     return ",".join(found[first:end])
 
 
-def watching(topology: Topology, command: Sequence[str]) -> list[str]:
+def watching(topology: ClusterTopology, command: Sequence[str]) -> list[str]:
     """Returns lines for the launcher's log, with the commands for status and curves."""
     some_task = (topology.ps_hosts or topology.worker_hosts)[0]
     lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.launch.policy import PS, WORKER
 from harness.launch.tasks import PS_ENVIRONMENT
-from harness.manifests.sizing import MIB, Sizes, Workload, sizes
+from harness.manifests.sizing import MIB, JobSizes, JobWorkload, sizes
 
 PORT = 2222
 SAVE_SECS = 30
@@ -27,7 +27,7 @@ TRAINER = ("python", "-m", "models.mnist.trainer")
 
 
 @dataclass(frozen=True)
-class ClusterRequest(Workload):
+class ClusterRequest(JobWorkload):
     """A cluster to be started by an engine, of the size of a workload.
 
     Attributes:
@@ -51,7 +51,7 @@ class ClusterRequest(Workload):
     elastic: bool = False
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> JobSizes:
         """The memory and the cores of the tasks."""
         return sizes(self)
 

@@ -23,7 +23,7 @@ KEPT_CHECKPOINTS = 5 + 1 + 1
 
 
 @dataclass(frozen=True)
-class Workload:
+class JobWorkload:
     """The size of a training job, and of its hosts.
 
         job = Workload(ps=2, workers=8, model_bytes=400e6)
@@ -63,7 +63,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class JobSizes:
     """The memory, cores and rate of a job.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sizes:
     run_bytes: int
 
 
-def sizes(job: Workload) -> Sizes:
+def sizes(job: JobWorkload) -> JobSizes:
     """Returns the memory, cores and rate of a job.
 
     A ps has ``B + P + S + (W + 1) P`` while ``W`` workers train, ``P + S`` more while a checkpoint
@@ -112,7 +112,7 @@ def sizes(job: Workload) -> Sizes:
     }
     busiest = min(limits, key=lambda place: limits[place])
     steps = limits[busiest]
-    return Sizes(
+    return JobSizes(
         math.ceil(ps_bytes * HEADROOM),
         math.ceil(worker_bytes * HEADROOM),
         min(1.0, steps * core),

@@ -13,7 +13,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, underlying, while_open
-from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus
+from harness.monitoring.sampler import ANSWER_SECS, ClusterSampler, TaskStatus
 from harness.tensorboard.plugin_messages import Layout
 
 LAYOUT: Layout = {
@@ -110,7 +110,7 @@ class StandardSeries:
     """
 
     def __init__(self, cluster: rt.ClusterSpec, writer: SeriesWriter) -> None:
-        self._sampler = Sampler(cluster)
+        self._sampler = ClusterSampler(cluster)
         self._writer = writer
         self._silent: set[str] = set()
         writer.add_layout(LAYOUT)

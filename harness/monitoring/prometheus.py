@@ -81,7 +81,7 @@ def _staleness_family(job: str, index: str, staleness: Sequence[int]) -> Metric:
 _LABELS = ("job", "task")
 
 
-class _Handler(WSGIRequestHandler):
+class _ScrapeHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing, as there is a scrape every few seconds."""
 
@@ -104,7 +104,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         self._free = concurrency.Semaphore(REQUESTS)
         self._lock = concurrency.Lock()
         self._begun: dict[socket.socket, float] = {}
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _ScrapeHandler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves a request on a thread, or refuses the request beyond ``REQUESTS``."""

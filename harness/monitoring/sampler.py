@@ -40,7 +40,7 @@ class TaskStatus:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-class Sampler:
+class ClusterSampler:
     """The samples of a cluster.
 
         sampler = Sampler(rt.ClusterSpec({"ps": ["a:2222"], "worker": ["b:2222"]}))

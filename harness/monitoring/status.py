@@ -22,10 +22,10 @@ from datetime import datetime
 
 import runtime as rt
 from harness import exit_codes
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from harness.launch.output import wants_colour
 from harness.monitoring.rates import sizes, table
-from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus, explain_error
+from harness.monitoring.sampler import ANSWER_SECS, ClusterSampler, TaskStatus, explain_error
 from runtime import concurrency
 
 _COLUMNS = {
@@ -234,8 +234,8 @@ def _make_display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], N
     return show
 
 
-def _make_parser() -> Parser:
-    parser = Parser("harness.status", __doc__ or "")
+def _make_parser() -> ToolParser:
+    parser = ToolParser("harness.status", __doc__ or "")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--cluster", help='as in "ps=a:1,b:1;worker=c:1"')
     which.add_argument(
@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain
-    sampler, show = Sampler(cluster, security, secs), _make_display(options)
+    sampler, show = ClusterSampler(cluster, security, secs), _make_display(options)
     never = concurrency.Event()
     try:
         # A rate needs two samples, so the first table comes after an interval.

@@ -22,7 +22,7 @@ _NOTHING = TaskProgress(-2)
 
 
 @dataclass(frozen=True)
-class Orders:
+class QuorumOrders:
     """The operations by which a chief commands one quorum; see ``runtime.lowlevel.Quorum``.
 
     Attributes:
@@ -49,9 +49,9 @@ class Orders:
     status: rt.Tensor
 
 
-def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
+def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[QuorumOrders]:
     """Makes the operations of several quorums, the leader's first."""
-    made: list[Orders] = []
+    made: list[QuorumOrders] = []
     with rt.device(None):
         for quorum in reversed(quorums):
             takeover = rt.placeholder(np.int64, [4], name=f"{quorum.name}/takeover")
@@ -66,7 +66,7 @@ def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
                     commit = quorum.commit(order)
             made.insert(
                 0,
-                Orders(
+                QuorumOrders(
                     quorum.beside,
                     takeover,
                     claim,
@@ -101,7 +101,7 @@ class SyncRunner:
 
     def __init__(
         self,
-        tasks: Sequence[Orders],
+        tasks: Sequence[QuorumOrders],
         *,
         needed: int,
         total: int,

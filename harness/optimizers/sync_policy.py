@@ -74,7 +74,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class Settlement:
+class SettlementPlan:
     """The orders by which a new chief makes the tasks agree.
 
     Attributes:
@@ -91,7 +91,7 @@ class Settlement:
     forget: tuple[int, ...] = ()
 
 
-def settle(claims: Sequence[ClaimReply]) -> Settlement:
+def settle(claims: Sequence[ClaimReply]) -> SettlementPlan:
     """Decides how tasks come to one step after an earlier chief may have died at any point.
 
     The chief commits at the leader last. So a task that has applied the leader's present step is
@@ -107,9 +107,9 @@ def settle(claims: Sequence[ClaimReply]) -> Settlement:
         i for i, c in enumerate(others, 1) if c.step not in (-1, leader.step) and c not in ahead
     )
     if not ahead:
-        return Settlement(forget=forget)
+        return SettlementPlan(forget=forget)
     behind = tuple(i for i, c in enumerate(others, 1) if c.step == leader.step)
-    return Settlement(leader.step, ahead[0].workers, (*behind, 0), forget)
+    return SettlementPlan(leader.step, ahead[0].workers, (*behind, 0), forget)
 
 
 def rejoined(

@@ -20,7 +20,7 @@ _TASK = re.compile(r"/task:(\d+)")
 _ALL = rt.lowlevel.ALL_WORKERS
 
 
-class _Made(NamedTuple):
+class _MadeOperations(NamedTuple):
     step: rt.Tensor
     accepted: rt.Tensor
     counted: rt.Tensor
@@ -111,7 +111,7 @@ class SyncReplicas(WrappedOptimizer):
         self._is_chief = is_chief
         self._elastic = elastic
         self._timeout_secs = sync_timeout_secs
-        self._made: _Made | None = None
+        self._made: _MadeOperations | None = None
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class SyncReplicas(WrappedOptimizer):
             elastic=self._elastic,
             leads=bool(self._is_chief) or worker == 0 or on_chief(grads_and_vars),
         )
-        self._made = _Made(step, accepted, counted, dropped, quorums[0].status(), runner)
+        self._made = _MadeOperations(step, accepted, counted, dropped, quorums[0].status(), runner)
         if self._is_chief is not False:
             global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, runner)
         with rt.device(None):
@@ -225,7 +225,7 @@ class SyncReplicas(WrappedOptimizer):
         ]
 
     @property
-    def _made_operations(self) -> _Made:
+    def _made_operations(self) -> _MadeOperations:
         if self._made is None:
             raise rt.InvalidArgumentError(
                 f"{self.name}: apply_gradients should be called before this"

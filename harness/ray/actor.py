@@ -22,7 +22,7 @@ import ray
 from harness.launch import guard
 from harness.launch.policy import LaunchTask
 from harness.launch.ports import hold_ports
-from harness.launch.tasks import Topology, arguments, environment, start_guarded
+from harness.launch.tasks import ClusterTopology, arguments, environment, start_guarded
 
 LOWEST_PORT = 20_000
 """Ports below are those that Ray gives its own workers (10002 to 19999)."""
@@ -31,7 +31,7 @@ BIND_VARIABLE = "BELLWETHER_BIND"
 
 
 @dataclass(frozen=True)
-class Ended:
+class TaskEnd:
     """The end of a task's process.
 
     Attributes:
@@ -83,8 +83,8 @@ class TaskActor:
         return f"{host}:{self._held[0].getsockname()[1]}"
 
     async def run(
-        self, topology: Topology, task: LaunchTask, attempt: int, number: int, bind: str
-    ) -> Ended:
+        self, topology: ClusterTopology, task: LaunchTask, attempt: int, number: int, bind: str
+    ) -> TaskEnd:
         """Runs the task's process until it ends.
 
         Args:
@@ -113,7 +113,7 @@ class TaskActor:
         # the thread.
         self._popen = start_guarded(command, env)
         returncode = await asyncio.to_thread(self._popen.wait)
-        return Ended(returncode, _content(self._result), _content(self._error))
+        return TaskEnd(returncode, _content(self._result), _content(self._error))
 
     def send(self, signum: int) -> None:
         """Sends the process a signal. SIGKILL means the whole process tree."""

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from harness import exit_codes
 from harness.launch import policy
 from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
-from harness.launch.tasks import Topology, claimed_flags, watching
+from harness.launch.tasks import ClusterTopology, claimed_flags, watching
 from harness.ray.actor import SECURITY_VARIABLE, TaskActor
 from runtime import concurrency
 
@@ -122,7 +122,7 @@ def run(
     bundles = {task: asked.get(task.job, DEFAULT_RESOURCES) for task in tasks}
     with contextlib.ExitStack() as stack:
         own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bellwether-")))
-        cluster = _Cluster(
+        cluster = _RayCluster(
             command or cloudpickle.dumps(program), bundles, strategy, options, own / "token"
         )
         stack.callback(cluster.close)
@@ -131,7 +131,7 @@ def run(
 
 
 @dataclass
-class _Seat:
+class _TaskSeat:
     """The state of a task, as the driver knows it.
 
     Attributes:
@@ -178,11 +178,11 @@ class _Ended:
     answer: "Future[Any]"
 
 
-_Event = _Placed | _Ended | policy.Exited | policy.Interrupted | None
+_Event = _Placed | _Ended | policy.TaskExited | policy.StopSignal | None
 """None: look again."""
 
 
-class _Cluster:
+class _RayCluster:
     """A run from its placement to its end."""
 
     def __init__(
@@ -201,7 +201,7 @@ class _Cluster:
         self._token = token
         self._token.touch(mode=0o600)
         self._token.write_text(concurrency.random_hex(32))
-        self._seats = {task: _Seat(number) for number, task in enumerate(bundles)}
+        self._seats = {task: _TaskSeat(number) for number, task in enumerate(bundles)}
         self._group: Any = None
         self._say_at = 0.0
 
@@ -212,7 +212,7 @@ class _Cluster:
         state, instructions = policy.begin(self._seats, concurrency.monotonic())
         self._follow(instructions)
         while state.stage is not policy.RunStage.FINISHED:
-            for event in (*self._next(policy.next_due(state)), policy.Tick()):
+            for event in (*self._next(policy.next_due(state)), policy.ClockTick()):
                 state, instructions = policy.react(
                     state, event, concurrency.monotonic(), self._options
                 )
@@ -268,7 +268,7 @@ class _Cluster:
                 )
                 continue
             match event:
-                case policy.Interrupted(signum):
+                case policy.StopSignal(signum):
                     raise _stopped(signum)
                 case _Placed(task, _, answer):
                     seat = self._seats[task]
@@ -306,11 +306,11 @@ class _Cluster:
         )
         self._tell(seat.actor.hold.remote(seat.place), functools.partial(_Placed, task, seat.actor))
 
-    def _topology(self) -> Topology:
+    def _topology(self) -> ClusterTopology:
         def hosts(job: str) -> tuple[str, ...]:
             return tuple(seat.address for task, seat in self._seats.items() if task.job == job)
 
-        return Topology(hosts(PS), hosts(WORKER), evaluators=len(hosts(EVALUATOR)))
+        return ClusterTopology(hosts(PS), hosts(WORKER), evaluators=len(hosts(EVALUATOR)))
 
     def _say_where(self) -> None:
         command = [""] if isinstance(self._program, bytes) else self._program
@@ -343,7 +343,7 @@ class _Cluster:
                 self._say_at = concurrency.monotonic() + SAY_SECS
             return
         match event:
-            case policy.Exited() | policy.Interrupted():
+            case policy.TaskExited() | policy.StopSignal():
                 yield event
             case _Placed(task, actor, answer) if actor is self._seats[task].actor:
                 yield from self._on_place(task, answer)
@@ -383,9 +383,9 @@ class _Cluster:
             seat.result = cloudpickle.loads(ended.result)
         # A process that the driver has ended for a new address of a ps has not failed.
         killed, seat.moving = seat.moving and ended.returncode == -signal.SIGKILL, False
-        yield policy.Exited(task, -signal.SIGTERM if killed else ended.returncode)
+        yield policy.TaskExited(task, -signal.SIGTERM if killed else ended.returncode)
 
-    def _lost(self, task: LaunchTask, error: RayError) -> policy.Exited:
+    def _lost(self, task: LaunchTask, error: RayError) -> policy.TaskExited:
         """Records the loss of an actor, and so of its task's process."""
         seat = self._seats[task]
         # The actor may only be out of reach. Then it ends before another actor takes its place.
@@ -394,20 +394,20 @@ class _Cluster:
         self._say_at = concurrency.monotonic() + SAY_SECS
         preempted = bool(getattr(error, "preempted", False))
         _say(f"the actor of {task} is gone: {_first_line(error)}")
-        return policy.Exited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
+        return policy.TaskExited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
 
     # -- instructions ----------------------------------------------------------------------------------------------
 
     def _follow(self, instructions: Iterable[policy.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case policy.Start(task, attempt):
+                case policy.StartTask(task, attempt):
                     self._seats[task].attempt = attempt
                     if self._seats[task].actor is None:
                         self._place(task)
                     else:
                         self._run(task)
-                case policy.Send(task, signum):
+                case policy.SendSignal(task, signum):
                     self._send(task, signum)
                 case policy.LogLine(text):
                     _say(text)
@@ -429,7 +429,7 @@ class _Cluster:
         elif seat.placing:
             ray.kill(seat.actor)
             seat.actor, seat.placing = None, False
-            self.events.put(policy.Exited(task, -signum))
+            self.events.put(policy.TaskExited(task, -signum))
 
 
 @contextlib.contextmanager
@@ -441,7 +441,7 @@ def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
 
     def stop(signum: int, frame: FrameType | None) -> None:
         # A handler may do this: a SimpleQueue is reentrant.
-        events.put(policy.Interrupted(signum))
+        events.put(policy.StopSignal(signum))
 
     before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:

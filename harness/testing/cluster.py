@@ -14,10 +14,10 @@ import psutil
 import runtime as rt
 from harness.launch.policy import PS, WORKER
 from harness.launch.ports import hold_ports
-from harness.launch.tasks import Topology, arguments, environment
+from harness.launch.tasks import ClusterTopology, arguments, environment
 from harness.testing.links import Links
 from harness.testing.plan import Fault, FaultPlan, Kind
-from harness.testing.processes import TIMEOUT_SECS, Life, Processes, Zygote
+from harness.testing.processes import TIMEOUT_SECS, Life, TaskProcesses, ZygoteProcess
 from runtime import concurrency
 
 PRELOAD = (
@@ -48,7 +48,7 @@ class Injected:
     skipped: str = ""
 
 
-class LocalCluster(Processes):
+class LocalCluster(TaskProcesses):
     """A cluster of real processes, one per task, with the cluster flags of ``harness.launch``.
 
         with LocalCluster(["python", "train.py"], ps=2, workers=2) as cluster:
@@ -88,13 +88,13 @@ class LocalCluster(Processes):
         self._security = rt.Security.from_environ(self._env)
         held = hold_ports(ps + workers)
         hosts = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in held]
-        self._topology = Topology(tuple(hosts[:ps]), tuple(hosts[ps:]))
+        self._topology = ClusterTopology(tuple(hosts[:ps]), tuple(hosts[ps:]))
         self._ids = {f"{task.job}:{task.index}": task for task in self._topology.tasks()}
         self.addresses = dict(zip(self._ids, hosts, strict=True))
         """Address of each task."""
         self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
         self._links: Links | None = None
-        super().__init__(Zygote.lasting(preload, self._env), self._ids, echo)
+        super().__init__(ZygoteProcess.lasting(preload, self._env), self._ids, echo)
         try:
             if links:
                 self._links = Links(list(self._ids), self._owner_of_port)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from harness.testing.processes import Zygote
+from harness.testing.processes import ZygoteProcess
 from runtime import concurrency
 
 TIMEOUT_SECS = 5.0
@@ -47,7 +47,7 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
 
 def _list_holdings() -> Iterator[str]:
     """Describes what this process holds, as in "thread worker", "process 17 sleep" and "file /tmp/x"."""
-    lasting = Zygote.lasting_threads()
+    lasting = ZygoteProcess.lasting_threads()
     yield from (
         f"thread {t.name}"
         for t in concurrency.running_threads()
@@ -58,7 +58,7 @@ def _list_holdings() -> Iterator[str]:
 
 
 def _list_children() -> Iterator[str]:
-    lasting = Zygote.lasting_processes()
+    lasting = ZygoteProcess.lasting_processes()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             command = " ".join(child.cmdline())[:120]
@@ -74,7 +74,7 @@ def _list_descriptors() -> Iterator[str]:
     except OSError:
         yield from (f"file {file.path}" for file in psutil.Process().open_files())
         return
-    for number in sorted(set(map(int, numbers)) - Zygote.lasting_descriptors()):
+    for number in sorted(set(map(int, numbers)) - ZygoteProcess.lasting_descriptors()):
         # The descriptor of the listing itself is closed already.
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")

@@ -22,7 +22,7 @@ _CLOSE_SECS = 10.0
 
 
 @dataclass
-class _Link:
+class _TaskLink:
     """The connections between two tasks, in both directions."""
 
     healed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,7 +46,7 @@ class Links:
 
     def __init__(self, tasks: list[str], owner: Callable[[int], str]) -> None:
         self._owner = owner
-        self._links: dict[frozenset[str], _Link] = {}
+        self._links: dict[frozenset[str], _TaskLink] = {}
         self._servers: list[asyncio.Server] = []
         self._relays: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -95,8 +95,8 @@ class Links:
             self._servers.append(server)
             self.ports[task] = server.sockets[0].getsockname()[1]
 
-    def _link_between(self, one: str, other: str) -> _Link:
-        return self._links.setdefault(frozenset((one, other)), _Link())
+    def _link_between(self, one: str, other: str) -> _TaskLink:
+        return self._links.setdefault(frozenset((one, other)), _TaskLink())
 
     async def _cut_link(self, one: str, other: str, reset: bool) -> None:
         link = self._link_between(one, other)
@@ -168,7 +168,7 @@ class Links:
 
 
 async def _relay_bytes(
-    link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter
+    link: _TaskLink, source: asyncio.StreamReader, sink: asyncio.StreamWriter
 ) -> None:
     try:
         while data := await source.read(_PIECE_BYTES):

@@ -80,7 +80,7 @@ class Fault:
         return f"{self.kind.value} {self.task}{between}{how}{when}{long}"
 
 
-class When(TypedDict, total=False):
+class FaultTime(TypedDict, total=False):
     """The time of a fault, as ``Fault`` explains it.
 
     By default a fault comes right after the one before it has begun.
@@ -111,19 +111,19 @@ class FaultPlan:
             object.__setattr__(self, "seed", concurrency.random_id(32))
 
     def kill(
-        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]
+        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[FaultTime]
     ) -> FaultPlan:
         """Adds a SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.KILL, f"{job}:{index}", secs=restart_secs, **when))
 
     def stop(
-        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]
+        self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[FaultTime]
     ) -> FaultPlan:
         """Adds a SIGTERM to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.STOP, f"{job}:{index}", secs=restart_secs, **when))
 
     def freeze(
-        self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]
+        self, job: str, index: int, *, secs: float | None = None, **when: Unpack[FaultTime]
     ) -> FaultPlan:
         """Adds a SIGSTOP to a task, for ``secs`` seconds or until ``LocalCluster.thaw``."""
         return self.add(Fault(Kind.FREEZE, f"{job}:{index}", secs=secs, **when))
@@ -135,7 +135,7 @@ class FaultPlan:
         *,
         secs: float | None = None,
         reset: bool = False,
-        **when: Unpack[When],
+        **when: Unpack[FaultTime],
     ) -> FaultPlan:
         """Adds a cut between two tasks, for ``secs`` seconds or until ``LocalCluster.heal``.
 

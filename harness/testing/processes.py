@@ -92,7 +92,7 @@ def read_on_import(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class Zygote:
+class ZygoteProcess:
     """A process with imported modules, from which the tasks of any number of clusters are forked.
 
     The zygote and its tasks end with this process, also after ``kill -9``.
@@ -102,7 +102,7 @@ class Zygote:
         env: Environment of the zygote.
     """
 
-    _lasting: ClassVar[dict[tuple[object, ...], Zygote]] = {}
+    _lasting: ClassVar[dict[tuple[object, ...], ZygoteProcess]] = {}
     _lock: ClassVar[concurrency.Lock] = concurrency.Lock()
 
     def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
@@ -122,7 +122,7 @@ class Zygote:
             raise self._failure
 
     @classmethod
-    def lasting(cls, preload: Sequence[str], env: Mapping[str, str]) -> Zygote:
+    def lasting(cls, preload: Sequence[str], env: Mapping[str, str]) -> ZygoteProcess:
         """Returns the zygote of this process for some modules. It lives as long as this process.
 
         ``no_leaks`` does not count the zygote. Each set of variables that modules may read on
@@ -225,7 +225,7 @@ class Zygote:
             self._thread.join()
 
 
-class Processes:
+class TaskProcesses:
     """The processes of some tasks, each with a thread that reads its output.
 
     Args:
@@ -236,7 +236,7 @@ class Processes:
 
     def __init__(
         self,
-        zygote: Zygote,
+        zygote: ZygoteProcess,
         tasks: Collection[str],
         show: Callable[[str, str], object] | None = None,
     ) -> None:

@@ -40,7 +40,7 @@ from harness.launch import guard
 MESSAGE_BYTES = 1 << 18
 
 
-class _Server:
+class _ZygoteServer:
     """The running tasks, and the sockets of their starters."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -222,6 +222,6 @@ def main(arguments: Sequence[str]) -> None:
         warnings.simplefilter("ignore")
         for name in arguments[1:]:
             importlib.import_module(name)
-    task = _Server(control).serve()
+    task = _ZygoteServer(control).serve()
     if task is not None:
         run_program(task["argv"])

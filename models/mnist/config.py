@@ -1,6 +1,6 @@
 """The configuration of a run of the example: a frozen dataclass with a flag for each field.
 
-The trainer calls ``Config.from_flags`` once and ``Config.problem`` before anything starts. A field
+The trainer calls ``RunConfig.from_flags`` once and ``RunConfig.problem`` before anything starts. A field
 is declared together with its flag, so defaults and help stand in one place.
 """
 
@@ -58,7 +58,7 @@ _count, _number, _choice = (
 
 
 @dataclass(frozen=True)
-class Config:
+class RunConfig:
     """A run of the example.
 
     Each field is the flag of its name. ``harness.monitoring`` defines the flags of the fields
@@ -200,7 +200,7 @@ class Config:
     )
 
     @classmethod
-    def from_flags(cls) -> "Config":
+    def from_flags(cls) -> "RunConfig":
         """Returns the config of the command line.
 
         Raises:
@@ -330,7 +330,7 @@ flags.DEFINE_integer(
 for _row in rt.Limits.rows():
     _define = flags.DEFINE_float if _row.kind is float else flags.DEFINE_integer
     _define(_LIMIT + _row.name, None, f"Limit ({_row.of}): {_row.help} Default: {_row.default}.")
-for _field in fields(Config):
+for _field in fields(RunConfig):
     if _field.metadata:
         _field.metadata["define"](_field.name, *_field.metadata["rest"])
 flags.register_validator(

@@ -29,7 +29,7 @@ Labels = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class DataSplit:
     """Images and their labels.
 
     The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us, and 26 us from
@@ -58,7 +58,7 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
-class Mnist:
+class MnistData:
     """The training and the test examples.
 
     Attributes:
@@ -68,8 +68,8 @@ class Mnist:
         source: origin of the files, in words.
     """
 
-    train: Split
-    test: Split
+    train: DataSplit
+    test: DataSplit
     name: str
     source: str
 
@@ -93,7 +93,7 @@ def load(
     *,
     mirrors: Sequence[str] = files.MIRRORS,
     checksums: Mapping[str, str] = files.SHA256,
-) -> Mnist:
+) -> MnistData:
     """Reads MNIST from the first of these that is given: `data_dir`, `$MNIST_DIR`, the cache of downloaded files.
 
     An empty cache is filled by download. Without a network, scikit-learn's 1,797 digits stand in,
@@ -145,18 +145,18 @@ def _read_directory(
     return found
 
 
-def _make_mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
+def _make_mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> MnistData:
     train, test = (
-        Split(
+        DataSplit(
             values[f"{part}-images-idx3-ubyte"].reshape(-1, IMAGE_PIXELS),
             values[f"{part}-labels-idx1-ubyte"].astype(np.int32),
         )
         for part in ("train", "t10k")
     )
-    return Mnist(train, test, "mnist", source)
+    return MnistData(train, test, "mnist", source)
 
 
-def _make_digits(reason: Exception) -> Mnist:
+def _make_digits(reason: Exception) -> MnistData:
     """Returns scikit-learn's handwritten digits in the format of MNIST.
 
     As in MNIST, a digit of 20x20 pixels lies in the middle of 28x28.
@@ -190,8 +190,8 @@ def _make_digits(reason: Exception) -> Mnist:
         "MNIST_DIR.",
     ]
     logging.warning("\n%s", "\n".join(f"*** {line}" for line in notice))
-    return Mnist(
-        Split(train_pixels, train_labels), Split(test_pixels, test_labels), "digits", source
+    return MnistData(
+        DataSplit(train_pixels, train_labels), DataSplit(test_pixels, test_labels), "digits", source
     )
 
 
@@ -211,7 +211,12 @@ class Batches:
     """
 
     def __init__(
-        self, split: Split, batch_size: int, seed: int, shard_index: int = 0, num_shards: int = 1
+        self,
+        split: DataSplit,
+        batch_size: int,
+        seed: int,
+        shard_index: int = 0,
+        num_shards: int = 1,
     ) -> None:
         """Starts at the beginning of epoch 0.
 

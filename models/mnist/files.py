@@ -101,7 +101,7 @@ def read(path: Path, sha256: str) -> NDArray[np.uint8]:
     if len(content) > _MAX_BYTES:
         raise DataError(f"{path} is no MNIST file: it holds more than {_MAX_BYTES >> 20} MiB")
     if path.suffix == ".gz":
-        content = _Unzipped(str(path), content).getvalue()
+        content = _UnzippedBuffer(str(path), content).getvalue()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise DataError(
             f"{path} is not the original file or truncated: its SHA-256 is {found}, it must be "
@@ -112,7 +112,7 @@ def read(path: Path, sha256: str) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
 
 
-class _Unzipped(io.BytesIO):
+class _UnzippedBuffer(io.BytesIO):
     """A buffer that unpacks the gzip data written to it, within limits of size and time.
 
     Args:
@@ -182,7 +182,7 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
 
 
 def _download_file(url: str, file: str, _: object) -> None:
-    unzipped = _Unzipped("the download")
+    unzipped = _UnzippedBuffer("the download")
     try:
         pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(
             url, unzipped, None

@@ -42,7 +42,7 @@ import harness
 from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
 from models.mnist import data, model
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 from models.mnist.files import DataError
 
 flags.adopt_module_key_flags(config_flags)  # --help lists them
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
         )
     exit_codes.use(config_flags.chosen_exit_codes())
     try:
-        config = Config.from_flags()
+        config = RunConfig.from_flags()
     # The environment of the engine names no cluster, or a limit is invalid.
     except rt.InvalidArgumentError as error:
         exit_codes.leave(exit_codes.CONFIGURATION, error.message)
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
             between_graph(config)
 
 
-def between_graph(config: Config) -> None:
+def between_graph(config: RunConfig) -> None:
     """Serves as a ps, or trains as a worker, until training is over."""
     if config.logdir:
         harness.keep_compilations()
@@ -96,7 +96,7 @@ def between_graph(config: Config) -> None:
             )
 
 
-def evaluate_checkpoints(config: Config) -> None:
+def evaluate_checkpoints(config: RunConfig) -> None:
     """Evaluates the checkpoints of the chief on the test set, until training is over."""
     split = load_data(config).test
     graph = build_graph(config, config.me, 1, 1)
@@ -122,7 +122,7 @@ def evaluate_checkpoints(config: Config) -> None:
         exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.me.index}: {error}")
 
 
-def make_server(config: Config) -> rt.Server:
+def make_server(config: RunConfig) -> rt.Server:
     """Returns the running server of this task; only a ps may have a backup."""
     return rt.Server(
         config.me.cluster,
@@ -136,7 +136,7 @@ def make_server(config: Config) -> rt.Server:
     )
 
 
-def train(config: Config, me: harness.Member) -> None:
+def train(config: RunConfig, me: harness.Member) -> None:
     """Trains until the global step has reached the end, then (on the chief) tests.
 
     Args:
@@ -170,7 +170,7 @@ def train(config: Config, me: harness.Member) -> None:
         step = int(session.run(graph.global_step))
         if step:
             resume_run(session, step, last, config.logdir)
-        tests = Tests(config, session, graph, supervisor, mnist.test, step, per_epoch)
+        tests = ChiefTests(config, session, graph, supervisor, mnist.test, step, per_epoch)
         with deal_feeds(graph, session, mnist.train, batches) as feeds_of_steps:
             while not supervisor.should_stop() and (step < last or config.trains_all_data):
                 profiler.step(step)
@@ -205,7 +205,10 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 @contextlib.contextmanager
 def deal_feeds(
-    graph: "Graph", session: rt.SessionLike, split: data.Split, batches: data.Batches | None
+    graph: "TrainingGraph",
+    session: rt.SessionLike,
+    split: data.DataSplit,
+    batches: data.Batches | None,
 ) -> Iterator[Iterator[Feeds]]:
     """Yields the feeds of this worker's steps: a fixed share, or leases on shards if workers come and go."""
     if batches is not None:
@@ -224,7 +227,7 @@ def deal_feeds(
         )
 
 
-def load_data(config: Config) -> data.Mnist:
+def load_data(config: RunConfig) -> data.MnistData:
     """Returns the data set; ends the process with the reason if there is none."""
     try:
         mnist = data.load(config.data_dir)
@@ -236,7 +239,7 @@ def load_data(config: Config) -> data.Mnist:
 
 
 @dataclass(frozen=True)
-class Graph:
+class TrainingGraph:
     """The tensors and operations that the training loop uses."""
 
     images: rt.Tensor
@@ -253,7 +256,7 @@ class Graph:
     shards: harness.DataShards | None
 
 
-def build_graph(config: Config, me: harness.Member, steps: int, examples: int) -> Graph:
+def build_graph(config: RunConfig, me: harness.Member, steps: int, examples: int) -> TrainingGraph:
     """Builds the graph, the same on every worker: variables on the ps, computation on this worker."""
     with me.device():
         global_step = harness.get_or_create_global_step()
@@ -281,7 +284,7 @@ def build_graph(config: Config, me: harness.Member, steps: int, examples: int) -
         assert summaries is not None
         tested = rt.placeholder(jnp.float32, [], name="tested")
         test_summary = harness.summary.scalar("test_accuracy", tested, collections=())
-    return Graph(
+    return TrainingGraph(
         images,
         labels,
         loss,
@@ -296,7 +299,7 @@ def build_graph(config: Config, me: harness.Member, steps: int, examples: int) -
     )
 
 
-def make_shards(config: Config, examples: int) -> harness.DataShards:
+def make_shards(config: RunConfig, examples: int) -> harness.DataShards:
     """Returns the object that deals the training data out to workers that come and go."""
     return harness.DataShards(
         examples,
@@ -306,7 +309,7 @@ def make_shards(config: Config, examples: int) -> harness.DataShards:
     )
 
 
-def wrap_optimizer(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
+def wrap_optimizer(optimizer: harness.AnyOptimizer, config: RunConfig) -> harness.AnyOptimizer:
     """Wraps the optimizer for the mode of --sync; the wrapper has the same methods."""
     if config.sync:
         workers = None if config.elastic else config.workers
@@ -323,7 +326,7 @@ def wrap_optimizer(optimizer: harness.AnyOptimizer, config: Config) -> harness.A
     return optimizer
 
 
-def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
+def update_rule(config: RunConfig, steps: int) -> optax.GradientTransformation:
     """Returns the optax transformation of a run of ``steps`` global steps."""
     # With workers that come and go, the number of synchronous steps is not known before the end.
     is_known = not (config.elastic and config.sync) or config.train_steps is not None
@@ -341,7 +344,7 @@ def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     return rules[config.optimizer](schedule)
 
 
-def make_supervisor(config: Config, graph: Graph) -> harness.Supervisor:
+def make_supervisor(config: RunConfig, graph: TrainingGraph) -> harness.Supervisor:
     """Returns the Supervisor, which initialises, restores and saves."""
     if config.me.is_chief:
         kept = f"checkpoints and TensorBoard events go to {config.logdir}"
@@ -394,7 +397,7 @@ def resume_run(session: harness.ManagedSession, step: int, steps: int, logdir: s
         harness.restore_states(newest, session.task)
 
 
-class Tests:
+class ChiefTests:
     """The summaries and tests that the chief runs between training steps.
 
     The results go to TensorBoard. Other tasks own such an object too, which writes nothing.
@@ -402,11 +405,11 @@ class Tests:
 
     def __init__(
         self,
-        config: Config,
+        config: RunConfig,
         session: rt.SessionLike,
-        graph: Graph,
+        graph: TrainingGraph,
         supervisor: harness.Supervisor,
-        split: data.Split,
+        split: data.DataSplit,
         step: int,
         steps_per_epoch: float,
     ) -> None:
@@ -456,7 +459,7 @@ class Tests:
         return accuracy
 
 
-def hyperparameters(config: Config) -> dict[str, bool | float | int | str]:
+def hyperparameters(config: RunConfig) -> dict[str, bool | float | int | str]:
     """Returns the settings that distinguish runs in TensorBoard's table of runs."""
     names = ("hidden_units", "optimizer", "rate", "batch_size", "workers", "epochs", "seed")
     return {{"rate": "learning_rate"}.get(name, name): getattr(config, name) for name in names}

@@ -11,7 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import runtime as rt
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 
 TEXTS: Final = (
     *(
@@ -64,7 +64,7 @@ def fuzz(count: int, seed: int) -> str:
     chance = random.Random(f"flags:{seed}")
     counts: Counter[str] = Counter()
     names = sorted(
-        [row.name for row in fields(Config) if row.metadata]
+        [row.name for row in fields(RunConfig) if row.metadata]
         + [f"limit_{r.name}" for r in rt.Limits.rows()]
     )
     for _ in range(count):
@@ -73,7 +73,7 @@ def fuzz(count: int, seed: int) -> str:
         with flagsaver.flagsaver():
             try:
                 flags.FLAGS(line)
-                problem = Config.from_flags().problem()
+                problem = RunConfig.from_flags().problem()
             except (flags.Error, rt.OpError) as error:
                 problem = str(error)
         assert problem is None or any(name.removeprefix("limit_") in problem for name in names), (

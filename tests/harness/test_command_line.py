@@ -4,7 +4,7 @@ import pytest
 
 from harness import certs
 from harness.checkpoints import inspection
-from harness.command_line import Parser
+from harness.command_line import ToolParser
 from harness.monitoring import status
 
 pytestmark = pytest.mark.unit
@@ -42,6 +42,6 @@ def test_misspelt_flag_is_named(
 
 def test_two_dashes_end_the_flags() -> None:
     """Words after two dashes are no flags."""
-    parser = Parser("harness.some", "Some tool.")
+    parser = ToolParser("harness.some", "Some tool.")
     parser.add_argument("words", nargs="*")
     assert parser.parse_args(["--", "--anything"]).words == ["--anything"]

@@ -12,7 +12,7 @@ import pytest
 
 import runtime as rt
 from harness import exit_codes
-from harness.exit_codes import TABLE, Retry
+from harness.exit_codes import TABLE, RetryRule
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "launch.md").read_text()
@@ -45,7 +45,7 @@ def test_engines_agree_with_the_launcher() -> None:
     for row in TABLE:
         if row in (exit_codes.FAILED, exit_codes.KILLED):  # they keep the code that they came with
             continue
-        retried = row.retry is not Retry.NEVER
+        retried = row.retry is not RetryRule.NEVER
         assert (row.tfjob in TFJOB_RETRIES) == retried, row.name
         assert (row.jobset == 42) == (not retried and row is not exit_codes.DONE), row.name
 

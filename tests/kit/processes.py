@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.testing import PRELOAD
-from harness.testing.processes import Processes, Zygote
+from harness.testing.processes import TaskProcesses, ZygoteProcess
 from tests.kit.waits import TIMEOUT_SECS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -66,7 +66,9 @@ class Program:
         self.name = " ".join(command)[:80]
         present = {name: value for name, value in given.items() if value is not None}
         reader, self._input = os.pipe()
-        self._processes = Processes(Zygote.lasting(() if cold else PRELOAD, base), [_ONLY])
+        self._processes = TaskProcesses(
+            ZygoteProcess.lasting(() if cold else PRELOAD, base), [_ONLY]
+        )
         self._start = functools.partial(self._processes.spawn, _ONLY, argv, present, cwd=cwd)
         try:
             self._life = self._start(stdin=reader if stdin is None else stdin)

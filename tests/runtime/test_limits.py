@@ -9,7 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import runtime as rt
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 from runtime.limits import LimitRow
 from runtime.retired import explain_flags
 from tests.kit.changes import SetVariables
@@ -85,17 +85,17 @@ def test_each_limit_is_a_flag(
     set_variables(BELLWETHER_LIMITS=None)
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
-        assert Config.from_flags().limits is None
+        assert RunConfig.from_flags().limits is None
         for row in ROWS:
             flag = flags.FLAGS[f"limit_{row.name}"]
             assert flag.help == f"Limit ({row.of}): {row.help} Default: {row.default}."
             with flagsaver.flagsaver():
                 value = int(min(7, row.most))
                 flag.parse(str(value))
-                assert Config.from_flags().limits == rt.Limits(**{row.name: value})
+                assert RunConfig.from_flags().limits == rt.Limits(**{row.name: value})
                 flag.parse("0")
                 with pytest.raises(rt.InvalidArgumentError, match=f"the limit {row.name} is 0"):
-                    Config.from_flags()
+                    RunConfig.from_flags()
 
 
 def test_flag_precedes_environment(set_variables: SetVariables) -> None:
@@ -103,7 +103,7 @@ def test_flag_precedes_environment(set_variables: SetVariables) -> None:
     set_variables(BELLWETHER_LIMITS="sessions=3,connections=4")
     with flagsaver.flagsaver(limit_sessions=5):
         flags.FLAGS.mark_as_parsed()
-        assert Config.from_flags().limits == rt.Limits(sessions=5, connections=4)
+        assert RunConfig.from_flags().limits == rt.Limits(sessions=5, connections=4)
 
 
 def table() -> str:

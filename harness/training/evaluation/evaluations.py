@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class StepEvaluation:
     """The metrics of one checkpoint.
 
     Attributes:
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Goal:
+class EvaluationGoal:
     """The rule by which evaluations are compared.
 
     Attributes:
@@ -81,7 +81,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """The state of a run by its evaluations.
 
     Attributes:
@@ -90,12 +90,12 @@ class Standing:
         stop: Reason to end training, in words; empty for none.
     """
 
-    best: Evaluation | None = None
+    best: StepEvaluation | None = None
     since_best: int = 0
     stop: str = ""
 
 
-def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
+def standing(evaluations: Iterable[StepEvaluation], goal: EvaluationGoal) -> RunStanding:
     """Returns the best evaluation, and the reason to end training, by the order of the steps.
 
     A value that is not finite is no improvement.
@@ -105,10 +105,10 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
         goal: The rule by which they are compared.
     """
     if not goal.best_by:
-        return Standing()
+        return RunStanding()
     # With the sign, more is better in both modes.
     sign = 1.0 if goal.mode == "max" else -1.0
-    best: Evaluation | None = None
+    best: StepEvaluation | None = None
     since = 0
     # By step and not by time: an evaluator that died may have done an old step last.
     for evaluation in sorted(evaluations, key=lambda e: e.key):
@@ -119,17 +119,19 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
         else:
             since += 1
     if goal.patience is None or since < goal.patience:
-        return Standing(best, since)
+        return RunStanding(best, since)
     at = (
         "never was finite"
         if best is None
         else f"was best at step {best.step} ({best.metrics[goal.best_by]:.6g})"
     )
-    return Standing(best, since, f"{goal.best_by} {at} and no better in {since} evaluations since")
+    return RunStanding(
+        best, since, f"{goal.best_by} {at} and no better in {since} evaluations since"
+    )
 
 
 def next_key(
-    found: Iterable[tuple[int, float]], done: Iterable[Evaluation], over: bool
+    found: Iterable[tuple[int, float]], done: Iterable[StepEvaluation], over: bool
 ) -> tuple[int, float] | None:
     """Returns the step and time of the checkpoint to evaluate next; None when all are evaluated.
 
@@ -146,12 +148,12 @@ def next_key(
     return (max if over else min)(left, key=lambda key: (key[1], key[0]), default=None)
 
 
-def added(evaluations: Sequence[Evaluation], new: Evaluation) -> tuple[Evaluation, ...]:
+def added(evaluations: Sequence[StepEvaluation], new: StepEvaluation) -> tuple[StepEvaluation, ...]:
     """Returns the evaluations with a new one; an evaluation of the same step gives way."""
     return (*(kept for kept in evaluations if kept.step != new.step), new)
 
 
-def to_text(evaluations: Iterable[Evaluation]) -> str:
+def to_text(evaluations: Iterable[StepEvaluation]) -> str:
     """Returns the evaluations as the text of their file."""
     rows = [
         {"step": e.step, "saved_at": e.saved_at, "metrics": dict(e.metrics)} for e in evaluations
@@ -159,7 +161,7 @@ def to_text(evaluations: Iterable[Evaluation]) -> str:
     return json.dumps({"format": FORMAT, "evaluations": rows}, indent=1) + "\n"
 
 
-def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
+def from_text(text: str, where: str) -> tuple[StepEvaluation, ...]:
     """Reads the text of ``to_text``.
 
     Args:
@@ -177,7 +179,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
                 f"{where} has format {told['format']}; this version reads up to {FORMAT}"
             )
         return tuple(
-            Evaluation(
+            StepEvaluation(
                 int(row["step"]),
                 float(row["saved_at"]),
                 {n: float(v) for n, v in row["metrics"].items()},
@@ -191,7 +193,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
         ) from None
 
 
-def load(path: str) -> tuple[Evaluation, ...]:
+def load(path: str) -> tuple[StepEvaluation, ...]:
     """Returns the evaluations of a file; none where there is no file. Raises as ``from_text``."""
     try:
         return from_text(durability.small_text(path), path)
@@ -199,7 +201,7 @@ def load(path: str) -> tuple[Evaluation, ...]:
         return ()
 
 
-def store(path: str, evaluations: Iterable[Evaluation]) -> None:
+def store(path: str, evaluations: Iterable[StepEvaluation]) -> None:
     """Writes the file, whole or not at all."""
     # Another name until all is on disk: a process that dies here leaves the old file whole.
     temporary = f"{path}.new"

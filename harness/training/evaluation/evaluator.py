@@ -21,7 +21,7 @@ from absl import logging
 import runtime as rt
 from harness.checkpoints.layout import RUN_FILE
 from harness.training.evaluation import evaluations
-from harness.training.evaluation.evaluations import Evaluation, Goal, Standing
+from harness.training.evaluation.evaluations import EvaluationGoal, RunStanding, StepEvaluation
 from harness.training.start import log_directory, readiness
 from harness.training.start.readiness import CheckpointSaver
 from harness.training.stop.run_end import end_mark
@@ -107,7 +107,7 @@ class Evaluator:
         saver: CheckpointSaver | None = None,
         silence_secs: float = SILENCE_SECS,
     ) -> None:
-        self._goal = Goal(best_by, best_mode, min_delta, patience)
+        self._goal = EvaluationGoal(best_by, best_mode, min_delta, patience)
         # Without a cluster there is no task that could end training.
         if patience is not None and not master:
             raise ValueError(
@@ -132,19 +132,19 @@ class Evaluator:
             raise ValueError("the graph has no variables: build the model before the evaluator")
         self._saver: Any = restores
         self._graph.finalize()
-        self._run = _Run(self._logdir, master, silence_secs)
-        self._evaluations: tuple[Evaluation, ...] = ()
+        self._run = _TrainingRun(self._logdir, master, silence_secs)
+        self._evaluations: tuple[StepEvaluation, ...] = ()
         self._passed_over: set[tuple[int, float]] = set()
         self._saved_at: dict[tuple[str, int, int], float] = {}
         """When each checkpoint was saved, by its path, inode and time of change: manifests are read once."""
 
     @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
+    def evaluations(self) -> tuple[StepEvaluation, ...]:
         """The evaluations so far, by this process and earlier processes."""
         return self._evaluations
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RunStanding:
         """The best evaluation, and the reason to end training, if any."""
         return evaluations.standing(self._evaluations, self._goal)
 
@@ -156,7 +156,7 @@ class Evaluator:
         path = None if best is None else self._best_path(best)
         return path if path is not None and os.path.isdir(path) else None
 
-    def run(self) -> Standing:
+    def run(self) -> RunStanding:
         """Evaluates until training is over and its last checkpoint was evaluated.
 
         Returns:
@@ -182,7 +182,7 @@ class Evaluator:
         finally:
             lock.release()
 
-    def _follow_run(self) -> Standing:
+    def _follow_run(self) -> RunStanding:
         from harness.tensorboard.writer import FileWriter  # takes a second to import
 
         self._evaluations = evaluations.load(self._own_path(STATE_FILE))
@@ -277,7 +277,7 @@ class Evaluator:
                 raise ValueError(
                     f"evaluate() gave no {self._goal.best_by!r}, which is best_by: it gave {told}"
                 )
-            new = Evaluation(step, saved_at, metrics)
+            new = StepEvaluation(step, saved_at, metrics)
             after = evaluations.added(self._evaluations, new)
             shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             logging.info("step %d: %s", step, shown)
@@ -302,7 +302,7 @@ class Evaluator:
         try:
             _link_tree(path, held)
             # The trainer may delete a checkpoint while its files are linked.
-            gone = bool(layout.problems_of(layout.Step(step, held)))
+            gone = bool(layout.problems_of(layout.StoredStep(step, held)))
         except FileNotFoundError:
             gone = True
         try:
@@ -310,7 +310,7 @@ class Evaluator:
         finally:
             shutil.rmtree(self._own_path(HELD), ignore_errors=True)
 
-    def _keep_best(self, held: str, evaluation: Evaluation) -> None:
+    def _keep_best(self, held: str, evaluation: StepEvaluation) -> None:
         """Links the held checkpoint as the best.
 
         The best checkpoint before stays until ``_remove_leftovers``.
@@ -336,7 +336,7 @@ class Evaluator:
     def _own_path(self, name: str) -> str:
         return os.path.join(self._own, name)
 
-    def _best_path(self, evaluation: Evaluation) -> str:
+    def _best_path(self, evaluation: StepEvaluation) -> str:
         return os.path.join(self._own_path(BEST), str(evaluation.step))
 
 
@@ -351,7 +351,7 @@ def _check_metrics(metrics: object) -> dict[str, float]:
         ) from None
 
 
-class _Run:
+class _TrainingRun:
     """The training run as the evaluator sees it, by run records and the run directory."""
 
     def __init__(self, logdir: str, master: str, silence_secs: float) -> None:

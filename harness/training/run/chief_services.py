@@ -47,8 +47,8 @@ class ChiefServices:
         self._writer_closed = False
         self._graph_written = False
         self._threads: Sequence[Thread] = ()
-        self._summaries: services.Summaries | None = None
-        self.checkpoints: services.Checkpoints | None = None
+        self._summaries: services.TimedSummaries | None = None
+        self.checkpoints: services.SeriesCheckpoints | None = None
         """The checkpoints; None before ``start``, and where none are written."""
         self.save: Callable[[], object] | None = None
         """Function that saves at once; None before ``start``, and where nothing is saved."""
@@ -80,7 +80,7 @@ class ChiefServices:
             self._writer.add_session_log("START", int(session.run(step)))
         threads = self._make_summary_threads(session, summary_secs)
         if parts.saver is not None and self._save_path is not None:
-            self.checkpoints = services.Checkpoints(
+            self.checkpoints = services.SeriesCheckpoints(
                 parts.saver, self._save_path, step, self._writer, self._leads
             )
             saves = services.CheckpointThread(self._coord, save_secs, session, self.checkpoints)
@@ -101,7 +101,7 @@ class ChiefServices:
         if not secs or writer is None:
             return threads
         if self._parts.summary_op is not None:
-            self._summaries = services.Summaries(self._parts.summary_op, step, writer)
+            self._summaries = services.TimedSummaries(self._parts.summary_op, step, writer)
             threads.append(
                 services.service(
                     self._coord, "write-summaries", secs, session, self._summaries.write

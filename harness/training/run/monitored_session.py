@@ -30,8 +30,8 @@ from harness.training.run.hooks.checkpoint import CheckpointSaverHook
 from harness.training.run.hooks.control import EarlyStoppingHook
 from harness.training.run.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.start.global_step import get_global_step
-from harness.training.start.managed_session import ManagedSession, Recoveries
-from harness.training.start.policy import Role
+from harness.training.start.managed_session import ManagedSession, StepRecoveries
+from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import Feeds
 from harness.training.start.scaffold import (
     ChiefSessionCreator,
@@ -49,13 +49,13 @@ _T = TypeVar("_T")
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
 
-class Default(enum.Enum):
+class DefaultInterval(enum.Enum):
     """The value of an interval not given."""
 
     USE_DEFAULT = enum.auto()
 
 
-USE_DEFAULT: Final = Default.USE_DEFAULT
+USE_DEFAULT: Final = DefaultInterval.USE_DEFAULT
 """The mark of an interval that is not given; the other interval of a pair turns this one off."""
 _SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
@@ -126,7 +126,7 @@ class MonitoredSession:
         # A session creator of the user's own is wrapped, so that the rest knows one kind.
         given = session_creator or ChiefSessionCreator()
         creator = given if isinstance(given, TrainingSessionCreator) else OwnSessionCreator(given)
-        chief = creator.role is Role.CHIEF
+        chief = creator.role is TaskRole.CHIEF
         if not chief and _savers_among(self._hooks):
             logging.info(
                 "the chief saves: this task, which is not the chief, leaves its "
@@ -344,7 +344,7 @@ class MonitoredSession:
 
     def _after_run(self, context: SessionRunContext, values: Sequence[SessionRunValues]) -> None:
         """Calls the hooks after a step. The step is applied: a recovery does not run it again."""
-        recoveries = Recoveries(self.managed)
+        recoveries = StepRecoveries(self.managed)
         for hook, given in zip(self._hooks, values, strict=True):
             try:
                 hook.after_run(context, given)
@@ -510,14 +510,14 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     scaffold: Scaffold | None = None,
     hooks: Sequence[SessionRunHook] | None = None,
     chief_only_hooks: Sequence[SessionRunHook] | None = None,
-    save_checkpoint_secs: float | None | Default = USE_DEFAULT,
-    save_summaries_steps: int | None | Default = USE_DEFAULT,
-    save_summaries_secs: float | None | Default = USE_DEFAULT,
+    save_checkpoint_secs: float | None | DefaultInterval = USE_DEFAULT,
+    save_summaries_steps: int | None | DefaultInterval = USE_DEFAULT,
+    save_summaries_secs: float | None | DefaultInterval = USE_DEFAULT,
     config: rt.SessionConfig | None = None,
     stop_grace_period_secs: float = STOP_GRACE_SECS,
     log_step_count_steps: int | None = 100,
     max_wait_secs: float = GIVE_UP_SECS,
-    save_checkpoint_steps: int | None | Default = USE_DEFAULT,
+    save_checkpoint_steps: int | None | DefaultInterval = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
@@ -609,8 +609,8 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
 
 
 def _interval_pair(
-    secs: float | None | Default,
-    steps: int | None | Default,
+    secs: float | None | DefaultInterval,
+    steps: int | None | DefaultInterval,
     default: tuple[float | None, int | None],
 ) -> tuple[float | None, int | None]:
     """Returns the seconds and the steps between two times; 0 counts as None. Both None is never."""

@@ -1,6 +1,6 @@
 """The services of a chief: threads that save checkpoints, write summaries and count steps.
 
-The Supervisor starts the threads. A ``CheckpointSaverHook`` shares ``Checkpoints``, and a
+The Supervisor starts the threads. A ``CheckpointSaverHook`` shares ``SeriesCheckpoints``, and a
 ``StepCounterHook`` shares ``StepCounter``.
 """
 
@@ -82,7 +82,7 @@ def start_queue_runners(
     ]
 
 
-class Checkpoints:
+class SeriesCheckpoints:
     """The checkpoints of one series, saved when the step or a variable has changed.
 
     Args:
@@ -374,7 +374,11 @@ class CheckpointThread(LooperThread):
     """A thread that saves a checkpoint at the start and then at intervals."""
 
     def __init__(
-        self, coord: Coordinator, secs: float, session: ManagedSession, checkpoints: Checkpoints
+        self,
+        coord: Coordinator,
+        secs: float,
+        session: ManagedSession,
+        checkpoints: SeriesCheckpoints,
     ) -> None:
         super().__init__(coord, secs)
         self.name = "save-checkpoints"
@@ -411,7 +415,7 @@ class CheckpointThread(LooperThread):
         return False
 
 
-class Summaries:
+class TimedSummaries:
     """The summaries that a timer writes.
 
     Args:

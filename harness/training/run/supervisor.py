@@ -28,7 +28,7 @@ from harness.training.run.chief_services import ChiefServices
 from harness.training.start import readiness
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
-from harness.training.start.policy import Role
+from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
 from harness.training.start.session_source import ManagerSource
@@ -524,7 +524,7 @@ def _session_source(
     """Returns the source of a Supervisor's sessions."""
     return ManagerSource(
         supervisor.session_manager,
-        Role.CHIEF if supervisor.is_chief else Role.OTHER,
+        TaskRole.CHIEF if supervisor.is_chief else TaskRole.OTHER,
         graph,
         master,
         config,

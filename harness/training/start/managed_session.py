@@ -249,7 +249,7 @@ class ManagedSession:
                 that is no loss of the session.
         """
         # Counted for each step: a step that was run again and went well has no bearing on the next.
-        recoveries = Recoveries(self)
+        recoveries = StepRecoveries(self)
         self._steps[concurrency.thread_id()] = concurrency.monotonic()
         try:
             while True:
@@ -404,7 +404,7 @@ class ManagedSession:
                 self.close()
 
 
-class Recoveries:
+class StepRecoveries:
     """The recoveries of one action in a session, such as a step.
 
     Args:

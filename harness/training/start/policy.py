@@ -21,14 +21,14 @@ _SHOWN = 5
 """Number of names that a reason lists."""
 
 
-class Role(enum.Enum):
+class TaskRole(enum.Enum):
     """The role of the task that decides."""
 
     CHIEF = "chief"
     OTHER = "worker"
 
 
-class Action(enum.Enum):
+class StartAction(enum.Enum):
     """Action of a task with its session."""
 
     KEEP = "keep the live model"
@@ -93,14 +93,16 @@ class StartOptions:
 
 
 @dataclass(frozen=True)
-class Decision:
+class StartDecision:
     """An action, and its reason in words for the log."""
 
-    action: Action
+    action: StartAction
     reason: str
 
 
-def decide(now: float, role: Role, report: ClusterReport, options: StartOptions) -> Decision:
+def decide(
+    now: float, role: TaskRole, report: ClusterReport, options: StartOptions
+) -> StartDecision:
     """Decides for one task.
 
         report = ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10")
@@ -114,7 +116,9 @@ def decide(now: float, role: Role, report: ClusterReport, options: StartOptions)
         options: Wishes of the user.
     """
     return (
-        _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
+        _for_chief(now, report, options)
+        if role is TaskRole.CHIEF
+        else _for_other(now, report, options)
     )
 
 
@@ -166,17 +170,19 @@ def rival(report: ClusterReport, logdir: str) -> str:
     )
 
 
-def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Decision:
+def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> StartDecision:
     # Only a launcher's second start may take the end of the run for its own: a first start begins
     # another run.
     if options.started_again and not options.recovering and _tasks_in(report, "finished"):
-        return Decision(Action.END, "the run has finished before this task was started again")
+        return StartDecision(
+            StartAction.END, "the run has finished before this task was started again"
+        )
     loading = _tasks_in(report, "loading")
     # A graph without variables is initialised once, too: the run records say if that has happened.
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:
-        return Decision(
-            Action.KEEP,
+        return StartDecision(
+            StartAction.KEEP,
             "every variable has a value on its task: the model is alive, no step is lost",
         )
     # The reason names everything that was wrong. It is the one line that explains a lost run
@@ -192,21 +198,23 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Deci
     # A checkpoint comes before an init operation: nobody means to begin again where there is
     # something to restore.
     if report.checkpoint is not None:
-        return Decision(Action.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}")
+        return StartDecision(
+            StartAction.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}"
+        )
     if options.wait_for_checkpoint and now < options.give_up_at:
-        return Decision(Action.WAIT, f"{lacking}; waiting for a checkpoint")
+        return StartDecision(StartAction.WAIT, f"{lacking}; waiting for a checkpoint")
     if options.can_initialize:
         lost = ", so ALL STEPS SO FAR ARE LOST" if options.recovering else ""
-        return Decision(Action.INITIALIZE, f"{lacking}; there is no checkpoint{lost}")
-    return Decision(
-        Action.GIVE_UP,
+        return StartDecision(StartAction.INITIALIZE, f"{lacking}; there is no checkpoint{lost}")
+    return StartDecision(
+        StartAction.GIVE_UP,
         f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given",
     )
 
 
-def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Decision:
+def _for_other(now: float, report: ClusterReport, options: StartOptions) -> StartDecision:
     if _tasks_in(report, "finished"):
-        return Decision(Action.END, "the chief has finished training")
+        return StartDecision(StartAction.END, "the chief has finished training")
     loading = _tasks_in(report, "loading")
     # The values count before the phases: a variable without a value is the better reason in the
     # log.
@@ -224,11 +232,13 @@ def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Deci
         )
     if report.not_ready:
         return _wait_or_give_up(now, options, f"not ready: {report.not_ready}")
-    return Decision(Action.JOIN, "the model is ready")
+    return StartDecision(StartAction.JOIN, "the model is ready")
 
 
-def _wait_or_give_up(now: float, options: StartOptions, reason: str) -> Decision:
-    return Decision(Action.WAIT if now < options.give_up_at else Action.GIVE_UP, reason)
+def _wait_or_give_up(now: float, options: StartOptions, reason: str) -> StartDecision:
+    return StartDecision(
+        StartAction.WAIT if now < options.give_up_at else StartAction.GIVE_UP, reason
+    )
 
 
 def _waited_for(report: ClusterReport) -> str:

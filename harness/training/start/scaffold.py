@@ -10,7 +10,7 @@ from typing import Protocol
 import runtime as rt
 from harness.coordinator import GracePeriod
 from harness.training.start import readiness
-from harness.training.start.policy import Role
+from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
 from harness.training.start.session_source import ManagerSource
@@ -139,7 +139,7 @@ class TrainingSessionCreator(SessionCreator):
             each recovery.
     """
 
-    role = Role.OTHER
+    role = TaskRole.OTHER
     checkpoint_dir: str | None = None
     """Directory of the checkpoints to restore from; None for none."""
     records: RunRecords | None = None
@@ -259,7 +259,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         '/tmp/run'
     """
 
-    role = Role.CHIEF
+    role = TaskRole.CHIEF
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class OwnSessionCreator(TrainingSessionCreator):
         creator: The user's creator.
     """
 
-    role = Role.CHIEF
+    role = TaskRole.CHIEF
 
     def __init__(self, creator: OpensSessions) -> None:
         # The user's creator may take its time; no limit of this package is meant for it.

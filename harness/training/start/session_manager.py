@@ -22,7 +22,7 @@ from harness.launch.tasks import attempt
 from harness.training.start import log_directory, policy, readiness
 from harness.training.start.global_step import get_global_step
 from harness.training.start.inspection import ATTEMPT_SECS, ModelInspector, silence_is_loss
-from harness.training.start.policy import Action, Role
+from harness.training.start.policy import StartAction, TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
@@ -55,7 +55,7 @@ class TrainingOver(rt.OutOfRangeError):
 
 
 @dataclass(frozen=True)
-class _Request:
+class _SessionRequest:
     """A session that is to be opened and made ready.
 
     Attributes:
@@ -73,7 +73,7 @@ class _Request:
         checkpoint: Path of one checkpoint, instead of the newest of a directory.
     """
 
-    role: Role
+    role: TaskRole
     master: str
     config: rt.SessionConfig | None
     options: policy.StartOptions
@@ -240,12 +240,12 @@ class SessionManager:
             attempt(os.environ) > 0,
         )
         return self._until_ready(
-            _Request(
-                Role.CHIEF,
+            _SessionRequest(
+                TaskRole.CHIEF,
                 master,
                 config,
                 options,
-                self.records(master, config, Role.CHIEF),
+                self.records(master, config, TaskRole.CHIEF),
                 init_op,
                 init_feed_dict,
                 init_fn,
@@ -276,13 +276,13 @@ class SessionManager:
         options = policy.StartOptions(
             concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs)
         )
-        records = self.records(master, config, Role.OTHER)
-        return self._until_ready(_Request(Role.OTHER, master, config, options, records))
+        records = self.records(master, config, TaskRole.OTHER)
+        return self._until_ready(_SessionRequest(TaskRole.OTHER, master, config, options, records))
 
     # -- their parts -------------------------------------------------------------------------------------------
 
     def records(
-        self, master: str, config: rt.SessionConfig | None, role: Role
+        self, master: str, config: rt.SessionConfig | None, role: TaskRole
     ) -> RunRecords | None:
         """Returns the run records behind a target; None for a session that shares nothing.
 
@@ -294,16 +294,16 @@ class SessionManager:
         if not master:
             return None
         # A process may play both parts, as tests do, and only a chief's records may lead.
-        key = (master, role is Role.CHIEF)
+        key = (master, role is TaskRole.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
                 master,
                 readiness.filtered(config, self._graph, ATTEMPT_SECS),
-                is_chief=role is Role.CHIEF,
+                is_chief=role is TaskRole.CHIEF,
             )
         return self._records[key]
 
-    def _until_ready(self, request: _Request) -> rt.Session:
+    def _until_ready(self, request: _SessionRequest) -> rt.Session:
         """Opens sessions, asks, decides and acts until a session is ready: the loop of every start and recovery."""
         started = concurrency.monotonic()
         backoff = FIRST_BACKOFF_SECS
@@ -317,10 +317,10 @@ class SessionManager:
                     report = self._ask_cluster(request, session, report)
                     decision = self._decide_action(request.role, report, request.options)
                     # A task that is not the chief has nothing left to do: its model is ready.
-                    if decision.action is Action.JOIN:
+                    if decision.action is StartAction.JOIN:
                         return session
                     self._raise_if_hopeless(request, decision, started)
-                    if decision.action is Action.WAIT:
+                    if decision.action is StartAction.WAIT:
                         self._wait_to_ask(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
@@ -337,7 +337,7 @@ class SessionManager:
                     live = self._model.live_step(session, report)
                     # A new generation of values cuts off all other sessions, before any value
                     # changes.
-                    if decision.action is not Action.KEEP and request.records is not None:
+                    if decision.action is not StartAction.KEEP and request.records is not None:
                         session.adopt_generations(request.records.load())
                     self._carry_out(request, session, report, decision.action, live)
                     return session
@@ -356,7 +356,7 @@ class SessionManager:
                 session.close()
             raise
 
-    def _open_session(self, request: _Request) -> _HoldingSession:
+    def _open_session(self, request: _SessionRequest) -> _HoldingSession:
         # One attempt is short, so that the loop sees a stop and can say what it waits for.
         left = max(0.1, request.options.give_up_at - concurrency.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
@@ -377,7 +377,7 @@ class SessionManager:
             )
         return session
 
-    def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
+    def _note_loss(self, request: _SessionRequest, error: rt.OpError, started: float) -> None:
         """Logs the reason of a wait; raises instead when the time is up, or training is to stop."""
         now = concurrency.monotonic()
         if now >= request.options.give_up_at:
@@ -389,7 +389,7 @@ class SessionManager:
 
     def _wait_for_directory(
         self,
-        request: _Request,
+        request: _SessionRequest,
         session: _HoldingSession,
         report: policy.ClusterReport,
         started: float,
@@ -404,7 +404,7 @@ class SessionManager:
             waited = True
         return waited
 
-    def _wait_for_rival(self, request: _Request, report: policy.ClusterReport) -> bool:
+    def _wait_for_rival(self, request: _SessionRequest, report: policy.ClusterReport) -> bool:
         """Waits a moment and returns True while another run's chief seems to live; raises after ``RIVAL_SECS``.
 
         A chief seems to live for a second or two after death, so a single look is not enough.
@@ -420,14 +420,14 @@ class SessionManager:
         return True
 
     def _ask_cluster(
-        self, request: _Request, session: rt.Session, last: policy.ClusterReport | None
+        self, request: _SessionRequest, session: rt.Session, last: policy.ClusterReport | None
     ) -> policy.ClusterReport:
         """Returns the report of the cluster.
 
         A worker first waits for the values missing in the report before.
         """
         # The chief does not wait for values here: it is the task that gives them.
-        if request.role is Role.CHIEF:
+        if request.role is TaskRole.CHIEF:
             checkpoint = _newest_checkpoint(
                 request.saver, request.checkpoint_dir, request.checkpoint
             )
@@ -445,26 +445,26 @@ class SessionManager:
         return report
 
     def _decide_action(
-        self, role: Role, report: policy.ClusterReport, options: policy.StartOptions
-    ) -> policy.Decision:
+        self, role: TaskRole, report: policy.ClusterReport, options: policy.StartOptions
+    ) -> policy.StartDecision:
         decision = policy.decide(concurrency.monotonic(), role, report, options)
         self._log_reason(
             f"{role.value}: {decision.action.value}: {decision.reason}",
             # To initialise in a recovery loses all that was trained.
-            aloud=decision.action is Action.INITIALIZE and options.recovering,
-            again=decision.action is Action.WAIT,
+            aloud=decision.action is StartAction.INITIALIZE and options.recovering,
+            again=decision.action is StartAction.WAIT,
         )
         return decision
 
     def _raise_if_hopeless(
-        self, request: _Request, decision: policy.Decision, started: float
+        self, request: _SessionRequest, decision: policy.StartDecision, started: float
     ) -> None:
-        if decision.action is Action.END:
+        if decision.action is StartAction.END:
             raise TrainingOver(decision.reason)
         # The chief gives up at once, as no task can help it. Another task gives up when its time is
         # over.
-        gives_up = decision.action is Action.GIVE_UP
-        if request.role is Role.CHIEF:
+        gives_up = decision.action is StartAction.GIVE_UP
+        if request.role is TaskRole.CHIEF:
             if gives_up:
                 raise RuntimeError(
                     "Model is not initialized and no init_op or init_fn or local_init_op was "
@@ -476,26 +476,26 @@ class SessionManager:
                 f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}"
             )
 
-    def _wait_to_ask(self, request: _Request, report: policy.ClusterReport) -> None:
+    def _wait_to_ask(self, request: _SessionRequest, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
         # Where variables are missing the next question waits on the tasks themselves, without a
         # pause here.
-        if request.role is Role.CHIEF or report.not_ready:
+        if request.role is TaskRole.CHIEF or report.not_ready:
             left = max(0.0, request.options.give_up_at - concurrency.monotonic())
             self._grace_period.wait(min(self._recovery_wait_secs, left))
 
     def _carry_out(
         self,
-        request: _Request,
+        request: _SessionRequest,
         session: rt.Session,
         report: policy.ClusterReport,
-        action: Action,
+        action: StartAction,
         live: int | None,
     ) -> None:
         """Carries out the chief's decision, then opens the model to all tasks."""
         path = ""
         done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
-        if action is Action.KEEP:
+        if action is StartAction.KEEP:
             # The live model wins over the directory: to restore would throw away steps of a run
             # that trains.
             if warning := policy.other_run(report, request.logdir, live):
@@ -506,7 +506,7 @@ class SessionManager:
                 and isinstance(request.saver, Saver)
             ):
                 request.saver.take_states(request.checkpoint_dir or report.checkpoint)
-        elif action is Action.RESTORE:
+        elif action is StartAction.RESTORE:
             assert request.saver is not None, "a checkpoint is only found for a saver"
             # The newest checkpoint is looked for again: the record of the directory may name this
             # run's series since.
@@ -539,7 +539,7 @@ class SessionManager:
             return
         self._logged, self._logged_at = text, now
 
-    def _warn_of_unsaved(self, request: _Request, session: rt.Session) -> None:
+    def _warn_of_unsaved(self, request: _SessionRequest, session: rt.Session) -> None:
         """Warns, when training begins, of variables that no later start can restore."""
         saver = request.saver
         if not isinstance(saver, Saver) or not request.checkpoint_dir or request.options.recovering:

@@ -14,7 +14,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import GracePeriod
 from harness.training.start import readiness
-from harness.training.start.policy import Role
+from harness.training.start.policy import TaskRole
 from harness.training.start.session_manager import LOST_CONTACT, SessionManager, TrainingOver
 from runtime.lowlevel import RunRecords
 
@@ -67,7 +67,7 @@ class ManagerSource:
     def __init__(
         self,
         manager: SessionManager,
-        role: Role,
+        role: TaskRole,
         graph: rt.Graph,
         master: str,
         config: rt.SessionConfig | None,
@@ -96,7 +96,7 @@ class ManagerSource:
         """
         config = readiness.for_recovery(self._config) if recovering else self._config
         # Only the chief has the operations that give variables their values.
-        if self._role is Role.OTHER:
+        if self._role is TaskRole.OTHER:
             return self._manager.wait_for_session(
                 self._master, config=config, max_wait_secs=self.give_up_secs
             )

@@ -13,7 +13,7 @@ from typing import Final
 from absl import logging
 
 import runtime as rt
-from harness.training.start.managed_session import ManagedSession, Recoveries
+from harness.training.start.managed_session import ManagedSession, StepRecoveries
 from harness.training.start.session_manager import LOST_CONTACT
 from runtime import concurrency
 
@@ -65,7 +65,7 @@ def save_the_end(
     """
     assert session.seen.variable is not None, "without a global step no step can be lost"
     room_until = None
-    recoveries = Recoveries(session)
+    recoveries = StepRecoveries(session)
     while True:
         # All of the save runs in one session underneath: a recovery in the middle would save old
         # values as the last.

@@ -12,7 +12,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.training.run.services import Checkpoints
+from harness.training.run.services import SeriesCheckpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.losses import loss_of
 from tests.kit.waits import until
@@ -81,13 +81,13 @@ def test_save_before_step_update_is_silent(
         with rt.Session() as sess:
             sess.run(rt.global_variables_initializer())
             path = str(tmp_path / "model.ckpt")
-            checkpoints = Checkpoints(BetweenTheTwo(), path, step, None)
+            checkpoints = SeriesCheckpoints(BetweenTheTwo(), path, step, None)
             checkpoints.save(sess)
             sess.run(step.assign(0).op)
             checkpoints.save(sess)
             assert not caplog.records
             sess.run(step.assign(0).op)  # as nothing counts it
-            standing = Checkpoints(harness.Saver(), path, step, None)
+            standing = SeriesCheckpoints(harness.Saver(), path, step, None)
             for _ in range(2):
                 sess.run(v.assign_add(1.0).op)
                 standing.save(sess)
@@ -211,7 +211,7 @@ def test_replaced_session_costs_one_checkpoint(
             logdir=str(tmp_path), global_step=step, summary_op=None, saver=saver, save_model_secs=0
         )
         with supervisor.managed_session() as sess:
-            checkpoints = Checkpoints(saver, supervisor.save_path or "", step, None)
+            checkpoints = SeriesCheckpoints(saver, supervisor.save_path or "", step, None)
             assert checkpoints.save(sess) is not None
             sess.run(train)
             saver.session = sess

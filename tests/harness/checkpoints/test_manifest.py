@@ -9,7 +9,7 @@ import pytest
 
 import runtime as rt
 from harness.checkpoints import names
-from harness.checkpoints.manifest import Manifest, StoredArray
+from harness.checkpoints.manifest import CheckpointManifest, StoredArray
 from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device
 
@@ -58,21 +58,21 @@ def test_manifest_text_is_stable() -> None:
     """The text of a manifest is the same as that of earlier versions."""
     file = rt.lowlevel.CheckpointFile("default/d/x", 5, 6)
     states = {"/job:worker/task:0": {"data": 1}}
-    manifest = Manifest(7, 3, 2, 1.5, names.described(slices()), [file], states, 42)
+    manifest = CheckpointManifest(7, 3, 2, 1.5, names.described(slices()), [file], states, 42)
     text = json.loads(manifest.to_json())
     assert text == TEXT
-    assert Manifest.from_json(json.dumps(text), "here") == manifest
+    assert CheckpointManifest.from_json(json.dumps(text), "here") == manifest
 
 
 def test_with_nan_names_variables_only() -> None:
     """with_nan holds names of variables only, whatever the file says."""
-    written = Manifest(7, 3, 2, 1.5, names.described(slices()), with_nan=["s", "w"])
-    assert Manifest.from_json(written.to_json(), "here").with_nan == ("s", "w")
+    written = CheckpointManifest(7, 3, 2, 1.5, names.described(slices()), with_nan=["s", "w"])
+    assert CheckpointManifest.from_json(written.to_json(), "here").with_nan == ("s", "w")
     body = json.loads(written.to_json())["manifest"] | {"with_nan": ["\x1b[2J", "w", 3]}
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-    assert Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "here").with_nan == (
-        "w",
-    )
+    assert CheckpointManifest.from_json(
+        json.dumps({"crc32": crc, "manifest": body}), "here"
+    ).with_nan == ("w",)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_impossible_manifest_is_damaged(harm: dict[str, Any], why: str) -> None:
     body = TEXT["manifest"] | harm  # type: ignore[operator]
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     with pytest.raises(rt.DataLossError, match=f"^there is damaged: its .*{why}") as caught:
-        Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "there")
+        CheckpointManifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "there")
     assert caught.value.message.isprintable()
 
 

@@ -18,7 +18,7 @@ import harness
 import runtime as rt
 from harness import exit_codes
 from harness.checkpoints import save_job
-from harness.checkpoints.manifest import Manifest, read_manifest
+from harness.checkpoints.manifest import CheckpointManifest, read_manifest
 from tests.kit.losses import loss_of
 
 pytestmark = pytest.mark.disk
@@ -46,7 +46,7 @@ class _Held:
         self.go = threading.Event()
         begin = save_job.SaveJob.begin
 
-        def held(job: save_job.SaveJob, sequence: int) -> Manifest:
+        def held(job: save_job.SaveJob, sequence: int) -> CheckpointManifest:
             self.begun.set()
             assert self.go.wait(60)
             return begin(job, sequence)
@@ -168,7 +168,7 @@ def second_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = itertools.count(1)
     begin = save_job.SaveJob.begin
 
-    def failing(job: save_job.SaveJob, sequence: int) -> Manifest:
+    def failing(job: save_job.SaveJob, sequence: int) -> CheckpointManifest:
         if next(begun) == 2:
             raise rt.InternalError("the controller of the disk is on fire")
         return begin(job, sequence)

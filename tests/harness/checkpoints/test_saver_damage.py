@@ -14,7 +14,7 @@ import harness
 import runtime as rt
 from harness import tf1
 from harness.checkpoints import layout, orbax
-from harness.checkpoints.manifest import FILE_NAME, Manifest, read_manifest
+from harness.checkpoints.manifest import FILE_NAME, CheckpointManifest, read_manifest
 
 pytestmark = pytest.mark.disk
 
@@ -166,7 +166,9 @@ def test_evaluator_receives_whole_checkpoints_only(
         harness.load_checkpoint(str(tmp_path))
 
 
-def _rewrite_manifest(step: pathlib.Path, change: Callable[[Manifest], Manifest]) -> None:
+def _rewrite_manifest(
+    step: pathlib.Path, change: Callable[[CheckpointManifest], CheckpointManifest]
+) -> None:
     manifest = read_manifest(str(step))
     assert manifest is not None
     (step / FILE_NAME).write_text(change(manifest).to_json())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.launch.output import Printer
+from harness.launch.output import LinePrinter
 from tests.kit.waits import until
 
 pytestmark = pytest.mark.cluster
@@ -122,7 +122,7 @@ class _Stream(io.RawIOBase):
 def test_lines_return_with_room() -> None:
     """The printer writes again, from the next whole line, as soon as there is room."""
     stream = _Stream()
-    printer = Printer(stream, ["worker/0"], colour=False)
+    printer = LinePrinter(stream, ["worker/0"], colour=False)
     printer.write("worker/0", ["one", "two"])
     assert printer.failure == ""
     stream.room = 4
@@ -145,4 +145,4 @@ def test_absent_reader_is_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb", buffering=0) as stream, pytest.raises(BrokenPipeError):
-        Printer(stream, ["worker/0"], colour=False).write("worker/0", ["one"])
+        LinePrinter(stream, ["worker/0"], colour=False).write("worker/0", ["one"])

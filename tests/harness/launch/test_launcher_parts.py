@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from harness import exit_codes
 from harness.launch import policy
-from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
+from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, LinePrinter, wants_colour
 from harness.launch.policy import (
-    Exited,
-    Interrupted,
+    ClockTick,
     LaunchOptions,
     LaunchTask,
     RunStage,
-    Send,
+    SendSignal,
     ShowTail,
-    Start,
+    StartTask,
+    StopSignal,
+    TaskExited,
     TaskPhase,
-    Tick,
 )
 from harness.launch.ports import hold_ports
-from harness.launch.tasks import Topology, arguments, claimed_flags, environment
+from harness.launch.tasks import ClusterTopology, arguments, claimed_flags, environment
 
 PS0, CHIEF, WORKER1 = LaunchTask("ps", 0), LaunchTask("worker", 0), LaunchTask("worker", 1)
 OPTIONS = LaunchOptions(
@@ -55,34 +55,37 @@ class Machine:
 def test_backoff_doubles_and_forgives() -> None:
     """The pause before a restart doubles up to its limit and starts anew after a long run."""
     machine = Machine(PS0, CHIEF)
-    assert machine.after(1, Exited(CHIEF, 1)) == []
-    assert machine.after(0.49, Tick()) == []
-    assert machine.after(0.01, Tick()) == [Start(CHIEF, 1)]
-    assert machine.after(1, Exited(CHIEF, -9)) == []
-    assert machine.after(0.75, Tick()) == [Start(CHIEF, 2)]
-    assert machine.after(60, Exited(CHIEF, 1)) == []
-    assert machine.after(0.5, Tick()) == [Start(CHIEF, 3)]
+    assert machine.after(1, TaskExited(CHIEF, 1)) == []
+    assert machine.after(0.49, ClockTick()) == []
+    assert machine.after(0.01, ClockTick()) == [StartTask(CHIEF, 1)]
+    assert machine.after(1, TaskExited(CHIEF, -9)) == []
+    assert machine.after(0.75, ClockTick()) == [StartTask(CHIEF, 2)]
+    assert machine.after(60, TaskExited(CHIEF, 1)) == []
+    assert machine.after(0.5, ClockTick()) == [StartTask(CHIEF, 3)]
 
 
 def test_ps_leaving_alone_is_failure() -> None:
     """A ps that exits by itself has failed, even with code 0."""
     machine = Machine(PS0, CHIEF)
     for attempt in (1, 2):
-        assert machine.after(1, Exited(PS0, 0)) == []
-        assert machine.after(0.75, Tick()) == [Start(PS0, attempt)]
-    assert machine.after(1, Exited(PS0, 0)) == [ShowTail(PS0), Send(CHIEF, signal.SIGTERM)]
-    assert machine.after(1, Exited(CHIEF, -15)) == []
+        assert machine.after(1, TaskExited(PS0, 0)) == []
+        assert machine.after(0.75, ClockTick()) == [StartTask(PS0, attempt)]
+    assert machine.after(1, TaskExited(PS0, 0)) == [
+        ShowTail(PS0),
+        SendSignal(CHIEF, signal.SIGTERM),
+    ]
+    assert machine.after(1, TaskExited(CHIEF, -15)) == []
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 1)
 
 
 def test_fatal_code_prevents_restart() -> None:
     """A task that would fail in the same way again is not started again."""
     machine = Machine(PS0, CHIEF)
-    assert machine.after(1, Exited(CHIEF, exit_codes.DATA.plain)) == [
+    assert machine.after(1, TaskExited(CHIEF, exit_codes.DATA.plain)) == [
         ShowTail(CHIEF),
-        Send(PS0, signal.SIGTERM),
+        SendSignal(PS0, signal.SIGTERM),
     ]
-    machine.after(1, Exited(PS0, 0))
+    machine.after(1, TaskExited(PS0, 0))
     assert machine.state.failure is not None and machine.state.failure.fatal
     assert "(data: it would end so again)" in machine.state.failure.why
     assert (machine.state.stage, machine.state.exit_code) == (
@@ -96,8 +99,8 @@ def test_preempted_task_has_not_failed() -> None:
     machine = Machine(PS0, CHIEF)
     # more often than a failure may happen
     for attempt, returncode in enumerate((143, -signal.SIGTERM, 143, 143), 1):
-        assert machine.after(1, Exited(CHIEF, returncode)) == []
-        assert machine.after(0.5, Tick()) == [Start(CHIEF, attempt)]
+        assert machine.after(1, TaskExited(CHIEF, returncode)) == []
+        assert machine.after(0.5, ClockTick()) == [StartTask(CHIEF, attempt)]
     assert machine.state.tasks[CHIEF].restarts == 0
 
 
@@ -105,12 +108,14 @@ def test_single_task_gives_its_code() -> None:
     """The launcher of one task ends with the code of that task."""
     for task in (PS0, CHIEF, WORKER1):
         machine = Machine(task)
-        machine.after(1, Exited(task, 0))
+        machine.after(1, TaskExited(task, 0))
         assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
         for returncode, code in ((143, 143), (0, 0), (-signal.SIGKILL, 137)):
             machine = Machine(task, options=replace(OPTIONS, per_task=True))
-            assert machine.after(1, Interrupted(signal.SIGTERM)) == [Send(task, signal.SIGTERM)]
-            assert machine.after(1, Exited(task, returncode)) == []
+            assert machine.after(1, StopSignal(signal.SIGTERM)) == [
+                SendSignal(task, signal.SIGTERM)
+            ]
+            assert machine.after(1, TaskExited(task, returncode)) == []
             assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, code)
 
 
@@ -118,9 +123,9 @@ def test_single_ps_restarts_then_gives_up() -> None:
     """The launcher of one ps restarts the ps as often as allowed, then gives up."""
     machine = Machine(PS0)
     for attempt in (1, 2):
-        assert machine.after(1, Exited(PS0, -signal.SIGKILL)) == []
-        assert machine.after(0.75, Tick()) == [Start(PS0, attempt)]
-    assert machine.after(1, Exited(PS0, -signal.SIGKILL)) == [ShowTail(PS0)]
+        assert machine.after(1, TaskExited(PS0, -signal.SIGKILL)) == []
+        assert machine.after(0.75, ClockTick()) == [StartTask(PS0, attempt)]
+    assert machine.after(1, TaskExited(PS0, -signal.SIGKILL)) == [ShowTail(PS0)]
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 137)
     assert machine.state.failure is not None and machine.state.failure.fatal
 
@@ -128,36 +133,36 @@ def test_single_ps_restarts_then_gives_up() -> None:
 def test_failure_while_stopping_is_ignored() -> None:
     """A task that ends badly while the cluster stops does not change the exit code."""
     machine = Machine(PS0, CHIEF, WORKER1)
-    assert machine.after(1, Interrupted(signal.SIGINT)) == [
-        Send(CHIEF, signal.SIGINT),
-        Send(WORKER1, signal.SIGINT),
+    assert machine.after(1, StopSignal(signal.SIGINT)) == [
+        SendSignal(CHIEF, signal.SIGINT),
+        SendSignal(WORKER1, signal.SIGINT),
     ]
     joins = Machine(PS0, CHIEF, WORKER1, options=replace(OPTIONS, joins=True))
-    assert joins.after(1, Interrupted(signal.SIGINT)) == [
-        Send(CHIEF, signal.SIGTERM),
-        Send(WORKER1, signal.SIGTERM),
+    assert joins.after(1, StopSignal(signal.SIGINT)) == [
+        SendSignal(CHIEF, signal.SIGTERM),
+        SendSignal(WORKER1, signal.SIGTERM),
     ]
-    assert machine.after(1, Exited(WORKER1, 3)) == []
-    assert machine.after(1, Exited(CHIEF, 1)) == [Send(PS0, signal.SIGTERM)]
-    assert machine.after(1, Exited(PS0, -15)) == []
+    assert machine.after(1, TaskExited(WORKER1, 3)) == []
+    assert machine.after(1, TaskExited(CHIEF, 1)) == [SendSignal(PS0, signal.SIGTERM)]
+    assert machine.after(1, TaskExited(PS0, -15)) == []
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 130)
 
 
 def test_waiting_ps_stays_down_at_end() -> None:
     """A ps that waits for its restart is not started once the workers are done."""
     machine = Machine(PS0, CHIEF)
-    assert machine.after(1, Exited(PS0, 1)) == []
-    assert machine.after(0.1, Exited(CHIEF, 0)) == []
+    assert machine.after(1, TaskExited(PS0, 1)) == []
+    assert machine.after(0.1, TaskExited(CHIEF, 0)) == []
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
 
 
 def test_unkillable_task_does_not_hold() -> None:
     """A task that survives SIGKILL does not hold the launcher."""
     machine = Machine(CHIEF)
-    machine.after(0, Interrupted(signal.SIGTERM))
-    assert machine.after(9.9, Tick()) == []
-    assert machine.after(0.1, Tick()) == [Send(CHIEF, signal.SIGKILL)]
-    assert machine.after(policy.KILL_GRACE_SECS, Tick()) == []
+    machine.after(0, StopSignal(signal.SIGTERM))
+    assert machine.after(9.9, ClockTick()) == []
+    assert machine.after(0.1, ClockTick()) == [SendSignal(CHIEF, signal.SIGKILL)]
+    assert machine.after(policy.KILL_GRACE_SECS, ClockTick()) == []
     assert machine.state.stage is RunStage.FINISHED
 
 
@@ -177,12 +182,12 @@ def test_every_story_keeps_its_promises(data: st.DataObject) -> None:
     def follow() -> None:
         for instruction in machine.last:
             match instruction:
-                case Start(task, attempt):
+                case StartTask(task, attempt):
                     assert task not in alive
                     assert attempt == attempts[task] + 1
                     assert machine.state.stage is RunStage.RUNNING
                     alive[task], attempts[task] = 0, attempt
-                case Send(task, signum):
+                case SendSignal(task, signum):
                     assert task in alive
                     # The ps tasks hear nothing while a worker lives, unless everything is killed.
                     # A worker that survived SIGKILL is given up: it counts as failed.
@@ -206,24 +211,24 @@ def test_every_story_keeps_its_promises(data: st.DataObject) -> None:
             code = data.draw(st.sampled_from([0, 0, 1, 7, -9, 2, 75, 143]))
             del alive[task]
             before = machine.state.failure
-            machine.after(data.draw(st.sampled_from([0.0, 1.0, 100.0])), Exited(task, code))
+            machine.after(data.draw(st.sampled_from([0.0, 1.0, 100.0])), TaskExited(task, code))
             if before is None and machine.state.failure is not None:
                 failed.append(policy.exit_code_of(code) or 1)
         elif kind == "signal":
             interrupted = True
-            machine.after(0, Interrupted(signal.SIGTERM))
+            machine.after(0, StopSignal(signal.SIGTERM))
         else:
             due = policy.next_due(machine.state)
-            machine.after(0.0 if due is None else max(0.0, due - machine.now), Tick())
+            machine.after(0.0 if due is None else max(0.0, due - machine.now), ClockTick())
         follow()
     else:
         # Whatever was drawn so far, from here on everybody exits well: it must end by itself.
         while alive:
             task = min(alive, key=lambda one: one.job != "worker")
             del alive[task]
-            machine.after(0, Exited(task, 0))
+            machine.after(0, TaskExited(task, 0))
             follow()
-            machine.after(100, Tick())
+            machine.after(100, ClockTick())
             follow()
     if machine.state.stage is RunStage.FINISHED:
         assert not alive or any(
@@ -258,7 +263,7 @@ def test_task_names_are_aligned() -> None:
     """The names of tasks are padded to one width, with or without colour."""
     for colour, expected in ((False, "ps/0     | hi\n"), (True, "\x1b[36mps/0     |\x1b[0m hi\n")):
         stream = io.BytesIO()
-        Printer(stream, ["ps/0", "worker/0"], colour).write("ps/0", ["hi"])
+        LinePrinter(stream, ["ps/0", "worker/0"], colour).write("ps/0", ["hi"])
         assert stream.getvalue().decode() == expected
 
 
@@ -292,7 +297,7 @@ def test_held_ports_are_reserved() -> None:
 
 def test_worker_and_ps_arguments() -> None:
     """Workers and ps receive their flags, TF_CONFIG and environment, and claimed flags are found."""
-    topology = Topology(ps_hosts=("h:1",), worker_hosts=("h:2", "h:3"))
+    topology = ClusterTopology(ps_hosts=("h:1",), worker_hosts=("h:2", "h:3"))
     assert topology.tasks() == [PS0, CHIEF, WORKER1]
     assert arguments(["python", "-m", "x"], topology, WORKER1) == [
         sys.executable,
@@ -329,77 +334,82 @@ def test_evaluator_has_the_grace_period() -> None:
     checkpoint.
     """
     machine = Machine(PS0, CHIEF, EVALUATOR)
-    assert machine.after(1, Exited(CHIEF, 0)) == [Send(PS0, signal.SIGTERM)]
-    assert machine.after(1, Exited(PS0, -15)) == [] and machine.state.stage is RunStage.STOPPING_PS
-    assert machine.after(OPTIONS.grace_secs, Tick()) == [Send(EVALUATOR, signal.SIGKILL)]
-    machine.after(0, Exited(EVALUATOR, -9))
+    assert machine.after(1, TaskExited(CHIEF, 0)) == [SendSignal(PS0, signal.SIGTERM)]
+    assert (
+        machine.after(1, TaskExited(PS0, -15)) == [] and machine.state.stage is RunStage.STOPPING_PS
+    )
+    assert machine.after(OPTIONS.grace_secs, ClockTick()) == [SendSignal(EVALUATOR, signal.SIGKILL)]
+    machine.after(0, TaskExited(EVALUATOR, -9))
     assert machine.state.stage is RunStage.FINISHED and machine.state.exit_code == 0
 
 
 def test_evaluator_ends_nothing() -> None:
     """An evaluator that finishes early or fails for good ends no other task."""
     machine = Machine(PS0, CHIEF, EVALUATOR)
-    assert machine.after(1, Exited(EVALUATOR, 0)) == []
+    assert machine.after(1, TaskExited(EVALUATOR, 0)) == []
     assert (
         machine.state.tasks[EVALUATOR].phase is TaskPhase.DONE
         and machine.state.stage is RunStage.RUNNING
     )
     machine = Machine(PS0, CHIEF, EVALUATOR)
     for _ in range(OPTIONS.max_restarts):
-        machine.after(1, Exited(EVALUATOR, 1))
-        assert machine.after(1, Tick()) == [
-            Start(EVALUATOR, machine.state.tasks[EVALUATOR].attempt)
+        machine.after(1, TaskExited(EVALUATOR, 1))
+        assert machine.after(1, ClockTick()) == [
+            StartTask(EVALUATOR, machine.state.tasks[EVALUATOR].attempt)
         ]
-    assert machine.after(1, Exited(EVALUATOR, 1)) == [ShowTail(EVALUATOR)]
+    assert machine.after(1, TaskExited(EVALUATOR, 1)) == [ShowTail(EVALUATOR)]
     assert machine.state.stage is RunStage.RUNNING
 
 
 def test_stop_reaches_evaluators_with_workers() -> None:
     """A stop reaches the evaluators together with the workers."""
     machine = Machine(PS0, CHIEF, EVALUATOR)
-    assert machine.after(1, Interrupted(signal.SIGINT)) == [
-        Send(CHIEF, signal.SIGINT),
-        Send(EVALUATOR, signal.SIGINT),
+    assert machine.after(1, StopSignal(signal.SIGINT)) == [
+        SendSignal(CHIEF, signal.SIGINT),
+        SendSignal(EVALUATOR, signal.SIGINT),
     ]
 
 
 def test_starting_task_receives_sigterm() -> None:
     """A task that is still starting receives SIGTERM in place of SIGINT."""
-    stops = [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGTERM)]
+    stops = [SendSignal(CHIEF, signal.SIGINT), SendSignal(WORKER1, signal.SIGTERM)]
     machine = Machine(PS0, CHIEF, WORKER1)
-    assert machine.after(1, Interrupted(signal.SIGINT, frozenset({PS0, WORKER1}))) == stops
+    assert machine.after(1, StopSignal(signal.SIGINT, frozenset({PS0, WORKER1}))) == stops
     machine = Machine(PS0, CHIEF, WORKER1)
-    machine.after(1, Interrupted(signal.SIGTERM, frozenset({WORKER1})))
-    assert machine.last[-2:] == (Send(CHIEF, signal.SIGTERM), Send(WORKER1, signal.SIGTERM))
+    machine.after(1, StopSignal(signal.SIGTERM, frozenset({WORKER1})))
+    assert machine.last[-2:] == (
+        SendSignal(CHIEF, signal.SIGTERM),
+        SendSignal(WORKER1, signal.SIGTERM),
+    )
 
 
 def test_chief_job_leads() -> None:
     """With a chief job the chief's failure ends the run, and worker 0's does not."""
     machine = Machine(PS0, CHIEF_TASK, CHIEF)
     for _ in range(OPTIONS.max_restarts):
-        machine.after(1, Exited(CHIEF, 1))
-        machine.after(1, Tick())
-    assert machine.after(1, Exited(CHIEF, 1)) == [ShowTail(CHIEF)]  # worker 0: the others go on
+        machine.after(1, TaskExited(CHIEF, 1))
+        machine.after(1, ClockTick())
+    assert machine.after(1, TaskExited(CHIEF, 1)) == [ShowTail(CHIEF)]  # worker 0: the others go on
     assert machine.state.stage is RunStage.RUNNING
     for _ in range(OPTIONS.max_restarts):
-        machine.after(1, Exited(CHIEF_TASK, 1))
-        machine.after(1, Tick())
-    assert machine.after(1, Exited(CHIEF_TASK, 1)) == [
+        machine.after(1, TaskExited(CHIEF_TASK, 1))
+        machine.after(1, ClockTick())
+    assert machine.after(1, TaskExited(CHIEF_TASK, 1)) == [
         ShowTail(CHIEF_TASK),
-        Send(PS0, signal.SIGTERM),
+        SendSignal(PS0, signal.SIGTERM),
     ]
 
 
 def test_workers_end_with_the_chief() -> None:
     """The workers are finished only when the chief is finished too."""
     machine = Machine(PS0, CHIEF_TASK, WORKER1)
-    assert machine.after(1, Exited(WORKER1, 0)) == []
-    assert machine.after(1, Exited(CHIEF_TASK, 0)) == [Send(PS0, signal.SIGTERM)]
+    assert machine.after(1, TaskExited(WORKER1, 0)) == []
+    assert machine.after(1, TaskExited(CHIEF_TASK, 0)) == [SendSignal(PS0, signal.SIGTERM)]
 
 
 def test_chief_and_evaluator_arguments() -> None:
     """A chief and an evaluator receive their flags, and an evaluator keeps its GPU."""
-    topology = Topology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
+    topology = ClusterTopology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
     assert [str(task) for task in topology.tasks()] == [
         "ps/0",
         "chief/0",

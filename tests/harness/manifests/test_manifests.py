@@ -17,8 +17,8 @@ from absl.testing import flagsaver
 
 from harness.manifests.render import ENGINES, render
 from harness.manifests.request import ClusterRequest
-from harness.manifests.sizing import HEADROOM, MIB, Workload, sizes
-from models.mnist.config import Config
+from harness.manifests.sizing import HEADROOM, MIB, JobWorkload, sizes
+from models.mnist.config import RunConfig
 from tests.harness.manifests import schema
 
 pytestmark = pytest.mark.cluster
@@ -146,7 +146,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         yield monkeypatch
 
 
-def config(command: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Config:
+def config(
+    command: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> RunConfig:
     """What the trainer makes of the command of a pod."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -156,7 +158,7 @@ def config(command: list[str], environ: dict[str, str], monkeypatch: pytest.Monk
         given = [a for a in given if not a.startswith("--exit_codes=")]
     with flagsaver.flagsaver():
         flags.FLAGS(["trainer", *given])
-        return Config.from_flags()
+        return RunConfig.from_flags()
 
 
 def test_jobset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
@@ -360,15 +362,15 @@ def test_own_command_gets_no_example_flags(engine: str) -> None:
 @pytest.mark.parametrize(("slots", "formula", "measured"), [(0.0, 5858, 6042), (1.0, 7910, 8988)])
 def test_ps_memory_covers_the_measured(slots: float, formula: int, measured: int) -> None:
     """The memory of a ps covers what was measured for 1 GiB of parameters and two workers."""
-    found = sizes(Workload(1, 2, 1024 * MIB, slots)).ps_bytes / MIB
+    found = sizes(JobWorkload(1, 2, 1024 * MIB, slots)).ps_bytes / MIB
     assert found == pytest.approx(formula * HEADROOM, rel=0.002) and found > measured
 
 
 def test_ps_memory_follows_the_sizes() -> None:
     """The memory of a ps grows with the workers and shrinks with the number of ps."""
-    one = sizes(Workload(1, 8, 1e9)).ps_bytes
-    assert sizes(Workload(1, 9, 1e9)).ps_bytes - one == pytest.approx(1e9 * HEADROOM, abs=2)
-    assert sizes(Workload(2, 8, 1e9)).ps_bytes < one
+    one = sizes(JobWorkload(1, 8, 1e9)).ps_bytes
+    assert sizes(JobWorkload(1, 9, 1e9)).ps_bytes - one == pytest.approx(1e9 * HEADROOM, abs=2)
+    assert sizes(JobWorkload(2, 8, 1e9)).ps_bytes < one
 
 
 @pytest.mark.parametrize(
@@ -376,12 +378,16 @@ def test_ps_memory_follows_the_sizes() -> None:
     # rows of docs/scaling.md, where queues are counted too: these are the limits that they stay
     # below
     [
-        (Workload(20, 64, 100e6, compute_secs=0.05, network_bytes_per_s=25e9 / 8), 390, "ps core"),
-        (Workload(8, 40, 100e6, compute_secs=0.05), 60, "ps network"),
-        (Workload(8, 1, 100e6, compute_secs=0.05), 4, "workers"),
+        (
+            JobWorkload(20, 64, 100e6, compute_secs=0.05, network_bytes_per_s=25e9 / 8),
+            390,
+            "ps core",
+        ),
+        (JobWorkload(8, 40, 100e6, compute_secs=0.05), 60, "ps network"),
+        (JobWorkload(8, 1, 100e6, compute_secs=0.05), 4, "workers"),
     ],
 )
-def test_busiest_place_limits_steps(job: Workload, steps: float, busiest: str) -> None:
+def test_busiest_place_limits_steps(job: JobWorkload, steps: float, busiest: str) -> None:
     """The steps per second are limited by the busiest place."""
     found = sizes(job)
     assert found.busiest == busiest
@@ -392,7 +398,7 @@ def test_busiest_place_limits_steps(job: Workload, steps: float, busiest: str) -
 def test_senseless_workload_is_refused(wrong: tuple[int, int, float]) -> None:
     """A workload that makes no sense is refused."""
     with pytest.raises(ValueError):
-        Workload(*wrong)
+        JobWorkload(*wrong)
 
 
 def test_sizing_agrees_with_scaling_model() -> None:
@@ -403,8 +409,8 @@ def test_sizing_agrees_with_scaling_model() -> None:
     assert model.NETWORK_EFFICIENCY == sizing.NETWORK_EFFICIENCY
     costs = model.Costs(sizing.PS_STEP_SECS, sizing.PS_BYTE_SECS, 0.0, 0.0)
     for job in (
-        Workload(8, 16, 100e6, compute_secs=0.05),
-        Workload(20, 64, 100e6, compute_secs=0.05),
+        JobWorkload(8, 16, 100e6, compute_secs=0.05),
+        JobWorkload(20, 64, 100e6, compute_secs=0.05),
     ):
         rate = job.network_bytes_per_s * sizing.NETWORK_EFFICIENCY
         queueing = model.forecast(

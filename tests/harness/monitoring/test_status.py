@@ -21,7 +21,7 @@ from harness.monitoring import status
 from harness.monitoring.cluster_scalars import LAYOUT, scalars
 from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
-from harness.monitoring.sampler import Sampler, TaskStatus
+from harness.monitoring.sampler import ClusterSampler, TaskStatus
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from tests.kit.events import read_events
 from tests.kit.processes import ROOT
@@ -239,7 +239,7 @@ def test_task_of_other_cluster_is_named() -> None:
     """A task that knows another cluster is a problem."""
     with servers(worker=1) as made:
         other = rt.ClusterSpec({"worker": [made[TARGET].address], "other": ["localhost:1"]})
-        states = Sampler(other).sample()
+        states = ClusterSampler(other).sample()
     assert [bool(state.problem) for state in states] == [True, True]
     assert states[1].problem == "knows another cluster"
 

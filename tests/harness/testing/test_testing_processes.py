@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from harness.testing import PRELOAD, LocalCluster, no_leaks
-from harness.testing.processes import Processes, Zygote
+from harness.testing.processes import TaskProcesses, ZygoteProcess
 from tests.kit.processes import Program, Task, programs
 
 pytestmark = pytest.mark.cluster
@@ -131,10 +131,10 @@ def test_killed_forking_process_is_replaced() -> None:
     """A forking process that was killed is replaced for the next cluster."""
     # one that no other test uses
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}
-    first = Zygote.lasting((), env)
-    processes = Processes(first, ["sleeper", "another"])
+    first = ZygoteProcess.lasting((), env)
+    processes = TaskProcesses(first, ["sleeper", "another"])
     life = processes.spawn("sleeper", ["sleep", "600"], env)
-    assert first is Zygote.lasting((), env)
+    assert first is ZygoteProcess.lasting((), env)
     parent = psutil.Process(life.pid).parent()
     assert parent is not None
     parent.kill()
@@ -143,9 +143,9 @@ def test_killed_forking_process_is_replaced() -> None:
     with pytest.raises(RuntimeError, match="cluster is closed"):
         processes.spawn("another", ["true"], env)
     first._thread.join(100)
-    second = Zygote.lasting((), env)
+    second = ZygoteProcess.lasting((), env)
     assert second is not first
-    with Processes(second, ["task"]) as again:
+    with TaskProcesses(second, ["task"]) as again:
         again.spawn("task", ["true"], env)
         assert again.wait("task", 20) == 0
 

@@ -500,11 +500,11 @@ class TestDigits:
         )
 
 
-def numbered(size: int) -> data.Split:
+def numbered(size: int) -> data.DataSplit:
     """A split whose i-th image starts with the bytes of i and whose label is i, so examples can be told apart."""
     pixels = np.zeros((size, 784), np.uint8)
     pixels[:, 0], pixels[:, 1] = np.arange(size) % 256, np.arange(size) // 256
-    return data.Split(pixels, np.arange(size, dtype=np.int32))
+    return data.DataSplit(pixels, np.arange(size, dtype=np.int32))
 
 
 class TestBatches:

@@ -103,7 +103,7 @@ def test_gradient_matches_finite_differences() -> None:
     assert (loss_at(0.01) - loss_at(-0.01)) / 0.02 == pytest.approx(length, rel=0.02)
 
 
-def train(mnist: data.Mnist, tx: optax.GradientTransformation, steps: int) -> float:
+def train(mnist: data.MnistData, tx: optax.GradientTransformation, steps: int) -> float:
     """Returns the test accuracy after `steps` batches of 100 in one plain JAX loop."""
     params = arrays(model.init(0, 100))
     slots = tx.init(params)

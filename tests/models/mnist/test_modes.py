@@ -11,28 +11,28 @@ from absl.testing import flagsaver
 
 import harness
 from models.mnist import trainer
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 
 pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture
-def parsed() -> Iterator[Callable[..., Config]]:
-    def parse(*arguments: str) -> Config:
+def parsed() -> Iterator[Callable[..., RunConfig]]:
+    def parse(*arguments: str) -> RunConfig:
         flags.FLAGS(["trainer", *arguments])
-        return Config.from_flags()
+        return RunConfig.from_flags()
 
     with flagsaver.flagsaver():
         yield parse
 
 
-def test_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
+def test_unknown_mode_is_refused(parsed: Callable[..., RunConfig]) -> None:
     """An unknown value of --sync is refused."""
     with pytest.raises(flags.IllegalFlagValueError, match="sync"):
         parsed("--sync=never")
 
 
-def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
+def test_each_mode_has_its_optimizer(parsed: Callable[..., RunConfig]) -> None:
     """Each mode has its optimizer and its batches in a step."""
     optimizer = harness.Optimizer(optax.sgd(0.1))
     three = ("--worker_hosts=a:1,b:1,c:1", "--job_name=worker")

@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from harness import exit_codes
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 from runtime.cluster.spec import TaskId
 from tests.kit.processes import Program
 
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def parsed() -> Iterator[Callable[..., Config]]:
-    def parse(*arguments: str) -> Config:
+def parsed() -> Iterator[Callable[..., RunConfig]]:
+    def parse(*arguments: str) -> RunConfig:
         flags.FLAGS(["trainer", *arguments])
-        return Config.from_flags()
+        return RunConfig.from_flags()
 
     with flagsaver.flagsaver():
         yield parse
@@ -30,7 +30,7 @@ def parsed() -> Iterator[Callable[..., Config]]:
 HOSTS = ("--ps_hosts=p:1", "--worker_hosts=a:1,b:1", "--chief_hosts=c:1")
 
 
-def test_chief_job_leads_and_counts(parsed: Callable[..., Config]) -> None:
+def test_chief_job_leads_and_counts(parsed: Callable[..., RunConfig]) -> None:
     """A chief of its own leads and counts as a worker."""
     for job, index, leads, number in [
         ("chief", 0, True, 0),
@@ -52,14 +52,14 @@ def test_chief_job_leads_and_counts(parsed: Callable[..., Config]) -> None:
     ],
 )
 def test_conflicting_roles_are_one_line(
-    parsed: Callable[..., Config], arguments: list[str], said: str
+    parsed: Callable[..., RunConfig], arguments: list[str], said: str
 ) -> None:
     """Roles that do not fit give one line."""
     assert said in str(parsed(*arguments).problem())
 
 
 def test_tfjob_gives_every_role(
-    parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    parsed: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TF_CONFIG of a TFJob gives every task its role."""
     jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
@@ -83,7 +83,7 @@ def test_tfjob_gives_every_role(
 
 
 def test_dynamic_tfjob_worker_finds_place(
-    parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    parsed: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dynamic worker and a ps of a TFJob find their places."""
     sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}

@@ -17,7 +17,7 @@ import runtime as rt
 from harness.exit_codes import DATA
 from models.mnist import config as config_flags
 from models.mnist import trainer
-from models.mnist.config import Config
+from models.mnist.config import RunConfig
 from runtime.checkpoint.roots import roots_of
 from tests.kit import real_mnist
 
@@ -62,7 +62,7 @@ def test_ordinary_values_are_accepted(parsed: Any) -> None:
 def test_endless_run_can_begin(parsed: Any, optimizer: str) -> None:
     """A run that is meant to be stopped by hand has a learning rate from the first step."""
     parsed.optimizer = optimizer
-    rule = trainer.update_rule(Config.from_flags(), round(1e9 * 600))
+    rule = trainer.update_rule(RunConfig.from_flags(), round(1e9 * 600))
     weights = {"w": jnp.ones(2)}
     updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
     expected = {"sgd": -0.5, "momentum": -0.05, "adagrad": -0.0953, "adam": -0.005}[optimizer]
@@ -73,10 +73,10 @@ def test_logdir_limits_the_checkpoints(parsed: Any, tmp_path: pathlib.Path) -> N
     """A task with a logdir keeps checkpoints there only."""
     parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps"])
     # only the chief was given one: the ps takes its word for it
-    assert Config.from_flags().checkpoint_root is None
+    assert RunConfig.from_flags().checkpoint_root is None
     for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
         parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
-        with trainer.make_server(Config.from_flags()) as server:
+        with trainer.make_server(RunConfig.from_flags()) as server:
             roots = server.worker.checkpoint_participant.roots
             assert roots.paths == allowed
             with pytest.raises(rt.PermissionDeniedError):
@@ -98,7 +98,7 @@ def test_security_flag_chooses_credentials(
 ) -> None:
     """--security chooses the credentials of a task."""
     with flagsaver.flagsaver(**given):
-        config = Config.from_flags()
+        config = RunConfig.from_flags()
     assert config.given_security == expected and config.problem() is None
 
 
@@ -137,7 +137,7 @@ def test_help_lists_all_flags() -> None:
 def test_config_holds_every_flag(parsed: Any) -> None:
     """The config holds every flag and cannot change."""
     key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
-    config = Config.from_flags()
+    config = RunConfig.from_flags()
     limits = {f"limit_{row.name}" for row in rt.Limits.rows()}
     assert limits <= key
     task = {"ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index"}
@@ -163,7 +163,7 @@ def test_config_holds_every_flag(parsed: Any) -> None:
 def test_flag_file_sets_its_values(parsed: Any, path: pathlib.Path) -> None:
     """A flag file gives the config its values."""
     parsed(["trainer", f"--flagfile={path}"])
-    config = Config.from_flags()
+    config = RunConfig.from_flags()
     said = dict(
         line[2:].split("=") for line in path.read_text().splitlines() if line.startswith("--")
     )

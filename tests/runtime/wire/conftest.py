@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.testing.processes import Zygote
+from harness.testing.processes import ZygoteProcess
 from runtime.cluster.endpoint import host_id
 from runtime.wire import times
 from tests.kit.changes import SetTimes
@@ -19,7 +19,7 @@ def no_open_ends() -> Iterator[None]:
     threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
     deadline = time.monotonic() + 30
-    threads |= Zygote.lasting_threads()
+    threads |= ZygoteProcess.lasting_threads()
     for thread in set(threading.enumerate()) - threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     assert set(threading.enumerate()) <= threads
@@ -31,7 +31,9 @@ def no_open_ends() -> Iterator[None]:
 def _descriptors() -> set[tuple[int, str]]:
     """The open descriptors of this process, with what they are of; without those that last for the whole test run."""
     found = set()
-    for name in set(os.listdir("/proc/self/fd")) - set(map(str, Zygote.lasting_descriptors())):
+    for name in set(os.listdir("/proc/self/fd")) - set(
+        map(str, ZygoteProcess.lasting_descriptors())
+    ):
         with contextlib.suppress(FileNotFoundError):  # that of the listing
             found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
     return found

@@ -12,7 +12,7 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.run.hooks.base import EventsHook, SessionRunContext, SessionRunValues
 from harness.training.run.hooks.timer import SecondOrStepTimer
-from harness.training.run.services import Checkpoints, check_basename, costs_one_checkpoint
+from harness.training.run.services import SeriesCheckpoints, check_basename, costs_one_checkpoint
 from harness.training.start import readiness
 from harness.training.start.readiness import CheckpointSaver
 from runtime import concurrency
@@ -92,7 +92,7 @@ class CheckpointSaverHook(EventsHook):
         self._listeners = list(listeners or ())
         self._save_graph_def = save_graph_def
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints: SeriesCheckpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Function that returns True while this chief leads; set by a monitored session, called before each save."""
         self._soon = concurrency.Event()
@@ -106,7 +106,7 @@ class CheckpointSaverHook(EventsHook):
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Saves the model with which the session begins."""
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(
+            self._checkpoints = SeriesCheckpoints(
                 self._get_saver(), self.save_path, self._step, self.writer, lambda: self.leads()
             )
             if self._save_graph_def and self.writer is not None:

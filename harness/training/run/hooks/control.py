@@ -10,7 +10,7 @@ from absl import logging
 import runtime as rt
 from harness.checkpoints import layout, manifest, states
 from harness.coordinator import Coordinator
-from harness.training.evaluation.evaluations import Evaluation, Goal, added, standing
+from harness.training.evaluation.evaluations import EvaluationGoal, StepEvaluation, added, standing
 from harness.training.run.hooks.base import (
     GlobalStepHook,
     SessionRunArgs,
@@ -104,8 +104,8 @@ class EarlyStoppingHook(GlobalStepHook):
                 f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}"
             )
         self._metric, self._every = metric, every_n_steps
-        self._goal = Goal("metric", mode, min_delta, patience)
-        self._seen: tuple[Evaluation, ...] = ()
+        self._goal = EvaluationGoal("metric", mode, min_delta, patience)
+        self._seen: tuple[StepEvaluation, ...] = ()
         self._next_step: int | None = None
         self.leads: Callable[[], bool] = lambda: True
         self.stop_everybody: Callable[[str], None] = lambda reason: None
@@ -161,7 +161,9 @@ class EarlyStoppingHook(GlobalStepHook):
         return [[e.step, e.metrics["metric"]] for e in self._seen]
 
     def _set_state(self, state: list[list[float]]) -> None:
-        self._seen = tuple(Evaluation(int(step), 0.0, {"metric": value}) for step, value in state)
+        self._seen = tuple(
+            StepEvaluation(int(step), 0.0, {"metric": value}) for step, value in state
+        )
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Returns the global step as a fetch, and the metric where that is a tensor."""
@@ -182,7 +184,7 @@ class EarlyStoppingHook(GlobalStepHook):
         value = float(
             self._metric(run_context.session) if callable(self._metric) else run_values.results[1]
         )
-        seen = added(self._seen, Evaluation(step, 0.0, {"metric": value}))
+        seen = added(self._seen, StepEvaluation(step, 0.0, {"metric": value}))
         found = standing(seen, self._goal)
         # Values before the best one decide nothing any more, and each checkpoint holds the rest.
         self._seen = tuple(e for e in seen if found.best is None or e.step >= found.best.step)

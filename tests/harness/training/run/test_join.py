@@ -15,7 +15,14 @@ import runtime as rt
 from harness import exit_codes
 from harness.launch.policy import LaunchTask
 from harness.launch.ports import free_ports
-from harness.launch.tasks import Topology, arguments, environment, gpus, takes_flags, watching
+from harness.launch.tasks import (
+    ClusterTopology,
+    arguments,
+    environment,
+    gpus,
+    takes_flags,
+    watching,
+)
 from harness.training.run.join import Member, find_identity
 from tests.kit.processes import Program
 
@@ -285,7 +292,7 @@ def test_local_cluster_trains() -> None:
 
 # -- what the launcher gives -----------------------------------------------------------------------------------
 
-TOPOLOGY = Topology(("p:1",), ("w:1", "w:2"))
+TOPOLOGY = ClusterTopology(("p:1",), ("w:1", "w:2"))
 
 
 def test_launcher_sets_tf_config() -> None:

@@ -249,7 +249,7 @@ def test_deleted_step_is_no_error(
     (series / "3" / "bellwether.json").unlink()
     found = layout.steps_in
 
-    def then_deleted(directory: str) -> list[layout.Step]:
+    def then_deleted(directory: str) -> list[layout.StoredStep]:
         steps = found(directory)
         shutil.rmtree(series / "3", ignore_errors=True)
         return steps

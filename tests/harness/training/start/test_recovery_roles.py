@@ -6,7 +6,7 @@ import pytest
 
 import runtime as rt
 from harness.certs import CA
-from harness.monitoring.sampler import Sampler
+from harness.monitoring.sampler import ClusterSampler
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit import certificates
@@ -69,7 +69,7 @@ def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles) -> None:
         other.tell("end")
         assert other.wait() == 0
         spec = rt.ClusterSpec(c.spec)
-        found = Sampler(spec, observer, 30.0).sample()
+        found = ClusterSampler(spec, observer, 30.0).sample()
         assert [(state.task, state.problem, state.fate) for state in found] == [
             ("/job:ps/task:0", "", ""),
             ("/job:ps/task:1", "", ""),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.training.start.policy import Action, ClusterReport, Role, StartOptions, decide
+from harness.training.start.policy import ClusterReport, StartAction, StartOptions, TaskRole, decide
 
 NOW = 100.0
 SOON = StartOptions(give_up_at=200.0)
@@ -24,51 +24,51 @@ CHIEF = [
         "a fresh cluster",
         report(missing=["a", "b"], phases={PS0: "new"}),
         SOON,
-        Action.INITIALIZE,
+        StartAction.INITIALIZE,
         "no checkpoint",
     ),
     (
         "a fresh cluster, a checkpoint",
         report(missing=["a"], checkpoint="/d/7"),
         SOON,
-        Action.RESTORE,
+        StartAction.RESTORE,
         "/d/7",
     ),
     (
         "the model is alive",
         report(phases={PS0: "ready", PS1: "ready"}),
         SOON,
-        Action.KEEP,
+        StartAction.KEEP,
         "no step is lost",
     ),
     (
         "alive, a checkpoint too",
         report(phases={PS0: "ready"}, checkpoint="/d/7"),
         SOON,
-        Action.KEEP,
+        StartAction.KEEP,
         "no step is lost",
     ),
-    ("initialised by somebody else", report(phases={PS0: "new"}), SOON, Action.KEEP, "alive"),
-    ("alive after its end", report(phases={PS0: "finished"}), SOON, Action.KEEP, "alive"),
+    ("initialised by somebody else", report(phases={PS0: "new"}), SOON, StartAction.KEEP, "alive"),
+    ("alive after its end", report(phases={PS0: "finished"}), SOON, StartAction.KEEP, "alive"),
     (
         "started again after its end",
         report(phases={PS0: "finished", PS1: "ready"}),
         StartOptions(200.0, started_again=True),
-        Action.END,
+        StartAction.END,
         "the run has finished before this task was started again",
     ),
     (
         "started again, and training goes on",
         report(phases={PS0: "ready"}),
         StartOptions(200.0, started_again=True),
-        Action.KEEP,
+        StartAction.KEEP,
         "alive",
     ),
     (
         "one ps lost its memory",
         report(missing=["b"], phases={PS0: "ready", PS1: "new"}, checkpoint="/d/7"),
         SOON,
-        Action.RESTORE,
+        StartAction.RESTORE,
         "no value on its task: b",
     ),
     (
@@ -80,63 +80,63 @@ CHIEF = [
             checkpoint="/d/7",
         ),
         SOON,
-        Action.RESTORE,
+        StartAction.RESTORE,
         "ps 1 has no backup",
     ),
     (
         "the chief died while it restored",
         report(phases={PS0: "loading", PS1: "ready"}, checkpoint="/d/7"),
         SOON,
-        Action.RESTORE,
+        StartAction.RESTORE,
         "died while",
     ),
     (
         "the chief died while it initialised",
         report(phases={PS0: "loading"}),
         SOON,
-        Action.INITIALIZE,
+        StartAction.INITIALIZE,
         "died while",
     ),
     (
         "lost, no checkpoint",
         report(missing=["a"]),
         StartOptions(200.0, recovering=True),
-        Action.INITIALIZE,
+        StartAction.INITIALIZE,
         "ALL STEPS SO FAR ARE LOST",
     ),
     (
         "nothing to initialise with",
         report(missing=["a"]),
         StartOptions(200.0, can_initialize=False),
-        Action.GIVE_UP,
+        StartAction.GIVE_UP,
         "no init_op or init_fn",
     ),
     (
         "waiting for a checkpoint",
         report(missing=["a"]),
         StartOptions(200.0, wait_for_checkpoint=True),
-        Action.WAIT,
+        StartAction.WAIT,
         "waiting for a checkpoint",
     ),
     (
         "waited long enough for it",
         report(missing=["a"]),
         StartOptions(100.0, wait_for_checkpoint=True),
-        Action.INITIALIZE,
+        StartAction.INITIALIZE,
         "no checkpoint",
     ),
     (
         "no variables at all, first time",
         ClusterReport(phases={PS0: "new"}),
         SOON,
-        Action.INITIALIZE,
+        StartAction.INITIALIZE,
         "nothing tells",
     ),
     (
         "no variables, but opened before",
         ClusterReport(phases={PS0: "ready"}),
         SOON,
-        Action.KEEP,
+        StartAction.KEEP,
         "alive",
     ),
 ]
@@ -145,67 +145,73 @@ OTHER = [
         "not initialised",
         report(missing=["a"], phases={PS0: "new"}),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         "not yet initialised a",
     ),
     (
         "not initialised, and nobody leads",
         report(missing=["a"], phases={PS0: "new", PS1: "new"}, addresses={PS0: "h:1"}),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         f"no chief has come to {PS0} at h:1, {PS1} yet",
     ),
     (
         "not initialised by the one who leads",
         report(missing=["a"], phases={PS0: "ready"}, chief="/job:worker/task:0 at h:2"),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         "waiting for /job:worker/task:0 at h:2",
     ),
     (
         "the chief is not through, and it is said who that is",
         report(phases={PS0: "loading"}, chief="/job:worker/task:0 at h:2"),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         "waiting for /job:worker/task:0 at h:2",
     ),
     (
         "not initialised in time",
         report(missing=["a"]),
         LATE,
-        Action.GIVE_UP,
+        StartAction.GIVE_UP,
         "not yet initialised a",
     ),
     (
         "values, but the chief is not through",
         report(phases={PS0: "loading"}),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         "still giving",
     ),
     (
         "one ps of two restored",
         report(phases={PS0: "ready", PS1: "loading"}),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         PS1,
     ),
-    ("ready", report(phases={PS0: "ready", PS1: "ready"}), SOON, Action.JOIN, "ready"),
-    ("ready, time is up", report(phases={PS0: "ready"}), LATE, Action.JOIN, "ready"),
-    ("initialised without a supervisor", report(phases={PS0: "new"}), SOON, Action.JOIN, "ready"),
-    ("training is over", report(phases={PS0: "finished"}), SOON, Action.END, "finished"),
+    ("ready", report(phases={PS0: "ready", PS1: "ready"}), SOON, StartAction.JOIN, "ready"),
+    ("ready, time is up", report(phases={PS0: "ready"}), LATE, StartAction.JOIN, "ready"),
+    (
+        "initialised without a supervisor",
+        report(phases={PS0: "new"}),
+        SOON,
+        StartAction.JOIN,
+        "ready",
+    ),
+    ("training is over", report(phases={PS0: "finished"}), SOON, StartAction.END, "finished"),
     (
         "over, and a ps has left its values",
         report(missing=["a"], phases={PS0: "finished"}),
         SOON,
-        Action.END,
+        StartAction.END,
         "finished",
     ),
     (
         "a ready operation says no",
         report(phases={PS0: "ready"}, not_ready="x"),
         SOON,
-        Action.WAIT,
+        StartAction.WAIT,
         "x",
     ),
 ]
@@ -215,10 +221,10 @@ OTHER = [
     ("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF]
 )
 def test_chief_decides_by_report(
-    report: ClusterReport, options: StartOptions, action: Action, words: str
+    report: ClusterReport, options: StartOptions, action: StartAction, words: str
 ) -> None:
     """The chief decides by the cluster's report and says why."""
-    decision = decide(NOW, Role.CHIEF, report, options)
+    decision = decide(NOW, TaskRole.CHIEF, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
 
@@ -227,10 +233,10 @@ def test_chief_decides_by_report(
     ("report", "options", "action", "words"), [r[1:] for r in OTHER], ids=[r[0] for r in OTHER]
 )
 def test_workers_decide_by_report(
-    report: ClusterReport, options: StartOptions, action: Action, words: str
+    report: ClusterReport, options: StartOptions, action: StartAction, words: str
 ) -> None:
     """A worker decides by the cluster's report and says why."""
-    decision = decide(NOW, Role.OTHER, report, options)
+    decision = decide(NOW, TaskRole.OTHER, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
 
@@ -252,15 +258,15 @@ OPTIONS = st.builds(StartOptions, st.floats(0, 200), st.booleans(), st.booleans(
 @given(REPORTS, OPTIONS)
 def test_only_chief_initialises_dead_models(report: ClusterReport, options: StartOptions) -> None:
     """Only the chief gives values, and never over a live model."""
-    other = decide(NOW, Role.OTHER, report, options)
-    assert other.action not in (Action.INITIALIZE, Action.RESTORE, Action.KEEP)
-    chief = decide(NOW, Role.CHIEF, report, options)
+    other = decide(NOW, TaskRole.OTHER, report, options)
+    assert other.action not in (StartAction.INITIALIZE, StartAction.RESTORE, StartAction.KEEP)
+    chief = decide(NOW, TaskRole.CHIEF, report, options)
     assert chief.reason
-    if chief.action in (Action.INITIALIZE, Action.RESTORE) and report.variables:
+    if chief.action in (StartAction.INITIALIZE, StartAction.RESTORE) and report.variables:
         assert report.missing or "loading" in report.phases.values()
-    if chief.action is Action.RESTORE:
+    if chief.action is StartAction.RESTORE:
         assert report.checkpoint is not None
-    if chief.action is Action.INITIALIZE:
+    if chief.action is StartAction.INITIALIZE:
         assert report.checkpoint is None
 
 
@@ -268,12 +274,12 @@ def test_only_chief_initialises_dead_models(report: ClusterReport, options: Star
 def test_half_restored_model_is_not_joined(report: ClusterReport, options: StartOptions) -> None:
     """No worker joins a half-restored model."""
     if report.missing or "loading" in report.phases.values():
-        assert decide(NOW, Role.OTHER, report, options).action is not Action.JOIN
+        assert decide(NOW, TaskRole.OTHER, report, options).action is not StartAction.JOIN
 
 
-@given(REPORTS, OPTIONS, st.sampled_from(Role))
+@given(REPORTS, OPTIONS, st.sampled_from(TaskRole))
 def test_waiting_ends_at_the_limit(
-    report: ClusterReport, options: StartOptions, role: Role
+    report: ClusterReport, options: StartOptions, role: TaskRole
 ) -> None:
     """No task waits beyond its limit."""
-    assert decide(options.give_up_at, role, report, options).action is not Action.WAIT
+    assert decide(options.give_up_at, role, report, options).action is not StartAction.WAIT

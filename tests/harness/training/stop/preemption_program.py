@@ -12,7 +12,7 @@ from absl import app, flags, logging
 import harness
 import runtime as rt
 from harness import exit_codes
-from models.mnist.data import Batches, Split
+from models.mnist.data import Batches, DataSplit
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "")
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
 
 
 def work(server: rt.Server) -> None:
-    split = Split(np.zeros((EXAMPLES, 784), np.uint8), np.arange(EXAMPLES, dtype=np.int32))
+    split = DataSplit(np.zeros((EXAMPLES, 784), np.uint8), np.arange(EXAMPLES, dtype=np.int32))
     batches = Batches(split, BATCH_SIZE, 1, FLAGS.task_index, len(FLAGS.worker_hosts))
     harness.checkpointable("data", batches.state, batches.restore)
     here = f"/job:worker/task:{FLAGS.task_index}"
