@@ -83,6 +83,7 @@ class CA:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
+        # The number tells two CAs of one user apart.
         name = _common_name(f"Bellwether CA {concurrency.random_hex(4)}")
         end = now + datetime.timedelta(days=days)
         constraints, usage = (
@@ -154,8 +155,10 @@ class CA:
         Returns:
             The key and the certificate, as PEM.
         """
+        assert names, "clients check a name"
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
+        # A certificate that outlives its CA is refused all the same.
         end = min(end, self.certificate.not_valid_after_utc)
         # Nobody can serve as a task with the certificate of an observer or admin.
         sides = [ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -155,6 +155,7 @@ def code(row: ExitCode) -> int:
 
 def of_code(plain: int) -> ExitCode:
     """Returns the row of a plain code, 0 to 255."""
+    # KILLED stands for all signals without a row.
     for row in TABLE:
         if row is not KILLED and plain in (row.plain, *row.also):
             return row
@@ -175,6 +176,7 @@ def of_error(error: BaseException, *, begun: bool = True) -> ExitCode:
         begun: True if the process has trained a step. A TypeError, say, may be the data's fault
             then.
     """
+    # The nearest class counts, so a subclass may have a row of its own.
     for name in (kind.__name__ for kind in type(error).__mro__):
         for row in TABLE:
             if name in row.errors:

@@ -43,6 +43,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
     names = [
         leaf.spec.name if isinstance(leaf, Variable) else path_name(name, at) for at, leaf in leaves
     ]
+    # A slot lies beside its variable, under the name that the optimizer gave it.
     names = [f"{base}/{slot}" if slot else base for base in names]
     missing = [wanted for wanted in names if wanted not in shapes]
     if missing:
@@ -51,6 +52,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
             "give the name that "
             "rt.variables was given"
         )
+    # A leaf without a shape, such as a Python number, takes any array.
     wrong = [
         f"{wanted} is {list(shapes[wanted])} there and {list(np.shape(leaf))} in like"
         for wanted, (_, leaf) in zip(names, leaves, strict=True)

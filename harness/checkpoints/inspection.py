@@ -50,9 +50,11 @@ def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
         for step in steps_in(directory):
             try:
                 manifest = read_manifest(step.path)
+            # Below, `problems_of` reads the manifest once more and names the damage.
             except rt.DataLossError:
                 manifest = None
             problems = problems_of(step) + _label_problems(step.path, manifest)
+            # Files of a wrong size need no checksum.
             if verify and manifest is not None and not problems:
                 problems = all_problems(step.path, manifest)
             found.append(
@@ -119,11 +121,13 @@ def compare_checkpoints(
             lines.append(f"{shared}: {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
             continue
         x, y = one.get_tensor(shared), other.get_tensor(shared)
+        # As bytes, because a NaN is unequal to itself.
         if x.tobytes() == y.tobytes() if a.dtype != "string" else x.tolist() == y.tolist():
             continue
         count = int(np.sum(x != y))
         largest = ""
         if a.dtype not in ("string", "bool"):
+            # In a wide type: unsigned numbers would wrap around.
             gap = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) - y)
             largest = f", by up to {float(np.nanmax(gap)):.6g}"
         lines.append(f"{shared}: {count} of {x.size} elements differ{largest}")
@@ -154,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the checkpoints that the arguments name; returns the exit code."""
     options = _make_parser().parse_args(argv)
     path = options.directory
+    # The file system knows nothing of a place in a store.
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
         print(
             f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr
@@ -223,6 +228,7 @@ def _open_newest(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
     """
     known = {step["path"]: step for step in steps}
     for step in layout.newest_first(path) if steps else []:
+        # Sizes show this damage, so no file is read.
         if problems_of(step):
             continue
         try:
@@ -234,6 +240,7 @@ def _open_newest(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
             return reader
         if step.path in known:
             known[step.path].update(complete=False, problems=problems)
+    # The path names one checkpoint, or no step is whole: then the newest one raises its error.
     reader = load_checkpoint(path)
     reader.verify()
     return reader

@@ -70,6 +70,7 @@ def steps_in(directory: str) -> list[StoredStep]:
         UnavailableError, PermissionDeniedError: as ``list_children``.
     """
     found: dict[int, StoredStep] = {}
+    # A step of the series comes before one that was moved aside.
     for parent in (directory, str(epath.Path(directory) / REPLACED)):
         for child in list_children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
@@ -129,6 +130,7 @@ def is_checkpoint(path: epath.Path) -> bool:
 
 def managers_below(logdir: str) -> list[str]:
     """Returns the series at or right below ``logdir``; raises the errors of ``list_children``."""
+    # Steps that were moved aside belong to the series above them.
     below = sorted(str(c) for c in list_children(logdir) if c.name != REPLACED)
     return [d for d in [str(epath.Path(logdir)), *below] if _holds_steps(d)]
 
@@ -155,6 +157,7 @@ def rank_steps(steps: list[StoredStep]) -> list[tuple[int, StoredStep, Checkpoin
             manifest = read_manifest(step.path)
         except DataLossError:
             manifest = None
+        # Damage must not move a step to another place in the order.
         last = manifest.sequence if manifest else last
         found.append((last, step, manifest))
     return sorted(found, key=lambda f: (f[0], f[1].number))
@@ -226,6 +229,7 @@ def read_record(directory: str) -> dict[str, Any]:
         UnavailableError: the record cannot be read now.
     """
     try:
+        # A chief writes the record over a longer one, whose rest may still follow.
         record, _ = json.JSONDecoder().raw_decode(text_of(epath.Path(directory) / RUN_FILE))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, OSError) and isinstance(
@@ -379,6 +383,7 @@ def find_checkpoint(path: str) -> str | None:
 def named_step(path: str) -> StoredStep | None:
     """Returns the one checkpoint that a path names, in either spelling; None for a directory of checkpoints."""
     path = str(path).rstrip("/")
+    # TF1 writes a minus before the step, Orbax a slash.
     match = re.fullmatch(r"(.+)[-/](\d+)", path)
     if is_checkpoint(epath.Path(path)):
         return StoredStep(int(match[2]) if match else 0, str(epath.Path(path)))

@@ -151,14 +151,17 @@ class CheckpointManifest:
         try:
             outer = json.loads(text)
             body = outer["manifest"]
+            # The checksum is of the values, so the text may be indented otherwise.
             crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
             if crc != outer["crc32"]:
                 raise DataLossError(f"{where} is damaged: its manifest has a wrong checksum")
+            # After the checksum, as a damaged number is no newer format.
             if body["format"] > FORMAT:
                 raise DataLossError(
                     f"{where} has format {body['format']}; this version reads up to {FORMAT}"
                 )
             files = [CheckpointFile(*f) for f in body["files"]]
+            # A path with .. would have files outside the checkpoint read.
             for file in files:
                 if not durability.is_inside(file.path):
                     raise DataLossError(

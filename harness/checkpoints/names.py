@@ -38,6 +38,7 @@ def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
         ValueError: A variable has two names, or two variables have one name.
     """
     if var_list is None:
+        # A variable may be in the collection twice.
         var_list = list(dict.fromkeys(global_variables()))
     if isinstance(var_list, Mapping):
         items = [
@@ -65,6 +66,7 @@ def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
                 f"{place.key!r}"
             )
         found[variable] = place
+    # Parts of one array fill the array. Two whole variables of one name do not.
     for name, parts in _by_key(found).items():
         size = sum(math.prod(s.shape) for s in written_variables(parts).values())
         wholes = {s.full_shape for s in parts.values()}
@@ -120,12 +122,14 @@ def _chunk_shape(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
     full = parts[0].full_shape
     if not full:
         return ()
+    # The greatest length that divides every boundary of the parts.
     chunk = [
         math.gcd(*(b for p in parts for b in (p.offset[d], p.shape[d]) if b))
         if len(parts) > 1
         else full[d]
         for d in range(len(full))
     ]
+    # From the outer dimension inwards, until a row is small enough.
     itemsize = max(parts[0].dtype.itemsize, 1)
     for d in range(len(full)):
         row = math.prod(chunk[d + 1 :]) * itemsize
@@ -137,7 +141,11 @@ def _chunk_shape(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
             chunk[d] = rows
         if row <= limit:
             break
-    return tuple(max(c, 1) for c in chunk)
+    found = tuple(max(c, 1) for c in chunk)
+    assert all(b % c == 0 for part in parts for b, c in zip(part.offset, found, strict=True)), (
+        "a part begins with a chunk"
+    )
+    return found
 
 
 def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
@@ -178,6 +186,7 @@ def match_arrays(
     if not wrong and (partial or not missing):
         return pairs
     names = {place.key for place in saved.values()}
+    # Names that only the checkpoint has are often the old names of missing variables.
     extra = [
         f"{a.name} {a.dtype}{list(a.shape)}" for a in reader.arrays.values() if a.name not in names
     ]
@@ -239,6 +248,7 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
         raise InvalidArgumentError(
             f"the parts of {name!r} may differ in their first dimension only: {told}"
         )
+    # Slots that exist have names of their own in checkpoints already.
     if not set(parts).isdisjoint(parts[0].graph.get_collection(_WITH_SLOTS)):
         raise InvalidArgumentError(
             f"an optimizer has slots of parts of {name!r}: call partitioned before it: {told}"
@@ -250,6 +260,7 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
             name, part.shape, part.dtype, full_shape, (first, *(0 for _ in part.shape[1:]))
         )
         first += part.shape[0]
+    assert first == full_shape[0], "the parts fill the array"
 
 
 def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> None:

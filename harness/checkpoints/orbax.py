@@ -79,6 +79,7 @@ class _KeepPolicy:
         self.spared: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        # Orbax sorts by step, and a run that went back saves a lower step later.
         order = sorted(
             range(len(checkpoints)), key=lambda i: self._sequence.get(checkpoints[i].step, 0)
         )
@@ -235,6 +236,7 @@ class SeriesDirectory:
                 os.makedirs(os.path.dirname(aside), exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(found.path, aside)
+                # Orbax has read the directory before, and refuses a step that it knows.
                 manager.reload()
                 return aside
         return None

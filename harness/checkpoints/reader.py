@@ -79,6 +79,8 @@ class CheckpointReader:
             ) from error
 
     def _foreign_arrays(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
+        # Some nodes of the tree have no array: Orbax keeps empty nodes and texts in the tree
+        # itself.
         paths = [
             [str(k["key"]) for k in entry["key_metadata"]]
             for entry in tree["tree_metadata"].values()

@@ -113,6 +113,7 @@ class SaveJob:
         """Takes references to the variables as of one instant; raises the errors of ``Saver.save``."""
         slices = names.slices_of(self.sess, self.saved, stream=self.stream)
         step, key = _step_of(self.sess, self.saved, global_step)
+        # The states are requested while updates pause, so that they fit the values.
         self._snapshot = self._coordinator.snapshot(slices, key, when_paused=self._begin_states)
         if step is None:
             step = (
@@ -157,6 +158,7 @@ class SaveJob:
             process_metrics.add("checkpoint_seconds_total", concurrency.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
             tell = functools.partial(self.handle.set_result, f"{self.series}/{self.handle.step}")
+        # The error belongs to the handle, whose owner raises it.
         except BaseException as error:
             self.history.failed += 1
             process_metrics.add("checkpoints_failed_total")
@@ -193,6 +195,7 @@ class SaveJob:
         Args:
             sequence: number in the order of saves.
         """
+        assert sequence >= 1, "saves are counted from 1"
         snapshot = self._snapshot
         # A task that is dead now keeps its last known states, with which the task resumes later.
         self.history.states.update(self._states.result())
@@ -209,6 +212,7 @@ class SaveJob:
 
     def write(self, item: str) -> Future[None]:
         """Starts to write: every task writes its variables into a store below a directory."""
+        # Orbax gives a temporary name, and the manifest has the final one.
         self._item = os.path.basename(item).partition(layout.TEMPORARY)[0]
         return in_thread(lambda: self._write_arrays(item), "checkpoint-write")
 
@@ -251,6 +255,7 @@ class SaveJob:
             )
         known = {f.path for f in self._files}
         rest = []
+        # Orbax adds files to those of the tasks.
         if storage.is_local(temporary):
             for path in durability.files_below(temporary):
                 if path not in known and path not in UNCHECKED:

@@ -164,6 +164,7 @@ class Saver:
                 process_metrics.add("checkpoints_skipped_total")
                 logging.info("the save of step %d still runs: this one is skipped", running.step)
                 return None
+        # One save at a time: a second snapshot would take memory of every task.
         if running is not None:
             running.wait()
         job = SaveJob(
@@ -225,6 +226,7 @@ class Saver:
             return
         path = _path_of_save(save_path)
         self._restore_variables(sess, path, partial=partial, verify=verify)
+        # A checkpoint of another program belongs to no series.
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
@@ -300,6 +302,7 @@ class Saver:
             self._take_states(step)
             restore_states(step.path, sess.task, sess.target)
             return step.path
+        # A checkpoint of another model is a mistake of the program, which comes before damage.
         misfits = [error for error in refused.values() if not isinstance(error, DataLossError)]
         if misfits:
             raise misfits[0]

@@ -89,6 +89,7 @@ def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
             for (of, name), set_ in _setters.items()
             if of in ("", task, target) and name in held
         }
+    # Without the lock, because a function may register another state.
     for name, set_ in chosen.items():
         set_(decode(held[name]))
     return sorted(chosen)
@@ -109,6 +110,7 @@ def decode(value: Any) -> Any:
         return base64.b64decode(value["__bytes__"])
     if "__array__" in value:
         dtype, shape, data = value["__array__"]
+        # Copied, as an array over bytes cannot be written to.
         return np.frombuffer(base64.b64decode(data), _dtype_of(dtype)).reshape(shape).copy()
     if "__tuple__" in value:
         return tuple(decode(v) for v in value["__tuple__"])

@@ -141,6 +141,7 @@ class DataShards:
         self._seed = seed
         # A batch may lie in two epochs.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
+        # More blocks than int32 can count are without end.
         if self.num_blocks > lease_table.MOST_BLOCKS:
             self._examples = None
         self._likeness = num_examples, batch_size, block_batches, seed
@@ -238,6 +239,7 @@ class DataShards:
         """
         whole = (1 << self._block_batches) - 1
         batches = self.num_batches
+        # The last block may have fewer batches.
         rest = 0 if batches is None else batches % self._block_batches
         asked = np.array(
             [owner, self.num_blocks, whole, (1 << rest) - 1 if rest else whole], np.int32
@@ -265,6 +267,7 @@ class DataShards:
             leases: Number of the last lease that is given back. A worker that has come back since
                 has a later lease.
         """
+        # The update takes a fixed number of owners, so that it is compiled once.
         for start in range(0, len(owners), _AT_ONCE):
             some = list(owners[start : start + _AT_ONCE])
             asked = np.array(
@@ -371,6 +374,7 @@ class _CountedOptimizer(WrappedOptimizer):
         """
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
+        # In one atomic update with the step: a batch is done exactly when its gradient counts.
         beside = [op for op in updates if op.device == self._shards.table.device]
         if not beside:
             where = self._shards.table.device

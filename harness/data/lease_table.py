@@ -69,6 +69,7 @@ def mark(slots: int, number: int, block_batches: int) -> Array:
     """
     block, bit = divmod(number, block_batches)
     marks = np.zeros(slots, np.int32)
+    # The lap tells a block from the block that had the slot before.
     marks[block % slots] = (block // slots % _LAPS) << 16 | 1 << bit
     return marks
 

@@ -167,6 +167,7 @@ def _check_flags(command: list[str], argv: list[str]) -> None:
         _refuse_flags(
             "--ps_hosts adds workers and nothing else: leave --chief and --evaluators out"
         )
+    # The launcher would take the codes of an engine for plain ones.
     if any(
         argument.lstrip("-").partition("=")[0] == "exit_codes"
         for argument in command
@@ -206,6 +207,7 @@ def main(argv: list[str]) -> int:
 def _run_local(command: list[str]) -> int:
     """Runs a cluster on this machine, or workers that join a running cluster."""
     added = _FIRST_WORKER.value or 0
+    # Added workers find their ps and their chief at work.
     ps, chiefs = (0, 0) if added else (_PS.value, int(_CHIEF.value))
     held = hold_ports(ps + chiefs + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
@@ -242,6 +244,7 @@ def _per_task(command: list[str]) -> int:
     place = TaskPlace(**json.loads(answer.stdout))
     if place.said:
         print(f"{LAUNCHER_NAME}: {place.said}", file=sys.stderr)
+    # A ps leaves before the patience of its launcher ends.
     own = {
         PER_TASK_VARIABLE: "1",
         DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS)),

@@ -48,6 +48,7 @@ class LineBuffer:
 
 
 def _cut_pieces(line: bytearray) -> list[bytearray]:
+    # An empty line is one piece, too.
     return [line[at : at + MAX_LINE_BYTES] for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
 
 

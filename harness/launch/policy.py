@@ -233,7 +233,9 @@ def react(
             state = _on_signal(state, signum, starting, now, options, out)
         case ClockTick():
             state = _on_tick(state, now, out)
-    return _enter_next_stage(state, now, options, out), tuple(out)
+    after = _enter_next_stage(state, now, options, out)
+    assert after.stage.value >= state.stage.value, "the stage only moves down its list"
+    return after, tuple(out)
 
 
 def _on_exit(
@@ -254,6 +256,7 @@ def _on_exit(
         return _with_task(state, task, replace(was, phase=TaskPhase.DONE))
     # A task that ran for a while has shown that it can run, so its earlier failures are forgiven.
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
+    assert restarts <= was.attempt, "every restart is a start"
     # A ps that leaves with 0 while others need it has failed too.
     code = exit_code_of(returncode) or exit_codes.FAILED.plain
     row = exit_codes.of_code(code)
@@ -286,6 +289,7 @@ def _on_failure(
     out: list[Instruction],
 ) -> LaunchState:
     """Continues without a task that is not started again, or stops all tasks."""
+    # No other task can lead, or has the variables.
     fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
     out += [
         ShowTail(task),
@@ -390,6 +394,7 @@ def _stop_signals(state: LaunchState, terminated: frozenset[LaunchTask]) -> list
 def _kill_tasks(
     state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]
 ) -> LaunchState:
+    assert all(state.tasks[task].phase is TaskPhase.RUNNING for task in tasks)
     out += [SendSignal(task, signal.SIGKILL) for task in tasks]
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 

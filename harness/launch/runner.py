@@ -137,6 +137,7 @@ class ClusterRunner:
         """Sleeps until an event comes or time is due. Shows the lines that came meanwhile."""
         timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, _ in self._selector.select(timeout):
+            # The wake-up socket belongs to no task; `_stop_events` reads it.
             if key.data is not None:
                 task: LaunchTask = key.data
                 lines, more = self._processes[task].read()
@@ -164,6 +165,7 @@ class ClusterRunner:
         for task, process in list(self._processes.items()):
             returncode = process.popen.poll()
             if returncode is not None:
+                # The output comes first: its last lines often say why the task has ended.
                 self._show_lines(task, process.read_rest())
                 self._forget_task(task)
                 yield policy.TaskExited(task, returncode)
@@ -217,6 +219,7 @@ class ClusterRunner:
                         self._messages.write(str(task), list(tail))
 
     def _start_task(self, task: LaunchTask, attempt: int) -> None:
+        assert task not in self._processes, "a task has one process"
         if task in self._held:
             # The socket has kept the port free until now. It is closed just before the task binds
             # the port.
@@ -233,6 +236,7 @@ class ClusterRunner:
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Unbuffered: the selector sees the pipe, not a buffer of Python.
             bufsize=0,
         )
         self._lines[task] = LineBuffer()

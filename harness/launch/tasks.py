@@ -173,6 +173,7 @@ def gpus(visible: str | None, index: int, each: int) -> str:
     Raises:
         ValueError: There are not so many.
     """
+    assert index >= 0 and each > 0
     first, end = index * each, (index + 1) * each
     if visible is None:
         return ",".join(map(str, range(first, end)))

@@ -54,6 +54,7 @@ def render(engine: str, request: ClusterRequest) -> str:
         return fill_template("slurm.sh", {**values, "command": command, "save_secs": SAVE_SECS})
     values["volume"] = fill_template("volume.yaml", values)
     counts = _count_tasks(engine, request)
+    assert sum(counts.values()) == request.ps + request.workers + request.evaluators
     values["jobs"] = "".join(
         _render_job(engine, request, job, values) for job, count in counts.items() if count
     )
@@ -70,6 +71,7 @@ def fill_template(file: str, values: Mapping[str, object]) -> str:
         place = re.fullmatch(r"( *)\{\{(\w+)\}\}", line)
         if place is None:
             lines.append(re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), line))
+        # A value without text leaves no line.
         elif text := str(values[place[2]]).rstrip("\n"):
             lines.append(textwrap.indent(text, place[1]))
     return "\n".join(lines) + "\n"
@@ -121,6 +123,7 @@ def _render_job(
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
         "mib": request.memory_mib(job),
+        # A ps computes on the CPU.
         "gpus": 0 if is_ps else request.gpus,
         "serves": job != EVALUATOR,
         "is_ps": is_ps,

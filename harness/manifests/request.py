@@ -95,6 +95,7 @@ class ClusterRequest(JobWorkload):
     def values(self, engine: str) -> dict[str, object]:
         """Returns the values that the templates of all engines fill in."""
         found, tasks = self.sizes, self.ps + self.workers
+        # Slurm gives every task of a step the same room, so the largest task counts.
         mib, cores = (max(of(PS), of(WORKER)) for of in (self.memory_mib, self.cores))
         flags = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
         return {

@@ -98,6 +98,7 @@ def sizes(job: JobWorkload) -> JobSizes:
     worker_bytes = PROCESS_BYTES + 2 * job.model_bytes + job.activation_bytes
     rate = job.network_bytes_per_s * NETWORK_EFFICIENCY
     network, core = there / rate, PS_STEP_SECS + PS_BYTE_SECS * there
+    # Pull and push cross the network once each, and each waits for a round trip.
     around = (
         job.compute_secs
         + 2 * network

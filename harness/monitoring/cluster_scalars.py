@@ -79,10 +79,12 @@ def scalars(report: rt.TaskReport, figures: Mapping[str, float]) -> dict[str, fl
     label = "_".join(part.partition(":")[2] for part in report.task.strip("/").split("/"))
     values = report.values
     found = dict(figures)
+    # A gauge of 0 stands for a task without such a thing.
     found |= {name: values[name] for name in _GAUGES if values.get(name)}
     found |= {name: values[name] for name in _SWITCHES if name in values}
     found |= {name: total for name in _SUMS if (total := values.get(f"{name}_total"))}
     tags = {f"{name}/{label}": float(value) for name, value in found.items()}
+    # The figure of a device has the device in its name.
     for name, value in values.items():
         base, _, device = name.partition("/")
         if device:
@@ -120,6 +122,7 @@ class StandardSeries:
         """Samples every task, writes a point of each series at ``step``, and returns the points: tag -> value."""
         found: dict[str, float] = {}
         for state in self._sample_tasks():
+            # Another task may answer at the address, with figures of its own.
             if state.report is not None and state.report.task == state.task:
                 found |= scalars(state.report, state.figures)
         if found:
@@ -128,6 +131,7 @@ class StandardSeries:
 
     def _sample_tasks(self) -> list[TaskStatus]:
         states = self._sampler.sample()
+        # A task that stays silent is logged once.
         silent = {state.task for state in states if state.report is None}
         if gone := silent - self._silent:
             logging.info("no figures from %s: not reached, or done", ", ".join(sorted(gone)))

@@ -73,6 +73,7 @@ class TaskFormatter(std_logging.Formatter):
         at = datetime.datetime.fromtimestamp(record.created)
         level = _LEVELS.get(record.levelname, record.levelname[:1])
         where = f"{record.filename}:{record.lineno}"
+        # One record is one line, for grep and for the prefix of the launcher.
         message = " ".join(record.getMessage().split())
         text = (
             f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
@@ -194,6 +195,7 @@ class StepProfiler:
         self._first = first
         self._end = end
         self._directory = directory
+        # The generator runs to its first step here.
         self._profile = self._profile_steps()
         next(self._profile)
 
@@ -215,6 +217,7 @@ class StepProfiler:
             ValueError: The text is invalid, or there is no directory.
         """
         if not steps or not here:
+            # A profiler that was closed: each step finds it at its end.
             nothing = cls(0, 1, directory)
             nothing.close()
             return nothing

@@ -37,6 +37,7 @@ class Progress:
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
             return
         now = concurrency.monotonic()
+        # A rate needs two steps, and the first one begins the span.
         if self._last is None:
             self._last = (step, now)
         before, at = self._last

@@ -98,6 +98,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         tls: Callable[[], ssl.SSLContext] | None,
         refuse: Callable[[str, str | Exception], None],
     ) -> None:
+        # The base class binds the port, so all fields are set before.
         self._tls = tls
         self._refuse = refuse
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -113,6 +114,8 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
             return
         if self._tls is not None:
             try:
+                # The handshake comes later, on a thread: a silent client must not hold the listener
+                # up.
                 request = self._tls().wrap_socket(
                     request, server_side=True, do_handshake_on_connect=False
                 )
@@ -175,6 +178,7 @@ def _guard_app(
 
     def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         shown = str(environ.get("HTTP_AUTHORIZATION", "")).encode(errors="replace")
+        # In constant time: a difference would tell the token byte by byte.
         if hmac.compare_digest(shown, expected):
             return app(environ, start_response)
         refuse(str(environ.get("REMOTE_ADDR", "")), "it has not shown the bearer token")
@@ -220,6 +224,7 @@ class MetricsServer:
                     "directory of certificates, or a file with a token"
                 )
             if server.certificates is not None:
+                # A method, as certificates are renewed while the endpoint runs.
                 tls = server.certificates.server_context
             app = _guard_app(app, security.bearer(), server.tell_refused)
         self._http = _HttpServer(host, port, tls, server.tell_refused)

@@ -47,6 +47,7 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     values = now.values
     past: Mapping[str, float] = {}
     behind = now.staleness
+    # A task that was started again counts from zero.
     if before is not None and before.incarnation == now.incarnation:
         past, behind = (
             before.values,
@@ -57,6 +58,7 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
         for name, value in values.items()
         if name.endswith("_total")
     }
+    # Two reports may come within one tick of the clock.
     seconds = max(seconds, 1e-9)
     found = {
         figure: grown[total] / seconds for figure, total in _RATES.items() if values.get(total)

@@ -87,6 +87,7 @@ class ClusterSampler:
             if task.job != "evaluator"
         }
         states = probe(named)
+        # Workers that have joined are known to the tasks with variables.
         found = concurrency.call_all(
             lambda i: self._read_record(states[i]), range(len(states)), "run record of"
         )
@@ -119,6 +120,7 @@ class ClusterSampler:
             return TaskStatus(task, address, None, explain_error(error, self._answer_secs))
         now, (before, at) = concurrency.monotonic(), self._before.get(task, (None, 0.0))
         self._before[task] = (report, now)
+        # The span of the first sample is the life of the task.
         secs = concurrency.wall_time() - report.started_unix_secs if before is None else now - at
         problem = ""
         if report.task != task:

@@ -201,6 +201,7 @@ def _screen_lines(
     ]
     if missing := [state.task for state in states if state.problem]:
         lines += ["", f"not whole: {', '.join(missing)}"]
+    # Before the colours, because escapes have no width.
     lines = [line[:width] for line in lines]
     if width and wants_colour(sys.stdout):
         for number, state in enumerate(states, 1):
@@ -225,8 +226,10 @@ def _make_display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], N
         if options.watch and not on_terminal:
             lines = [f"-- {datetime.now():%H:%M:%S}", *lines]
         elif options.watch:
+            # One row is left for the cursor.
             lines = [f"{line}\033[K" for line in lines[: room.lines - 1]]
             lines[0] = f"\033[{drawn}A{lines[0]}" if drawn else lines[0]
+            # The table before may have been longer.
             lines[-1] += "\033[J"
             drawn = len(lines)
         print("\n".join(lines), flush=True)

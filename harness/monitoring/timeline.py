@@ -40,6 +40,7 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
     for number, device in enumerate(devices, 1):
         names += _name_events("process", device.device, number, pid=number)
         operations = _stage_operations(device.node_stats)
+        # Longer spans first, so that a span comes before those within.
         spans = sorted(
             (n for n in device.node_stats if ":" in n.node_name),
             key=lambda n: (_start_nanos(n), -_length_nanos(n)),
@@ -135,6 +136,7 @@ def _stage_operations(nodes: Iterable[Any]) -> dict[tuple[int, int, int], list[s
     """Returns the operations of each stage, by the times of the stage."""
     found: dict[tuple[int, int, int], list[str]] = {}
     for node in nodes:
+        # Names of stages and transfers have a colon, names of operations have none.
         if ":" not in node.node_name:
             found.setdefault(_stage_key(node), []).append(node.node_name)
     return found

@@ -307,6 +307,7 @@ class Optimizer:
                         trainable=False,
                     )
                 slot_of(variable, slots[name], name, shared=shared[index])
+        assert len(slots) == len(leaves), "every leaf of the state has a slot"
         self._slots[variable] = slots
         return slots
 
@@ -361,6 +362,7 @@ def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[ja
 
 def _cut_lists(arrays: Sequence[jax.Array], sizes: Sequence[int]) -> list[list[jax.Array]]:
     """Cuts arrays into lists of so many."""
+    assert len(arrays) == sum(sizes), "every array belongs to one list"
     left = iter(arrays)
     return [list(itertools.islice(left, size)) for size in sizes]
 
@@ -452,6 +454,7 @@ class WrappedOptimizer:
         make the same graph.
         """
         updated = [v for g, v in grads_and_vars if g is not None]
+        # A checksum keeps the name short, and is the same in every process.
         digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())
         return updated[0].graph.unique_name(f"{self.name}/{digest:08x}")
 

@@ -85,6 +85,7 @@ def dependences(
     # For each leaf of the state, the numbers of the variables that the leaf depends on at the first
     # step.
     behind = [_used_inputs(begun, i) for i in range(len(begun.out_avals))]
+    assert len(behind) == len(jax.tree.leaves(state))
     used = [_used_inputs(stepped, i) for i in range(len(stepped.out_avals))]
 
     def variables(of: set[int]) -> set[int]:

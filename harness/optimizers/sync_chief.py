@@ -156,6 +156,7 @@ class SyncRunner:
             return []
         coord = coord or Coordinator()
         with self._changed:
+            # Supervisor and program may both start the queue runners.
             if self._running:
                 return []
             self._running = True
@@ -222,6 +223,7 @@ class SyncRunner:
         return [(under[name].epoch, under[name].owner) for name in names]
 
     def _send_claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
+        assert len(self._leaderships) == len(self._tasks), "every ps obeys before it is claimed"
         answers = sess.run([task.claim for task in self._tasks], self._takeover_feeds(forget))
         self._sessions = [int(numbers[0]) for numbers, _ in answers]
         return [
@@ -345,6 +347,7 @@ class SyncRunner:
                 workers = choose(leader, others, self._aggregate_size(), time_is_up)
                 if not workers:
                     return
+                assert len(workers) <= self._aggregate_size()
                 wanted = self._wanted_gradients()
                 if time_is_up and len(workers) < self._aggregate_size():
                     few = f"only {len(workers)} of {self._aggregate_size()} gradients came in time"

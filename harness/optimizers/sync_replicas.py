@@ -205,6 +205,7 @@ class SyncReplicas(WrappedOptimizer):
         global_step: rt.Variable,
     ) -> list[rt.lowlevel.Quorum]:
         """Makes the quorum of each task, beside a variable of that task."""
+        # A quorum lies where its variable lies.
         beside = {v.device: v for g, v in grads_and_vars if g is not None} | {
             global_step.device: global_step
         }

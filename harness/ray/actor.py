@@ -70,12 +70,14 @@ class TaskActor:
         self._token.touch(mode=0o600)
         self._token.write_text(token)
 
+    # Ray writes this before the lines of the task.
     def __repr__(self) -> str:
         return self._name
 
     def hold(self, before: str) -> str:
         """Returns an address (`host:port`) of this node for the task, the earlier address if possible."""
         host = ray.util.get_node_ip_address()
+        # An IPv6 address stands in brackets before a port.
         host = f"[{host}]" if ":" in host else host
         if before.rpartition(":")[0] == host:
             return before

@@ -5,7 +5,6 @@ instructions. There is one thread, which waits for one queue.
 """
 
 import contextlib
-import functools
 import os
 import pathlib
 import queue
@@ -29,10 +28,9 @@ from harness import exit_codes
 from harness.launch import policy
 from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
 from harness.launch.tasks import ClusterTopology, claimed_flags, watching
-from harness.ray.actor import SECURITY_VARIABLE, TaskActor
+from harness.ray.actor import SECURITY_VARIABLE, TaskActor, TaskEnd
 from runtime import concurrency
 
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 DEFAULT_RESOURCES = {"CPU": 1.0}
 SAY_SECS = 10.0
 """Seconds between two lines about one wait."""
@@ -107,8 +105,6 @@ def run(
             f"resources={asked}: there is no job {min(unknown)!r}, only {PS}, {WORKER} and "
             f"{EVALUATOR}"
         )
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     if command is not None and (not command or claimed_flags(command)):
         raise ValueError(
             f"the command {shlex.join(command)!r} is empty, or has flags that are set for every "
@@ -141,7 +137,7 @@ class _TaskSeat:
         place: Address that the actor holds. A worker that has moved keeps the address that the
             cluster knows. Only clients that ask for the worker's status look there.
         attempt: Number of the present start.
-        placing: True until the actor has reported its place.
+        placing: True from the request for an actor until the start of the process.
         runs: True from the start of the process until its end is reported.
         moving: True if the process was ended because a ps has moved.
         result: Result of the task.
@@ -161,25 +157,23 @@ class _TaskSeat:
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """An actor's answer with the address of its task, or its failure to answer."""
+class _ActorAnswer:
+    """An actor's answer, or its failure to answer.
+
+    Attributes:
+        task: Task of the actor.
+        actor: The actor. Another one may have taken its place meanwhile.
+        value: The answer.
+        react: Method that takes the answer; returns the event for the policy, or None.
+    """
 
     task: LaunchTask
     actor: Any
-    answer: "Future[str]"
+    value: "Future[Any]"
+    react: "Callable[[LaunchTask, Any], policy.Event | None]"
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """An actor's answer about the end of the task's process, or its failure to answer."""
-
-    task: LaunchTask
-    actor: Any
-    answer: "Future[Any]"
-
-
-_Event = _Placed | _Ended | policy.TaskExited | policy.StopSignal | None
-"""None: look again."""
+_Event = _ActorAnswer | policy.StopSignal | policy.TaskExited
 
 
 class _RayCluster:
@@ -196,27 +190,26 @@ class _RayCluster:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._program = program
         self._bundles = bundles
-        self._strategy = strategy
         self._options = options
         self._token = token
         self._token.touch(mode=0o600)
         self._token.write_text(concurrency.random_hex(32))
         self._seats = {task: _TaskSeat(number) for number, task in enumerate(bundles)}
-        self._group: Any = None
-        self._say_at = 0.0
+        self._group = placement_group([dict(bundle) for bundle in bundles.values()], strategy)
+        self._placed: set[LaunchTask] = set()
+        """Tasks with an address that wait for the addresses of the others."""
+        self._say_at = concurrency.monotonic() + SAY_SECS
 
     def run(self) -> list[Any]:
         """Runs the tasks to their end; see the function ``run``."""
-        self._place_all()
-        self._say_where()
         state, instructions = policy.begin(self._seats, concurrency.monotonic())
-        self._follow(instructions)
+        self._follow_instructions(instructions)
         while state.stage is not policy.RunStage.FINISHED:
-            for event in (*self._next(policy.next_due(state)), policy.ClockTick()):
+            for event in (*self._next_events(policy.next_due(state)), policy.ClockTick()):
                 state, instructions = policy.react(
                     state, event, concurrency.monotonic(), self._options
                 )
-                self._follow(instructions)
+                self._follow_instructions(instructions)
         results = [seat.result for task, seat in self._seats.items() if task.job == WORKER]
         if state.failure is not None:
             failed = state.failure
@@ -226,7 +219,7 @@ class _RayCluster:
                 f"{failed.why}{said}", str(failed.task), failed.code, results
             ) from cause
         if state.signal_code is not None:
-            raise _stopped(state.signal_code - 128)
+            raise _stop_error(state.signal_code - 128)
         return results
 
     def close(self) -> None:
@@ -240,55 +233,18 @@ class _RayCluster:
             )
         for actor in actors:
             ray.kill(actor)
-        if self._group is not None:
-            remove_placement_group(self._group)
+        remove_placement_group(self._group)
 
     # -- places ----------------------------------------------------------------------------------------------------
 
-    def _place_all(self) -> None:
-        """Waits until every task has a node and an address."""
-        self._group = placement_group(
-            [dict(bundle) for bundle in self._bundles.values()], strategy=self._strategy
-        )
-        placed: Future[Any] = self._group.ready().future()
-        placed.add_done_callback(lambda _: self.events.put(None))
-        self._wait(placed.done, "places for")
-        placed.result()
-        for task in self._seats:
-            self._place(task)
-        self._wait(lambda: all(seat.address for seat in self._seats.values()), "the actors of")
-
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        while not done():
-            try:
-                event = self.events.get(timeout=SAY_SECS)
-            except queue.Empty:
-                self._say_waiting(
-                    what, [task for task, seat in self._seats.items() if not seat.address]
-                )
-                continue
-            match event:
-                case policy.StopSignal(signum):
-                    raise _stopped(signum)
-                case _Placed(task, _, answer):
-                    seat = self._seats[task]
-                    seat.placing = False
-                    seat.address = seat.place = answer.result()
-
-    def _say_waiting(self, what: str, tasks: Sequence[LaunchTask]) -> None:
-        asked = sorted({str(dict(self._bundles[task])) for task in tasks})
-        _say(
-            f"still waiting for {what} {', '.join(map(str, tasks))}: each needs "
-            f"{' or '.join(asked)}, and the nodes of "
-            f"this Ray cluster have {_free()} to give"
-        )
-
-    def _place(self, task: LaunchTask) -> None:
+    def _place_task(self, task: LaunchTask) -> None:
         """Makes an actor for a task, in its bundle. The address comes as an event."""
         seat = self._seats[task]
+        assert seat.actor is None, "an actor has gone before another one takes its place"
         seat.placing = True
         needed = dict(self._bundles[task])
         options = {name: needed.pop(known, 0) for known, name in _OPTIONS.items()}
+        # The driver may have been given a credential; all else is the environment of the node.
         environ = {name: os.environ[name] for name in (SECURITY_VARIABLE,) if name in os.environ}
         seat.actor = (
             ray.remote(TaskActor)
@@ -304,9 +260,9 @@ class _RayCluster:
             )
             .remote(str(task), self._program, self._token.read_text())
         )
-        self._tell(seat.actor.hold.remote(seat.place), functools.partial(_Placed, task, seat.actor))
+        self._await_answer(task, seat.actor.hold.remote(seat.place), self._on_place)
 
-    def _topology(self) -> ClusterTopology:
+    def _make_topology(self) -> ClusterTopology:
         def hosts(job: str) -> tuple[str, ...]:
             return tuple(seat.address for task, seat in self._seats.items() if task.job == job)
 
@@ -315,52 +271,63 @@ class _RayCluster:
     def _say_where(self) -> None:
         command = [""] if isinstance(self._program, bytes) else self._program
         credential = os.environ.get(SECURITY_VARIABLE, str(self._token))
-        first, *others = watching(self._topology(), command)
-        _say(f"{first} --security={credential}")
-        for line in others:
-            _say(line)
+        first, *others = watching(self._make_topology(), command)
+        for line in (f"{first} --security={credential}", *others):
+            _print_line(line)
+
+    def _say_waiting(self, tasks: Sequence[LaunchTask]) -> None:
+        asked = sorted({str(dict(self._bundles[task])) for task in tasks})
+        _print_line(
+            f"still waiting for nodes for {', '.join(map(str, tasks))}: each needs "
+            f"{' or '.join(asked)}, and the nodes of this Ray cluster have {_free_resources()} to give"
+        )
+        self._say_at = concurrency.monotonic() + SAY_SECS
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, reference: Any, event: "Callable[[Future[Any]], _Event]") -> None:
+    def _await_answer(
+        self,
+        task: LaunchTask,
+        reference: Any,
+        react: "Callable[[LaunchTask, Any], policy.Event | None]",
+    ) -> None:
         """Puts an event into the queue when an actor has answered."""
-        reference.future().add_done_callback(lambda answer: self.events.put(event(answer)))
-
-    def _next(self, due: float | None) -> Iterator[policy.Event]:
-        """Waits for an event, or until time is due. Yields the events of the policy."""
-        placing = [task for task, seat in self._seats.items() if seat.placing]
-        soonest = min(
-            (secs for secs in (due, self._say_at if placing else None) if secs is not None),
-            default=None,
+        actor = self._seats[task].actor
+        reference.future().add_done_callback(
+            lambda value: self.events.put(_ActorAnswer(task, actor, value, react))
         )
+
+    def _next_events(self, due: float | None) -> Iterator[policy.Event]:
+        """Waits for an event, or until time is due. Yields the events of the policy."""
+        waiting = [
+            task for task, seat in self._seats.items() if seat.placing and task not in self._placed
+        ]
+        times = [secs for secs in (due, self._say_at if waiting else None) if secs is not None]
         try:
             event = self.events.get(
-                timeout=None if soonest is None else max(0.0, soonest - concurrency.monotonic())
+                timeout=max(0.0, min(times) - concurrency.monotonic()) if times else None
             )
         except queue.Empty:
-            if placing and concurrency.monotonic() >= self._say_at:
-                self._say_waiting("nodes for", placing)
-                self._say_at = concurrency.monotonic() + SAY_SECS
+            if waiting and concurrency.monotonic() >= self._say_at:
+                self._say_waiting(waiting)
             return
-        match event:
-            case policy.TaskExited() | policy.StopSignal():
-                yield event
-            case _Placed(task, actor, answer) if actor is self._seats[task].actor:
-                yield from self._on_place(task, answer)
-            case _Ended(task, actor, answer) if actor is self._seats[task].actor:
-                yield from self._on_end(task, answer)
+        if not isinstance(event, _ActorAnswer):
+            yield event
+        elif event.actor is self._seats[event.task].actor:
+            try:
+                value = event.value.result()
+            except RayError as error:
+                yield self._lose_actor(event.task, error)
+            else:
+                if (told := event.react(event.task, value)) is not None:
+                    yield told
 
-    def _on_place(self, task: LaunchTask, answer: "Future[str]") -> Iterator[policy.Event]:
+    def _on_place(self, task: LaunchTask, place: str) -> None:
         seat = self._seats[task]
-        seat.placing = False
-        try:
-            seat.place = answer.result()
-        except RayError as error:
-            yield self._lost(task, error)
-            return
-        if seat.place != seat.address and task.job == PS:
-            _say(
-                f"{task} is on another node now, at {seat.place}: all tasks are started again with "
+        seat.place = place
+        if seat.address and seat.address != place and task.job == PS:
+            _print_line(
+                f"{task} is on another node now, at {place}: all tasks are started again with "
                 "this address"
             )
             for other, its in self._seats.items():
@@ -368,67 +335,72 @@ class _RayCluster:
                 if its.runs and other != task:
                     its.moving = True
                     its.actor.send.remote(signal.SIGKILL)
-        self._run(task)
+        seat.address = seat.address or place
+        self._placed.add(task)
+        # Every task is started with the addresses of all.
+        if all(each.address for each in self._seats.values()):
+            if len(self._placed) == len(self._seats):
+                self._say_where()
+            for placed in self._placed:
+                self._start_process(placed)
+            self._placed.clear()
 
-    def _on_end(self, task: LaunchTask, answer: "Future[Any]") -> Iterator[policy.Event]:
+    def _on_end(self, task: LaunchTask, ended: TaskEnd) -> policy.TaskExited:
         seat = self._seats[task]
         seat.runs = False
-        try:
-            ended = answer.result()
-        except RayError as error:
-            yield self._lost(task, error)
-            return
         seat.error = cloudpickle.loads(ended.error) if ended.error is not None else None
         if ended.returncode == 0 and ended.result is not None:
             seat.result = cloudpickle.loads(ended.result)
         # A process that the driver has ended for a new address of a ps has not failed.
         killed, seat.moving = seat.moving and ended.returncode == -signal.SIGKILL, False
-        yield policy.TaskExited(task, -signal.SIGTERM if killed else ended.returncode)
+        return policy.TaskExited(task, -signal.SIGTERM if killed else ended.returncode)
 
-    def _lost(self, task: LaunchTask, error: RayError) -> policy.TaskExited:
+    def _lose_actor(self, task: LaunchTask, error: RayError) -> policy.TaskExited:
         """Records the loss of an actor, and so of its task's process."""
         seat = self._seats[task]
         # The actor may only be out of reach. Then it ends before another actor takes its place.
         ray.kill(seat.actor)
-        seat.actor, seat.runs, seat.error = None, False, error
+        seat.actor, seat.runs, seat.placing, seat.error = None, False, False, error
         self._say_at = concurrency.monotonic() + SAY_SECS
         preempted = bool(getattr(error, "preempted", False))
-        _say(f"the actor of {task} is gone: {_first_line(error)}")
+        _print_line(f"the actor of {task} is gone: {_first_line(error)}")
         return policy.TaskExited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
 
     # -- instructions ----------------------------------------------------------------------------------------------
 
-    def _follow(self, instructions: Iterable[policy.Instruction]) -> None:
+    def _follow_instructions(self, instructions: Iterable[policy.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case policy.StartTask(task, attempt):
                     self._seats[task].attempt = attempt
                     if self._seats[task].actor is None:
-                        self._place(task)
+                        self._place_task(task)
                     else:
-                        self._run(task)
+                        self._start_process(task)
                 case policy.SendSignal(task, signum):
-                    self._send(task, signum)
+                    self._send_signal(task, signum)
                 case policy.LogLine(text):
-                    _say(text)
+                    _print_line(text)
                 case policy.ShowTail():
                     # Ray has shown the lines of the task already.
                     pass
 
-    def _run(self, task: LaunchTask) -> None:
+    def _start_process(self, task: LaunchTask) -> None:
         seat = self._seats[task]
-        seat.runs = True
+        assert not seat.runs, "a task has one process"
+        seat.placing, seat.runs = False, True
         bind = "" if seat.place == seat.address else seat.place.rpartition(":")[0].strip("[]")
-        answer = seat.actor.run.remote(self._topology(), task, seat.attempt, seat.number, bind)
-        self._tell(answer, functools.partial(_Ended, task, seat.actor))
+        answer = seat.actor.run.remote(self._make_topology(), task, seat.attempt, seat.number, bind)
+        self._await_answer(task, answer, self._on_end)
 
-    def _send(self, task: LaunchTask, signum: int) -> None:
+    def _send_signal(self, task: LaunchTask, signum: int) -> None:
         seat = self._seats[task]
         if seat.runs:
             seat.actor.send.remote(signum)
         elif seat.placing:
             ray.kill(seat.actor)
             seat.actor, seat.placing = None, False
+            self._placed.discard(task)
             self.events.put(policy.TaskExited(task, -signum))
 
 
@@ -451,14 +423,14 @@ def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _stopped(signum: int) -> BaseException:
+def _stop_error(signum: int) -> BaseException:
     """Returns the error that a stopped run raises at its end."""
     if signum == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(exit_codes.code(exit_codes.PREEMPTED))
 
 
-def _free() -> str:
+def _free_resources() -> str:
     """Describes the free resources of the nodes, without Ray's own markers of nodes and bundles."""
     markers = ("node:", "bundle_group_")
     free = {
@@ -473,5 +445,5 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"ray: {text}", file=sys.stderr, flush=True)

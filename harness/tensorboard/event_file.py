@@ -125,6 +125,7 @@ class EventFile:
         """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
         data = event.SerializeToString()
         with self._changed:
+            # A slow disk holds the step loop up. A disk that has failed does not.
             self._changed.wait_for(
                 lambda: self._failure or self._is_over() or self._waiting_bytes <= KEEP_BYTES
             )
@@ -139,6 +140,7 @@ class EventFile:
     def flush(self) -> bool:
         """Tries to write all events; returns True if every event so far is on disk, or lost."""
         with self._changed:
+            # The number of an order tells a flush of these events from an earlier one.
             self._flushes_ordered += 1
             mine = self._flushes_ordered
             self._changed.notify_all()
@@ -203,6 +205,7 @@ class EventFile:
                     self._waiting_bytes -= written
                 self._failure = failure
                 self._flushes_done = ordered
+                assert self._waiting_bytes >= 0 and ordered <= self._flushes_ordered
                 self._due = concurrency.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
                 self._changed.notify_all()
 

@@ -30,6 +30,7 @@ def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
 
 def _make_node(op: rt.Operation) -> node_def_pb2.NodeDef:
     node = node_def_pb2.NodeDef(name=op.name, op=op.type, device=op.device)
+    # TensorFlow leaves the number of the first output out.
     node.input.extend(t.op.name if t.index == 0 else t.name for t in op.inputs)
     node.input.extend(f"^{control.name}" for control in op.control_inputs)
     if op.outputs:

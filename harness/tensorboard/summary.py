@@ -158,6 +158,7 @@ def merge(
         collections: keys of the graph collections for the merged summary; none by default.
         name: operation name, "Merge" by default.
     """
+    # A summary that is merged twice would write its point twice.
     tensors = list(dict.fromkeys(rt.as_tensor(i) for i in inputs))
     wrong = [t.name for t in tensors if t.dtype != _STRING]
     if wrong:

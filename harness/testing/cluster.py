@@ -138,6 +138,7 @@ class LocalCluster(TaskProcesses):
         environ = {**environment(self._env, self._topology, identity, attempt), **env}
         if self._links is not None:
             proxy = f"127.0.0.1:{self._links.ports[task]}"
+            # Sockets of one host would pass the proxy by.
             environ |= {
                 "BELLWETHER_PROXY": proxy,
                 "BELLWETHER_FAST_PATH": "0",
@@ -163,6 +164,7 @@ class LocalCluster(TaskProcesses):
 
     def step(self) -> int | None:
         """Returns the global step from its task; None when the task does not answer now."""
+        # Without a ps the variables lie on the workers.
         holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(
             self._ids
         )
@@ -243,6 +245,7 @@ class LocalCluster(TaskProcesses):
                 if concurrency.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
                 self._go_on(undo)
+            # A fault is meant for a living task, so a task that is about to come back is awaited.
             while (
                 fault.kind is not Kind.CUT
                 and not self.running(fault.task)

@@ -36,6 +36,7 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
     """
     before = Counter(_list_holdings())
     yield
+    # Threads and processes that were told to end need a moment.
     deadline = concurrency.monotonic() + secs
     while left := Counter(_list_holdings()) - before:
         if concurrency.monotonic() >= deadline:

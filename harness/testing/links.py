@@ -131,7 +131,9 @@ class Links:
     ) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         host, _, port = head.split()[1].decode().rpartition(":")
+        # In another thread: the search reads all sockets of all tasks.
         peer = await self._loop.run_in_executor(None, self._owner, int(port))
+        assert self._loop is asyncio.get_running_loop(), "links belong to the thread of the loop"
         link = self._link_between(task, peer or f"{host}:{port}")
         if link.reset:
             _reset_connection(writer)
@@ -175,6 +177,7 @@ async def _relay_bytes(
             await link.healed.wait()
             sink.write(data)
             await sink.drain()
+    # The end of a stream is a packet, too, which a cut holds back.
     finally:
         await link.healed.wait()
         with contextlib.suppress(OSError, RuntimeError):

@@ -172,6 +172,7 @@ class FaultPlan:
         chance = concurrency.Random(plan.seed)
         victims: list[str] = []
         for number in range(count):
+            # Every task is hit once before one is hit again.
             if not victims:
                 victims = chance.sample(list(tasks), len(tasks))
             task = victims.pop()
@@ -179,6 +180,7 @@ class FaultPlan:
             kind = chance.choices(list(_SHARES), list(_SHARES.values()))[0]
             lasting = round(chance.uniform(*_LASTING_SECS), 2)
             fault = Fault(kind, task, at_secs=round(at, 2), secs=lasting)
+            # Tasks of one job need no link between them.
             others = [t for t in tasks if t.partition(":")[0] != task.partition(":")[0]]
             if kind is Kind.CUT and others:
                 reset = chance.random() < 0.5

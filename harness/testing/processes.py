@@ -218,6 +218,7 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Ends the zygote with all its tasks."""
+        # The zygote ends with its control socket.
         self._control.close()
         self._thread.join(_END_SECS)
         if self._thread.is_alive() and self._popen is not None:
@@ -261,6 +262,7 @@ class TaskProcesses:
         with self.changed:
             self._closed = True
             for life in self._lives:
+                # The end of the channel is the order to kill.
                 if life.code is None:
                     life.channel.shutdown(socket.SHUT_WR)
         self._threads.close()

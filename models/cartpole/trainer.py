@@ -140,6 +140,7 @@ class Player:
 def score(params: dict[str, np.ndarray], games: int = 100) -> float:
     """Returns the mean score of the likelier moves over ``games`` games; 500 is the most."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point")
+    # Other games than those of training.
     seen, _ = env.reset(seed=2)
     scores, over = np.zeros(games), np.zeros(games, bool)
     while not over.all():

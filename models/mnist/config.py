@@ -216,6 +216,7 @@ class RunConfig:
         cluster = (
             rt.ClusterSpec({"worker": ["localhost:0"]}) if found.cluster is None else found.cluster
         )
+        # The server starts when all flags were checked.
         me = harness.Member(cluster, found.job, found.index, server=None)
         return cls(**values, me=me, checkpoint_root=root, limits=_given_limits())
 

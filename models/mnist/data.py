@@ -267,6 +267,7 @@ class Batches:
             more = self._order[: self._batch_size - len(chosen)]
             position = len(more)
             chosen = np.concatenate([chosen, more])
+        assert len(chosen) == self._batch_size and position <= len(self._order)
         self._place = epoch, position
         return scale(self._split.pixels[chosen]), self._split.labels[chosen]
 
@@ -284,6 +285,7 @@ class Batches:
         Raises:
           ValueError: The seed, the shard or the number of examples differ.
         """
+        # All checks come before a change.
         for name, here in self._stream_identity().items():
             if int(state[name]) != here:
                 raise ValueError(

@@ -259,6 +259,7 @@ class Evaluator:
     def _evaluate_checkpoint(
         self, session: rt.Session, writer: FileWriter, key: tuple[int, float], path: str
     ) -> None:
+        assert all(one.key != key for one in self._evaluations), "a checkpoint is evaluated once"
         step, saved_at = key
         with self._hold_checkpoint(path, step) as held:
             if held is None:

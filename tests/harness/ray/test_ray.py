@@ -208,7 +208,7 @@ def test_wait_for_nodes_names_resources(start: Any) -> None:
     """A wait for nodes names the missing resources and ends by SIGTERM."""
     program = start("too large")
     said = program.expect(
-        r"still waiting for places for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS
+        r"still waiting for nodes for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS
     )[1]
     assert "'unobtainium': 1" in said and "CPU: 4" in said
     os.kill(program.pid, signal.SIGTERM)
