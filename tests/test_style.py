@@ -36,6 +36,11 @@ def core() -> style.Figures:
 
 
 @functools.cache
+def pages() -> str:
+    return "\n".join(style.pages().values())
+
+
+@functools.cache
 def suite() -> style.TestFigures:
     return style.measure_tests()
 
@@ -67,6 +72,7 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
     ("classes of one word, %", lambda: core().one_word_classes / len(core().classes) * 100, 46),
     ("words in a test's name", lambda: sum(suite().words.values()) / len(suite().words), 6.2),
     ("uses of monkeypatch", lambda: suite().patches, 164),
+    ("words in the pages", lambda: style.page_words(pages()), 42_000),
     ("private attributes in tests", lambda: suite().private, 243),
 ]
 
@@ -74,6 +80,11 @@ LEAST: list[tuple[str, Callable[[], float], float]] = [
     ("docstrings with an example", lambda: core().examples, 130),
     ("comments in 1,000 code lines", lambda: per_thousand(core().comments, core().code_lines), 49),
     ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 35),
+    (
+        "code blocks in 1,000 words of the pages",
+        lambda: per_thousand(style.page_blocks(pages()), style.page_words(pages())),
+        5.5,
+    ),
     ("tests with a docstring", lambda: suite().documented, 1311),
 ]
 

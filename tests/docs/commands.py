@@ -50,11 +50,23 @@ def commands(block: Block) -> list[str]:
     return [line for line in whole.splitlines() if _words(line)]
 
 
+def shown_commands(block: Block) -> list[str]:
+    """Returns the commands of a block of text, which is not run, without the words beside them."""
+    lines = block.code.splitlines() if block.language == "text" else []
+    return [
+        re.split(r"  +", line)[0]
+        for line in lines
+        if re.match(r"(?:[A-Z_]+=\S+ )?(?:python -m|make) ", line)
+    ]
+
+
 def given_flags() -> Iterator[Flags]:
     """What all pages give to our programs: in blocks, in lines that only show flags, and within sentences."""
     for page in PAGES:
         for block in blocks(page):
             for line in commands(block) if block.language in SHELL else ():
+                yield from _of_command(str(block), line)
+            for line in shown_commands(block):
                 yield from _of_command(str(block), line)
             if block.language == "text" and block.code.startswith("--"):
                 for line in block.code.splitlines():

@@ -17,8 +17,8 @@ import runtime as rt
 from harness import exit_codes
 from harness.launch.ports import free_ports
 from harness.launch.tasks import OWN_FLAGS
-from tests.docs.blocks import ROOT, Block
-from tests.docs.commands import commands, given_flags, script, shell_blocks
+from tests.docs.blocks import PAGES, ROOT, Block, blocks
+from tests.docs.commands import commands, given_flags, script, shell_blocks, shown_commands
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.chaos
@@ -126,20 +126,20 @@ def help_of(module: str, ask: str) -> str:
         return program.output()
 
 
-@pytest.mark.parametrize(
-    "line", [line for b in shell_blocks() for line in commands(b) if line.startswith("make ")]
-)
+RUN = [line for block in shell_blocks() for line in commands(block)]
+SHOWN = [line for page in PAGES for block in blocks(page) for line in shown_commands(block)]
+
+
+@pytest.mark.parametrize("line", [line for line in RUN + SHOWN if line.startswith("make ")])
 def test_make_targets_exist(line: str) -> None:
-    """make knows the targets and variables of the pages."""
+    """make knows the targets and variables of the pages, and the named tests are there."""
+    assert [path for path in re.findall(r"TESTS=(\S+)", line) if not (ROOT / path).exists()] == []
     command = line.replace("make ", "make --dry-run --no-print-directory ", 1)
     done = bash(command, ROOT)
     assert done.stdout and done.returncode == 0, done.stderr
     makefile = (ROOT / "Makefile").read_text()
-    assert [
-        variable
-        for variable in re.findall(r" ([A-Z]+)=", line.partition("#")[0])
-        if f"$({variable}" not in makefile
-    ] == []
+    named = re.findall(r" ([A-Z_]+)=", line.partition("#")[0])
+    assert [name for name in named if not re.search(rf"\b{name}\b", makefile)] == []
 
 
 # -- blocks that run as they stand -----------------------------------------------------------------------------------

@@ -267,15 +267,26 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     }
 
 
+GENERATED_PAGES = {"docs/tf1_names.md"}
+"""Pages that a program writes."""
+
+
 def pages(root: pathlib.Path = house.ROOT) -> dict[str, str]:
-    """Returns the pages by name."""
-    paths = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
-    return {path.relative_to(root).as_posix(): path.read_text() for path in paths}
+    """Returns the pages by name, without those that a program writes."""
+    tops = [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    paths = [*tops, *sorted((root / "docs").rglob("*.md"))]
+    names = {path.relative_to(root).as_posix(): path for path in paths}
+    return {name: path.read_text() for name, path in names.items() if name not in GENERATED_PAGES}
 
 
 def page_words(text: str) -> int:
     """Returns the number of words of a page."""
     return len(text.split())
+
+
+def page_blocks(text: str) -> int:
+    """Returns the number of code blocks of a page."""
+    return len(re.findall(r"^ *```\w", text, re.MULTILINE))
 
 
 _PRIVATE: Final = re.compile(
@@ -348,8 +359,10 @@ def main() -> None:
                 print(f"    {label}: {row.size} {row.other} {row.where}")
     if not options.room:
         words = {name: page_words(text) for name, text in pages().items()}
+        total, blocks = sum(words.values()), sum(map(page_blocks, pages().values()))
         print(
-            f"pages: {sum(words.values()):,} words, the longest {max(words, key=words.__getitem__)}"
+            f"pages: {total:,} words, {1000 * blocks / total:.1f} code blocks in 1,000, the longest "
+            f"{max(words, key=words.__getitem__)}"
         )
         tests = measure_tests()
         mean = sum(tests.words.values()) / len(tests.words)
