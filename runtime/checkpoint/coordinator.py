@@ -117,7 +117,7 @@ class CheckpointCoordinator:
         for tried in range(SNAPSHOT_TRIES):
             try:
                 with _snapshotting:
-                    return self._snapshot(slices, held, number_of, under, when_paused)
+                    return self._take_snapshot(slices, held, number_of, under, when_paused)
             except SnapshotError as error:
                 if tried == SNAPSHOT_TRIES - 1:
                     raise
@@ -125,7 +125,7 @@ class CheckpointCoordinator:
                 aside.wait(concurrency.uniform(0.0, ASIDE_SECS * 2**tried))
         raise AssertionError("the last try gives a snapshot or raises")
 
-    def _snapshot(
+    def _take_snapshot(
         self,
         slices: Sequence[VariableSlice],
         held: Mapping[str, Sequence[VariableSlice]],
@@ -140,15 +140,16 @@ class CheckpointCoordinator:
             self._pause(job, tasks, under)
             when_paused()
             takes = {
-                t: Order.Take(job=job, slices=_messages(s), report=number_of)
+                t: Order.Take(job=job, slices=_to_messages(s), report=number_of)
                 for t, s in held.items()
             }
             replies = [
-                r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)
+                r.take
+                for r in self._ask_tasks({t: Order(take=take) for t, take in takes.items()}, under)
             ]
         except BaseException:
             # Tasks that are paused would hold updates back until the pause lapses.
-            self._drop(job, tasks, under)
+            self._drop_job(job, tasks, under)
             raise
         paused = concurrency.monotonic() - started
         number = None
@@ -163,7 +164,7 @@ class CheckpointCoordinator:
         return Snapshot(job, tuple(encoded), number, paused, under)
 
     def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
-        replies = self._ask(
+        replies = self._ask_tasks(
             dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under
         )
         waiting = half_done_steps(
@@ -178,7 +179,9 @@ class CheckpointCoordinator:
             for t, steps in waiting.items()
         }
         lost = {
-            (s.session, s.step) for reply in self._ask(rest, under) for s in reply.let_through.steps
+            (s.session, s.step)
+            for reply in self._ask_tasks(rest, under)
+            for s in reply.let_through.steps
         }
         # The rest of such a step never comes, so the checkpoint holds the half that was written.
         if lost:
@@ -198,12 +201,12 @@ class CheckpointCoordinator:
             None if a task does not know, after a restart or many further saves.
         """
         questions = {
-            t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()
+            t: Order.Changed(job=job, slices=_to_messages(s)) for t, s in by_task(slices).items()
         }
         try:
             return any(
                 r.changed
-                for r in self._ask({t: Order(changed=q) for t, q in questions.items()}, {})
+                for r in self._ask_tasks({t: Order(changed=q) for t, q in questions.items()}, {})
             )
         except NotFoundError:
             return None
@@ -231,7 +234,7 @@ class CheckpointCoordinator:
         if stream:
             return self._write_stream(snapshot, f"{directory}/{snapshot.stores(stream=True)[0]}")
         order = Order(write=Order.Write(job=snapshot.job, directory=directory))
-        replies = self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships, None)
+        replies = self._ask_tasks(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships, None)
         # The tasks have summed their files while writing, so the chief reads none of them.
         files = [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
         return WrittenArrays(files, frozenset(key for r in replies for key in r.write.with_nan))
@@ -249,7 +252,7 @@ class CheckpointCoordinator:
     def confirm(self, snapshot: Snapshot) -> None:
         """Raises AbortedError if a task has ended the job of a snapshot, or obeys another chief."""
         order = Order(confirm=Order.Confirm(job=snapshot.job))
-        self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships)
+        self._ask_tasks(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships)
 
     def restore(
         self,
@@ -283,7 +286,7 @@ class CheckpointCoordinator:
         served = concurrency.Semaphore(streaming.TASKS_AT_ONCE)
 
         def read(task: str) -> None:
-            messages = _messages(held[task])
+            messages = _to_messages(held[task])
             if not stream:
                 order = Order.Read(job=job, slices=messages, directory=source.directory)
                 self._request(task, Order(read=order), under, None)
@@ -297,15 +300,15 @@ class CheckpointCoordinator:
             if problems:
                 raise DataLossError("; ".join(problems))
             # No task changes a variable before every task has read its arrays without error.
-            self._each(tasks, read)
-            self._ask(
+            self._call_each(tasks, read)
+            self._ask_tasks(
                 dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under
             )
         except BaseException:
-            self._drop(job, tasks, under)
+            self._drop_job(job, tasks, under)
             raise
 
-    def _drop(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
+    def _drop_job(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         """Ends a job on its tasks.
 
         A task that does not answer has restarted without the job, or ends the job with the session.
@@ -317,11 +320,11 @@ class CheckpointCoordinator:
             except OpError as error:
                 logging.info("dropping a checkpoint job: %s", error)
 
-        self._each(tasks, drop)
+        self._call_each(tasks, drop)
 
     def release(self, snapshot: Snapshot) -> None:
         """Releases the references of a snapshot."""
-        self._drop(snapshot.job, snapshot.tasks, snapshot.leaderships)
+        self._drop_job(snapshot.job, snapshot.tasks, snapshot.leaderships)
 
     def states(self) -> dict[str, dict[str, bytes]]:
         """Returns the states of each task by name: registered ones, or the last ones of a finished task.
@@ -344,15 +347,15 @@ class CheckpointCoordinator:
         signed.MergeFrom(order)
         return self._send(task, signed, timeout)
 
-    def _ask(
+    def _ask_tasks(
         self, orders: Mapping[str, Order], under: Leaderships, timeout: float | None = ORDER_SECS
     ) -> list[pb.CheckpointReply]:
         """Sends each task its order, all at the same time; returns the replies in the same order."""
-        return self._each(
+        return self._call_each(
             list(orders), lambda task: self._request(task, orders[task], under, timeout)
         )
 
-    def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
+    def _call_each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
         # A thread for a single task would only cost time.
         if len(tasks) == 1:
@@ -365,5 +368,5 @@ class CheckpointCoordinator:
         return [reply.result() for reply in replies]
 
 
-def _messages(slices: Sequence[VariableSlice]) -> list[pb.SliceDef]:
+def _to_messages(slices: Sequence[VariableSlice]) -> list[pb.SliceDef]:
     return [s.to_proto() for s in slices]

@@ -78,8 +78,8 @@ def checksum(path: str) -> tuple[int, int]:
     Raises:
         OSError: The file cannot be read, or is not a regular file: a device may have no end.
     """
-    with _opened(path) as file:
-        return _summed(file)
+    with _open_regular(path) as file:
+        return _sum_bytes(file)
 
 
 def is_as_saved(path: str, size: int, crc: int) -> bool:
@@ -88,8 +88,8 @@ def is_as_saved(path: str, size: int, crc: int) -> bool:
     Raises:
         OSError: The file cannot be read, or is not a regular file.
     """
-    with _opened(path) as file:
-        return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
+    with _open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size == size and _sum_bytes(file, size) == (size, crc)
 
 
 def small_text(path: str) -> str:
@@ -101,7 +101,7 @@ def small_text(path: str) -> str:
         OSError: The file cannot be read, is not a regular file, or is too large.
         UnicodeDecodeError: The content is not text.
     """
-    with _opened(path) as file:
+    with _open_regular(path) as file:
         # One byte more than the limit shows that the file is too large.
         data = file.read(TEXT_BYTES + 1)
     if not is_small(data):
@@ -114,7 +114,7 @@ def is_small(text: bytes) -> bool:
     return len(text) <= TEXT_BYTES and sum(map(text.count, (b"[", b"{", b","))) <= TEXT_ITEMS
 
 
-def _opened(path: str) -> BinaryIO:
+def _open_regular(path: str) -> BinaryIO:
     file = open(path, "rb", buffering=0, opener=_without_waiting)
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -130,7 +130,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
+def _sum_bytes(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
     size, crc = 0, 0
     buffer = memoryview(bytearray(READ_BLOCK))
     while size <= most and (count := file.readinto(buffer)):  # type: ignore[attr-defined]  # it is a FileIO

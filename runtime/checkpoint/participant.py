@@ -96,7 +96,7 @@ class CheckpointParticipant:
         self._task = task
         self._gate = gate
         self._devices = devices
-        self.jobs = JobTable(task, gate, self._check, self._limits, connected)
+        self.jobs = JobTable(task, gate, self._check_leadership, self._limits, connected)
         # Job of the last restore, whose order comes again if the reply was lost.
         self._committed = 0
         self._taking = concurrency.Lock()
@@ -105,17 +105,17 @@ class CheckpointParticipant:
         self._cores = cores
         self.roots = roots
         self._table: dict[str, Callable[..., Message | int | None]] = {
-            "pause": self._pause,
+            "pause": self._obey_pause,
             "let_through": self._let_through,
-            "take": self._take,
-            "write": self._write,
-            "confirm": self._confirm,
-            "read": self._read,
-            "receive": self._receive,
-            "commit": self._commit,
-            "drop": self._drop,
-            "states": self._states,
-            "changed": self._changed,
+            "take": self._obey_take,
+            "write": self._obey_write,
+            "confirm": self._obey_confirm,
+            "read": self._obey_read,
+            "receive": self._obey_receive,
+            "commit": self._obey_commit,
+            "drop": self._obey_drop,
+            "states": self._obey_states,
+            "changed": self._obey_changed,
         }
 
     def obey(self, order: Order, cancelled: Cancellation | None = None) -> Reply:
@@ -151,12 +151,14 @@ class CheckpointParticipant:
             raise
         return Reply() if answer is None else Reply(**{name: answer})  # type: ignore[arg-type]
 
-    def _check(self, leadership: Leadership) -> None:
+    def _check_leadership(self, leadership: Leadership) -> None:
         self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
-    def _pause(self, sender: Sender, order: Order.Pause, cancelled: Cancellation) -> Reply.Steps:
+    def _obey_pause(
+        self, sender: Sender, order: Order.Pause, cancelled: Cancellation
+    ) -> Reply.Steps:
         self.jobs.resumed = False
         if not order.seconds >= 0:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
@@ -168,7 +170,7 @@ class CheckpointParticipant:
         self.jobs.check_connected(sender.session)
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
-            self._check(sender.leadership)
+            self._check_leadership(sender.leadership)
         except AbortedError:
             # Another chief has taken the lead. Its first order may have opened the gate before this
             # order paused it.
@@ -185,7 +187,7 @@ class CheckpointParticipant:
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
-    def _take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
+    def _obey_take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
         if self.jobs.resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none",
@@ -244,7 +246,7 @@ class CheckpointParticipant:
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _changed(self, sender: Sender, order: Order.Changed, cancelled: Cancellation) -> int:
+    def _obey_changed(self, sender: Sender, order: Order.Changed, cancelled: Cancellation) -> int:
         with self._values_lock:
             values = self._values.get(order.job)
         if values is None:
@@ -263,7 +265,9 @@ class CheckpointParticipant:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _write(self, sender: Sender, order: Order.Write, cancelled: Cancellation) -> Reply.Written:
+    def _obey_write(
+        self, sender: Sender, order: Order.Write, cancelled: Cancellation
+    ) -> Reply.Written:
         job = self.jobs.find(order.job)
         with self.jobs.reserve(job, cancelled, "writing a checkpoint"):
             # The reply to the first order was lost.
@@ -290,12 +294,12 @@ class CheckpointParticipant:
             job.written = Reply.Written(files=files, with_nan=sorted(written.with_nan))
             return job.written
 
-    def _confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
+    def _obey_confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
         self.jobs.find(order.job)
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> None:
+    def _obey_read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> None:
         self.roots.check(order.directory)
         _check_there(os.path.join(order.directory, storage.STORE_FILE), self._task)
         for stored in order.slices:
@@ -338,7 +342,7 @@ class CheckpointParticipant:
             placed: jax.Array = jax.device_put(array, device)
             return placed.block_until_ready()
 
-    def _commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
+    def _obey_commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
         # The reply to the first order was lost, and the job has ended with the commit.
         if order.job == self._committed:
             return
@@ -355,7 +359,9 @@ class CheckpointParticipant:
                 }
                 # The claim of the variables may wait for updates, so the leadership is checked
                 # again before the change.
-                given = self._store.replace(values, lambda: self._check(sender.leadership))
+                given = self._store.replace(
+                    values, lambda: self._check_leadership(sender.leadership)
+                )
                 # The restore has overwritten the writes of steps that dead workers left half done.
                 self._gate.forget()
                 if order.origin:
@@ -367,7 +373,7 @@ class CheckpointParticipant:
             if order.job != self._committed:
                 raise
 
-    def _drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
+    def _obey_drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
         self.jobs.end([order.job], "it was dropped", ordered=True)
 
     # -- without a shared directory --------------------------------------------------------------------------
@@ -416,7 +422,7 @@ class CheckpointParticipant:
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:
         """Reserves the job of a byte range for the block."""
-        self._check(byte_range.leadership)
+        self._check_leadership(byte_range.leadership)
         job = self.jobs.find(byte_range.job)
         # The number of a job is no secret from other clients, so the session must be that of the
         # owner.
@@ -431,7 +437,7 @@ class CheckpointParticipant:
         with self.jobs.reserve(job, Cancellation(), "a byte range"):
             yield job
 
-    def _receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
+    def _obey_receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
         arrays = [
             None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices
@@ -442,7 +448,9 @@ class CheckpointParticipant:
     def _from_bytes(self, s: VariableSlice, raw: Array) -> AnyArray:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
-    def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
+    def _obey_states(
+        self, sender: Sender, order: Order.States, cancelled: Cancellation
+    ) -> Reply.States:
         told = self._store.run.states_of_done().items()
         # A worker that is done does not answer any more, so the states that it left here ride
         # along.

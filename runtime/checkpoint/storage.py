@@ -77,7 +77,7 @@ _Spec = dict[str, Any]
 """A description for tensorstore, as JSON can say it."""
 
 
-def _never() -> bool:
+def _never_cancelled() -> bool:
     return False
 
 
@@ -105,14 +105,16 @@ def absolute(path: str) -> str:
     return os.path.abspath(path) if is_local(path) else path
 
 
-def _base(path: str) -> _Spec | str:
+def _base_spec(path: str) -> _Spec | str:
     """Returns tensorstore's spec of the files below a directory."""
     path = path.rstrip("/") + "/"
     return {"driver": "file", "path": path} if is_local(path) else path
 
 
-def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = False) -> _Spec | str:
-    base = _base(directory)
+def _kvstore_spec(
+    directory: str, key: str | None, *, ocdbt: bool, write: bool = False
+) -> _Spec | str:
+    base = _base_spec(directory)
     if not ocdbt:
         if isinstance(base, str):
             return base + (key or "")
@@ -172,7 +174,7 @@ def write_store(
     directory: str,
     arrays: Iterable[tuple[ArraySlice, Array]],
     *,
-    cancelled: Callable[[], bool] = _never,
+    cancelled: Callable[[], bool] = _never_cancelled,
     group_bytes: int = GROUP_BYTES,
     pace: Pace | None = None,
 ) -> WrittenArrays:
@@ -205,7 +207,7 @@ def write_store(
     writer = _StoreWriter(directory)
     since = concurrency.monotonic()
     try:
-        for group in _groups(arrays, group_bytes):
+        for group in _group_arrays(arrays, group_bytes):
             # A rest while the last group is written would be no rest for the disk.
             if writer.is_writing and pace is not None and pace.others_work():
                 writer.finish()
@@ -268,7 +270,7 @@ class _StoreWriter:
         # All arrays of a group are committed together, so that the store gets few files.
         transaction = ts.Transaction()
         # All are opened at once: each one that is new writes metadata.
-        opened = [self._opened(placed, transaction) for placed, _ in group]
+        opened = [self._open_array(placed, transaction) for placed, _ in group]
         for (placed, array), opening in zip(group, opened, strict=True):
             _write_array(opening.result(), placed, array)
         # One commit at most is on its way while the next group begins.
@@ -285,7 +287,7 @@ class _StoreWriter:
         if self._commit is not None:
             self._commit.exception()
 
-    def _opened(
+    def _open_array(
         self, placed: ArraySlice, transaction: tensorstore.Transaction
     ) -> tensorstore.Future[tensorstore.TensorStore]:
         import tensorstore as ts
@@ -294,7 +296,7 @@ class _StoreWriter:
         first = placed.key not in self._begun
         self._begun.add(placed.key)
         spec = {
-            **_spec(_kvstore(self._directory, placed.key, ocdbt=True, write=True)),
+            **_array_spec(_kvstore_spec(self._directory, placed.key, ocdbt=True, write=True)),
             "dtype": placed.dtype.name,
             "store_data_equal_to_fill_value": True,
             "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
@@ -343,7 +345,7 @@ def merge(directory: str, parts: Iterable[str]) -> None:
     context = _context()
 
     def opened(path: str, write: bool) -> tensorstore.Future[tensorstore.KvStore]:
-        return ts.KvStore.open(_kvstore(path, None, ocdbt=True, write=write), context=context)
+        return ts.KvStore.open(_kvstore_spec(path, None, ocdbt=True, write=write), context=context)
 
     try:
         whole = opened(directory, True).result()
@@ -369,7 +371,10 @@ def is_store(directory: str) -> bool:
 
     try:
         found = (
-            ts.KvStore.open(_base(directory), context=_context()).result().read(STORE_FILE).result()
+            ts.KvStore.open(_base_spec(directory), context=_context())
+            .result()
+            .read(STORE_FILE)
+            .result()
         )
     except ValueError as error:
         raise DataLossError(
@@ -393,7 +398,7 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     try:
         # Every chunk is a key, so the index tells a missing chunk without a read of values.
         keys = (
-            ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context)
+            ts.KvStore.open(_kvstore_spec(directory, None, ocdbt=True), context=context)
             .result()
             .list()
             .result()
@@ -428,12 +433,12 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     return problems
 
 
-def _groups(
+def _group_arrays(
     arrays: Iterable[tuple[ArraySlice, Array]], limit: int
 ) -> Iterator[list[tuple[ArraySlice, Array]]]:
     group: list[tuple[ArraySlice, Array]] = []
     size = 0
-    for item in (block for placed, array in arrays for block in _blocks(placed, array, limit)):
+    for item in (block for placed, array in arrays for block in _cut_blocks(placed, array, limit)):
         if group and size + item[1].nbytes > limit:
             yield group
             group, size = [], 0
@@ -447,7 +452,7 @@ def _groups(
         yield group
 
 
-def _blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[ArraySlice, Array]]:
+def _cut_blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[ArraySlice, Array]]:
     """Yields an array, cut into blocks if it is larger than a group, so that writing can rest in between."""
     if array.nbytes <= limit:
         yield placed, array
@@ -472,7 +477,7 @@ def write_error(directory: str, error: Exception) -> OpError:
     return DataLossError(f"writing into {directory}: {text[:400]}")
 
 
-def _spec(kvstore: _Spec | str, *, zarr3: bool = False) -> _Spec:
+def _array_spec(kvstore: _Spec | str, *, zarr3: bool = False) -> _Spec:
     return {
         "driver": "zarr3" if zarr3 else "zarr",
         "kvstore": kvstore,
@@ -500,8 +505,8 @@ class Source(NamedTuple):
         """Begins to open an array; returns tensorstore's future."""
         import tensorstore as ts
 
-        kvstore = _kvstore(self.directory, key, ocdbt=self.ocdbt)
-        spec = {**_spec(kvstore, zarr3=self.zarr3), "fill_missing_data_reads": False}
+        kvstore = _kvstore_spec(self.directory, key, ocdbt=self.ocdbt)
+        spec = {**_array_spec(kvstore, zarr3=self.zarr3), "fill_missing_data_reads": False}
         return ts.open(spec, open=True, read=True, context=context)
 
 
@@ -686,7 +691,7 @@ def read_each(
     wanted: Iterable[ArraySlice],
     *,
     only_plain: bool = False,
-    cancelled: Callable[[], bool] = _never,
+    cancelled: Callable[[], bool] = _never_cancelled,
     at_once: int = READS_IN_FLIGHT,
 ) -> Iterator[Array]:
     """Reads blocks of arrays, and of each file only the chunks that a block needs.

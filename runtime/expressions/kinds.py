@@ -90,7 +90,7 @@ def optional(kind: AttributeKind) -> AttributeKind:
     return replace(kind, optional=True)
 
 
-def _within(value: Parameter, low: int, high: int) -> int:
+def _check_range(value: Parameter, low: int, high: int) -> int:
     # A float has no ``__index__``: its digits would be lost without an error.
     number = int(value.__index__())
     if not low <= number <= high:
@@ -101,7 +101,9 @@ def _within(value: Parameter, low: int, high: int) -> int:
 def integer(low: int = -LARGEST, high: int = LARGEST) -> AttributeKind:
     """Makes the kind of an integer in a range."""
     return AttributeKind(
-        "integer", lambda value: _within(value, low, high), lambda value: _within(value, low, high)
+        "integer",
+        lambda value: _check_range(value, low, high),
+        lambda value: _check_range(value, low, high),
     )
 
 
@@ -112,7 +114,7 @@ def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> Att
         # The length comes first, because the row of a stranger may hold millions of numbers.
         if len(values) > count:
             raise ValueError(f"{len(values):,} numbers, {count:,} are allowed")
-        return tuple(_within(value, low, high) for value in values)
+        return tuple(_check_range(value, low, high) for value in values)
 
     return AttributeKind("integers", checked, checked)
 
@@ -201,7 +203,7 @@ def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset(
     return one_of(known, lambda value: str(value.name))
 
 
-def _dtype(word: str) -> Parameter:
+def _read_dtype(word: str) -> Parameter:
     try:
         # The word comes back in an error, and may be as long as a message.
         found = canonical_dtype(word[:WORD])
@@ -230,20 +232,20 @@ def _fill_value(word: str) -> Parameter:
         raise ValueError("it is too long")
     try:
         # An integer of 64 bits does not fit a float, so integers are tried first.
-        return _within(int(word), -(1 << 63), (1 << 64) - 1)
+        return _check_range(int(word), -(1 << 63), (1 << 64) - 1)
     except ValueError:
         parts = [float.fromhex(part) for part in word.split(" ", 1)]
         return parts[0] if len(parts) == 1 else complex(*parts)
 
 
-def _only(values: Sequence[Parameter]) -> Parameter:
+def _one_computation(values: Sequence[Parameter]) -> Parameter:
     # A loop or a reduction has one body, and only a condition has several.
     if len(values) != 1:
         raise ValueError(f"{len(values)} computations where one computation is needed")
     return values[0]
 
 
-def _flag(value: Parameter) -> bool:
+def _check_flag(value: Parameter) -> bool:
     # Truth of another value would be a guess: every text that is not empty is true.
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{value!r} is neither true nor false")
@@ -256,15 +258,15 @@ AXES = integers(-RANK, RANK)
 """Dimensions of an array."""
 SHAPE = integers(0, LARGEST_DIMENSION)
 """The shape of an array."""
-FLAG = AttributeKind("flag", _flag, _flag)
+FLAG = AttributeKind("flag", _check_flag, _check_flag)
 """True or false."""
 NUMBER = AttributeKind("number", float, float)
 """A number that is not of an array."""
-DTYPE = AttributeKind("word", lambda value: dtype_name(canonical_dtype(value)), _dtype)
+DTYPE = AttributeKind("word", lambda value: dtype_name(canonical_dtype(value)), _read_dtype)
 """The dtype of an array of numbers."""
 FILL = AttributeKind("word", _fill_word, _fill_value)
 """A number as what is missing in an array; the two parts of a complex number are two words."""
-COMPUTATION = AttributeKind("computations", lambda value: (value,), _only)
+COMPUTATION = AttributeKind("computations", lambda value: (value,), _one_computation)
 """A computation inside an operation. What is written and read are jaxprs and ``Computation``s."""
 COMPUTATIONS = AttributeKind("computations", tuple, tuple)
 """Several computations."""

@@ -63,13 +63,13 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
     parts, begin = [], 0
     used_last = {n: i for i, equation in enumerate(main.equations) for n in equation.operands}
     needed = set(main.results)
-    for end in _ends(main, made, used_last, most):
+    for end in _find_ends(main, made, used_last, most):
         equations, values = main.equations[begin:end], range(made[begin], made[end])
         # A value that no later equation reads stays inside of the part.
         gives = tuple(n for n in values if n in needed or used_last.get(n, 0) >= end)
         taken = dict.fromkeys(n for e in equations for n in e.operands if 0 <= n < values.start)
         if gives:
-            parts.append(_part(expressions, equations, tuple(taken), gives, values))
+            parts.append(_make_part(expressions, equations, tuple(taken), gives, values))
         begin = end
     copies, results = _copied_results(expressions, first)
     return [*parts, *copies], results
@@ -95,10 +95,12 @@ def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], t
     takes = tuple(dict.fromkeys(n for n in odd if n >= 0))
     computation = Computation(len(takes), (), tuple(takes.index(n) if n >= 0 else n for n in odd))
     gives = tuple(range(first, first + len(odd)))
-    return [Part(_of(expressions, computation), takes, gives, b"%d" % first)], tuple(results)
+    return [Part(_replace_main(expressions, computation), takes, gives, b"%d" % first)], tuple(
+        results
+    )
 
 
-def _ends(
+def _find_ends(
     main: Computation, made: Sequence[int], used_last: dict[int, int], most: int
 ) -> list[int]:
     """Finds the end of each part: a place within the second half that the fewest values cross."""
@@ -122,7 +124,7 @@ def _ends(
     return [*ends[1:], len(main.equations)]
 
 
-def _part(
+def _make_part(
     expressions: Expressions,
     equations: Sequence[Equation],
     takes: tuple[int, ...],
@@ -141,8 +143,8 @@ def _part(
             Equation(equation.name, equation.row, operands, equation.attributes, equation.results)
         )
     computation = Computation(len(takes), tuple(renumbered), tuple(local[n] for n in gives))
-    return Part(_of(expressions, computation), takes, gives, digest.digest())
+    return Part(_replace_main(expressions, computation), takes, gives, digest.digest())
 
 
-def _of(expressions: Expressions, computation: Computation) -> Expressions:
+def _replace_main(expressions: Expressions, computation: Computation) -> Expressions:
     return Expressions((), computation, expressions.constants, expressions.threefry_partitionable)

@@ -117,7 +117,7 @@ class Expressions:
             InvalidArgumentError: operands and attributes of an equation do not fit, or a value is
                 too large.
         """
-        return list(_evaluate(self.main, self.constants, arguments))
+        return list(_evaluate_computation(self.main, self.constants, arguments))
 
 
 def read_expressions(data: bytes) -> Expressions:
@@ -136,21 +136,21 @@ def read_expressions(data: bytes) -> Expressions:
         )
     # A step of another session would wait for Python's lock twice as long if two were read at once.
     with _reading_large if len(data) >= LARGE_BYTES else contextlib.nullcontext():
-        return _read(data)
+        return _read_list(data)
 
 
 _reading_large = concurrency.Lock()
 
 
-def _read(data: bytes) -> Expressions:
+def _read_list(data: bytes) -> Expressions:
     try:
         message = pb.ExpressionsDef.FromString(data)
     except DecodeError as error:
         raise InvalidArgumentError(
             f"not a program that this task can read: {one_line(error)}"
         ) from error
-    arguments = tuple(_spec(spec, "an argument") for spec in message.arguments)
-    constants = tuple(_constant(c) for c in message.constants)
+    arguments = tuple(_read_spec(spec, "an argument") for spec in message.arguments)
+    constants = tuple(_read_constant(c) for c in message.constants)
     reading = _Reading(len(constants))
     main, _ = reading.computation(message.main, 0, 1, 1)
     if main.arguments != len(arguments):
@@ -189,10 +189,10 @@ class _Reading:
             )
         if trips > TRIPS:
             raise InvalidArgumentError(f"a loop runs more than {TRIPS:,} times")
-        values, cost, equations = self._counted(0, message.arguments), 0, []
+        values, cost, equations = self._count_values(0, message.arguments), 0, []
         for equation in message.equations:
-            made = self._equation(equation, values, depth, trips, copies)
-            values = self._counted(values, made.results)
+            made = self._read_equation(equation, values, depth, trips, copies)
+            values = self._count_values(values, made.results)
             equations.append(made)
             cost += made.cost
             # Only the main computation can be cut into parts.
@@ -201,18 +201,18 @@ class _Reading:
                     f"a computation inside an operation costs more than {PART:,} equations"
                 )
         # A result may be an argument or a constant, which needs no equation.
-        results = tuple(self._operand(n, values, "a result") for n in message.results)
-        self._counted(0, len(results))
+        results = tuple(self._check_operand(n, values, "a result") for n in message.results)
+        self._count_values(0, len(results))
         return Computation(message.arguments, tuple(equations), results), cost
 
-    def _counted(self, values: int, more: int) -> int:
+    def _count_values(self, values: int, more: int) -> int:
         # A number of values costs its sender nothing, so the limit comes before the memory.
         self._values += more
         if more < 0 or self._values > VALUES:
             raise InvalidArgumentError(f"the program has more than {VALUES:,} values")
         return values + more
 
-    def _operand(self, number: int, values: int, of: str) -> int:
+    def _check_operand(self, number: int, values: int, of: str) -> int:
         # A list that refers to earlier values only has no circle.
         if not -self._constants <= number < values:
             raise InvalidArgumentError(
@@ -221,7 +221,7 @@ class _Reading:
             )
         return number
 
-    def _equation(
+    def _read_equation(
         self, message: pb.EquationDef, values: int, depth: int, trips: int, copies: int
     ) -> Equation:
         name = message.operation
@@ -231,9 +231,9 @@ class _Reading:
                 f"operation {name[:WORD]!r} is not in the table of operations"
             )
         operands = tuple(
-            self._operand(n, values, f"an operand of {name!r}") for n in message.operands
+            self._check_operand(n, values, f"an operand of {name!r}") for n in message.operands
         )
-        given, attributes, inner = _attributes(name, row, message)
+        given, attributes, inner = _read_attributes(name, row, message)
         # A loop that is unrolled is compiled as often as its body is written out. The trips count
         # through nested loops.
         if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
@@ -271,7 +271,7 @@ class _Reading:
         return Equation(name, row, operands, attributes, message.results, cost, message)
 
 
-def _attributes(
+def _read_attributes(
     name: str, row: Row, message: pb.EquationDef
 ) -> tuple[dict[str, pb.AttributeDef], dict[str, Value], dict[str, AttributeKind]]:
     """Reads the attributes of an equation.
@@ -297,7 +297,7 @@ def _attributes(
         elif kind.field == "computations":
             inner[key] = kind
         else:
-            attributes[key] = _attribute(name, key, kind, given[key])
+            attributes[key] = _read_attribute(name, key, kind, given[key])
     return given, attributes, inner
 
 
@@ -309,7 +309,7 @@ def _check_computations(name: str, key: str, kind: AttributeKind, message: pb.At
             raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
 
 
-def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:
+def _read_attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:
     # A field that is not set would read as zero.
     if message.WhichOneof("value") != kind.field:
         raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no {kind.field}")
@@ -320,7 +320,7 @@ def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDe
         raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
 
 
-def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
+def _read_spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
     spec = TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
     if spec.is_string:
         raise InvalidArgumentError(f"{of} is of strings, which cannot be computed with")
@@ -330,8 +330,8 @@ def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
     return spec
 
 
-def _constant(message: pb.ConstantDef) -> Array:
-    spec = _spec(message.spec, "a constant")
+def _read_constant(message: pb.ConstantDef) -> Array:
+    spec = _read_spec(message.spec, "a constant")
     if is_narrow(spec.dtype):
         raise InvalidArgumentError(
             f"a constant is of {spec.dtype}, whose elements have less than a byte: convert a wider "
@@ -364,7 +364,7 @@ def _check_value(shape: Sequence[int], itemsize: int, of: str) -> None:
 # -- with JAX --------------------------------------------------------------------------------------------------------
 
 
-def _evaluate(
+def _evaluate_computation(
     computation: Computation, constants: Sequence[Array], arguments: Sequence[Value]
 ) -> tuple[Value, ...]:
     if len(arguments) != computation.arguments:
@@ -379,7 +379,9 @@ def _evaluate(
     for equation in computation.equations:
         operands = [value(number) for number in equation.operands]
         # JAX's functions take computations as Python functions.
-        attributes = {key: _function(one, constants) for key, one in equation.attributes.items()}
+        attributes = {
+            key: _make_function(one, constants) for key, one in equation.attributes.items()
+        }
         try:
             made = equation.row.make(*operands, **attributes)
         # A computation inside the operation has named its own operation.
@@ -405,17 +407,17 @@ def _evaluate(
     return tuple(value(number) for number in computation.results)
 
 
-def _function(attribute: Value, constants: Sequence[Array]) -> Value:
+def _make_function(attribute: Value, constants: Sequence[Array]) -> Value:
     """Converts computations to functions of arrays, and leaves anything else as it is."""
     if isinstance(attribute, Computation):
         computation: Computation = attribute
 
         def function(*arguments: Value) -> tuple[Value, ...]:
-            return _evaluate(computation, constants, arguments)
+            return _evaluate_computation(computation, constants, arguments)
 
         return function
     if isinstance(attribute, tuple) and attribute and isinstance(attribute[0], Computation):
-        return [_function(one, constants) for one in attribute]
+        return [_make_function(one, constants) for one in attribute]
     return attribute
 
 

@@ -76,7 +76,7 @@ class Row:
     cost: int = 1
 
 
-def _while(
+def _make_while(
     *operands: Value,
     cond_nconsts: int,
     body_nconsts: int,
@@ -116,7 +116,7 @@ def _while(
     return lax.while_loop(goes_on, body, state)
 
 
-def _scan(
+def _make_scan(
     *operands: Value,
     jaxpr: Function,
     length: int,
@@ -137,24 +137,26 @@ def _scan(
     return *carry, *ys
 
 
-def _cond(index: Value, *operands: Value, branches: Sequence[Function]) -> Value:
+def _make_cond(index: Value, *operands: Value, branches: Sequence[Function]) -> Value:
     # The index of a condition is a bool, and a switch takes an integer.
     return lax.switch(lax.convert_element_type(index, "int32"), branches, *operands)
 
 
-def _combining(jaxpr: Function) -> Callable[[Value, Value], Value]:
+def _make_combining(jaxpr: Function) -> Callable[[Value, Value], Value]:
     return lambda a, b: tuple(jaxpr(*a, *b))
 
 
-def _reduce(*operands: Value, jaxpr: Function, dimensions: Sequence[int]) -> Value:
+def _make_reduce(*operands: Value, jaxpr: Function, dimensions: Sequence[int]) -> Value:
     half = len(operands) // 2
-    return lax.reduce(tuple(operands[:half]), tuple(operands[half:]), _combining(jaxpr), dimensions)
+    return lax.reduce(
+        tuple(operands[:half]), tuple(operands[half:]), _make_combining(jaxpr), dimensions
+    )
 
 
 def _reduce_window(*operands: Value, jaxpr: Function, **window: Value) -> Value:
     half = len(operands) // 2
     return lax.reduce_window(
-        tuple(operands[:half]), tuple(operands[half:]), _combining(jaxpr), **window
+        tuple(operands[:half]), tuple(operands[half:]), _make_combining(jaxpr), **window
     )
 
 
@@ -175,7 +177,7 @@ def _scatter_apply(
     )
 
 
-def _dividing(make: Make, x: Value, y: Value) -> Value:
+def _divide_safely(make: Make, x: Value, y: Value) -> Value:
     """Divides, and hides a constant divisor of zero.
 
     MLIR ends the process when it divides a constant integer by a constant zero.
@@ -208,7 +210,7 @@ def _dot_dimensions(*rows: tuple[int, ...]) -> Value:
     return (rows[0], rows[1]), (rows[2], rows[3])
 
 
-def _svd(x: Value, compute_uv: bool, **attributes: Value) -> Value:
+def _make_svd(x: Value, compute_uv: bool, **attributes: Value) -> Value:
     made = linalg.svd(x, compute_uv=compute_uv, **attributes)
     # The primitive has the singular values first, and the function has them in the middle.
     return (made[1], made[0], made[2]) if compute_uv else made
@@ -360,8 +362,8 @@ _MAKES: dict[str, Make] = {
     # The primitive takes the matrix as it is.
     "cholesky": functools.partial(linalg.cholesky, symmetrize_input=False),
     "concatenate": lambda *operands, dimension: lax.concatenate(operands, dimension),
-    "cond": _cond,
-    "div": functools.partial(_dividing, lax.div),
+    "cond": _make_cond,
+    "div": functools.partial(_divide_safely, lax.div),
     # JAX has added the size to negative indices before the primitive.
     "dynamic_slice": lambda x, *at, slice_sizes: lax.dynamic_slice(
         x, at, slice_sizes, allow_negative_indices=False
@@ -377,22 +379,22 @@ _MAKES: dict[str, Make] = {
     "or": lax.bitwise_or,
     "random_unwrap": jax.random.key_data,
     "random_wrap": lambda data, impl: jax.random.wrap_key_data(data, impl=impl.name),
-    "reduce": _reduce,
+    "reduce": _make_reduce,
     "reduce_window": _reduce_window,
     "regularized_incomplete_beta": lax.betainc,
-    "rem": functools.partial(_dividing, lax.rem),
+    "rem": functools.partial(_divide_safely, lax.rem),
     "rng_uniform": _rng_uniform,
     "scaled_dot": lambda a, b, left, right, **attributes: lax.scaled_dot(
         a, b, lhs_scale=left, rhs_scale=right, **attributes
     ),
-    "scan": _scan,
+    "scan": _make_scan,
     "scatter": _scatter_apply,
     "sort": lambda *operands, **attributes: lax.sort(operands, **attributes),
     "stack": lambda *operands, axis: jnp.stack(operands, axis),
-    "svd": _svd,
+    "svd": _make_svd,
     "tile": jnp.tile,
     "unstack": lambda x, axis: jnp.unstack(x, axis=axis),
-    "while": _while,
+    "while": _make_while,
     "xor": lax.bitwise_xor,
 }
 """Functions of operations that no function of jax.lax makes of operands and attributes as they are."""
@@ -513,7 +515,7 @@ def _make_of(name: str) -> Make | None:
     return found or getattr(primitive, "bind", None)
 
 
-def _rows() -> Iterator[tuple[str, Row]]:
+def _make_rows() -> Iterator[tuple[str, Row]]:
     for line in filter(None, map(str.split, [*_ELEMENTWISE, *_ROWS.split("\n")])):
         words = [word for first in line[1:] for word in _SEVERAL.get(first, first).split()]
         attributes = {}
@@ -529,7 +531,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
                 yield name, Row(make, attributes, implied, _COST.get(name, 1))
 
 
-TABLE: Mapping[str, Row] = dict(_rows())
+TABLE: Mapping[str, Row] = dict(_make_rows())
 """Every operation by the name of its primitive."""
 
 INLINED: Mapping[str, str] = {
@@ -555,7 +557,7 @@ def _scan_counts(params: Mapping[str, Value]) -> Mapping[str, Value]:
     return {**params, "num_consts": consts, "num_carry": carry}
 
 
-def _expanded(params: Mapping[str, Value]) -> Mapping[str, Value]:
+def _expand_params(params: Mapping[str, Value]) -> Mapping[str, Value]:
     """Expands an operation that JAX 0.12 keeps whole until JAX lowers the operation (searchsorted)."""
     whole = params["_prim"]
 
@@ -568,7 +570,7 @@ def _expanded(params: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 RENAMED: Mapping[str, Callable[[Mapping[str, Value]], Mapping[str, Value]]] = {
-    "call_hi_primitive": _expanded,
+    "call_hi_primitive": _expand_params,
     # JAX 0.12 has another name for the parameter.
     "composite": lambda params: {"jaxpr": params.get("call_jaxpr"), **params},
     "scan": _scan_counts,

@@ -49,7 +49,7 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     main = writer.computation(jaxpr)
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     # The setting decides the bits of random numbers, so it travels with the list.
-    arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+    arguments = [_write_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
     made = pb.ExpressionsDef(
         arguments=arguments,
         constants=writer.constants,
@@ -83,7 +83,9 @@ class _Writer:
         # Equal constants of several operations are sent once.
         key = (array.dtype.name, array.shape, data)
         if key not in self._known:
-            self.constants.append(pb.ConstantDef(spec=_spec(array.shape, array.dtype), data=data))
+            self.constants.append(
+                pb.ConstantDef(spec=_write_spec(array.shape, array.dtype), data=data)
+            )
             self._known[key] = -len(self.constants)
         return self._known[key]
 
@@ -111,28 +113,28 @@ class _Body:
         """
         jaxpr = closed.jaxpr
         where: dict[Var, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-        live = _live(jaxpr, needed)
+        live = _find_live(jaxpr, needed)
         # A constant is written at its first use only, since most equations may be left out.
         consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
 
         def operand(atom: Var | Literal) -> Operand:
             if isinstance(atom, Literal):
-                return self._constant(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
+                return self._write_constant(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
             if atom not in where and atom in consts:
-                where[atom] = self._constant(consts[atom])
+                where[atom] = self._write_constant(consts[atom])
             # A value that was not made belongs to a result that is not needed, and any value will
             # do.
             return where.get(atom, 0)
 
         for equation, wanted in zip(jaxpr.eqns, live, strict=True):
             if any(wanted):
-                results = self._equation(
+                results = self._write_equation(
                     equation, [operand(atom) for atom in equation.invars], wanted
                 )
                 where.update(zip(equation.outvars, results, strict=True))
         return [operand(atom) for atom in jaxpr.outvars]
 
-    def _equation(
+    def _write_equation(
         self, equation: JaxprEqn, operands: Sequence[Operand], needed: Sequence[bool]
     ) -> list[Operand]:
         name = equation.primitive.name
@@ -150,14 +152,14 @@ class _Body:
             return [0]
         if name == "cond" and params.get("branches_platforms") is not None:
             branch = params["branches"][self._branch_by(params["branches_platforms"])]
-            return self.inline(_closed(branch), operands[1:], needed)
+            return self.inline(_close_jaxpr(branch), operands[1:], needed)
         if name in INLINED:
             if name == "remat2" and params["differentiated"]:
                 operands = self._kept_apart(operands, params["prevent_cse"])
-            return self.inline(_closed(params[INLINED[name]]), operands, needed)
-        return self._add(name, operands, params, len(equation.outvars))
+            return self.inline(_close_jaxpr(params[INLINED[name]]), operands, needed)
+        return self._add_equation(name, operands, params, len(equation.outvars))
 
-    def _add(
+    def _add_equation(
         self, name: str, operands: Sequence[Operand], params: Mapping[str, Parameter], results: int
     ) -> list[Operand]:
         row = TABLE.get(name)
@@ -176,7 +178,7 @@ class _Body:
             into = made.attributes.add(name=attribute)
             if kind.field == "computations":
                 for one in written:
-                    computation = self._writer.computation(_closed(one))
+                    computation = self._writer.computation(_close_jaxpr(one))
                     if problem := kind.problem(computation):
                         raise NotInTableError(f"{attribute} of {name!r}: {problem}")
                     into.computations.values.append(computation)
@@ -220,36 +222,38 @@ class _Body:
         passed = dict(
             zip(
                 which,
-                self._add("optimization_barrier", [operands[i] for i in which], {}, len(which)),
+                self._add_equation(
+                    "optimization_barrier", [operands[i] for i in which], {}, len(which)
+                ),
                 strict=True,
             )
         )
         return [passed.get(i, operand) for i, operand in enumerate(operands)]
 
-    def _constant(self, value: Parameter) -> Operand:
+    def _write_constant(self, value: Parameter) -> Operand:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             # A key has no bytes of its own: its data is sent, and wrapped on the task.
-            data = self._constant(jax.random.key_data(value))
-            return self._add(
+            data = self._write_constant(jax.random.key_data(value))
+            return self._add_equation(
                 "random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1
             )[0]
         array = np.asarray(value)
         # The reader takes no such constants. A float32 holds each of their values.
         if is_narrow(array.dtype):
-            return self._add(
+            return self._add_equation(
                 "convert_element_type",
-                [self._constant(array.astype(np.float32))],
+                [self._write_constant(array.astype(np.float32))],
                 {"new_dtype": array.dtype},
                 1,
             )[0]
         if array.ndim and array.size and _is_uniform(array):
             number = self._writer.constant(array.reshape(-1)[0])
             shape = {"shape": array.shape, "broadcast_dimensions": ()}
-            return self._add("broadcast_in_dim", [number], shape, 1)[0]
+            return self._add_equation("broadcast_in_dim", [number], shape, 1)[0]
         return self._writer.constant(array)
 
 
-def _spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
+def _write_spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
     return stage_pb2.TensorSpecDef(shape=shape, dtype=dtype_name(canonical_dtype(dtype)))
 
 
@@ -264,11 +268,11 @@ def _is_uniform(array: Array) -> bool:
     return bool((octets == octets[0]).all())
 
 
-def _closed(jaxpr: Parameter) -> ClosedJaxpr:
+def _close_jaxpr(jaxpr: Parameter) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def _live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
+def _find_live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
     """Finds, for each equation, the results that are needed.
 
     An equation without any can be left out.

@@ -184,14 +184,14 @@ class _Backward:
         # An operation has a larger number than its inputs, so all gradients of an operation have
         # arrived when its turn comes.
         for op in sorted(self._between, key=lambda op: op.id, reverse=True):
-            self._differentiate(op)
+            self._differentiate_operation(op)
 
     def find_gradient(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Returns the sum of the gradients of ``tensors``; None if no gradient has reached any."""
         parts = [_sum_parts(self._gradients[t]) for t in tensors if t in self._gradients]
         return _sum_parts(parts) if parts else None
 
-    def _differentiate(self, op: Operation) -> None:
+    def _differentiate_operation(self, op: Operation) -> None:
         """Adds the backward operation of ``op``, and passes its results to the inputs."""
         # An integer output has no gradient, though a float input may.
         used = [t for t in op.outputs if t in self._gradients and _is_differentiable(t)]

@@ -45,7 +45,7 @@ class _Binary:
         def apply(other: TensorLike) -> _Made:
             # The literal takes the dtype of the tensor, as in TensorFlow.
             operands = (tensor, _convert_literal(tensor, other))
-            made: _Made = _apply(
+            made: _Made = _apply_operator(
                 self._name, self._fn, *(operands[::-1] if self._reflected else operands)
             )
             return made
@@ -139,7 +139,7 @@ TensorLike: TypeAlias = Operators[object] | npt.ArrayLike
 def pick_item(tensor: Operators[Result], item: object) -> Result:
     """Adds the operation ``tensor[item]``."""
     _check_bounds(tensor, item)
-    picked: Result = _apply("strided_slice", _pick_array, tensor, item)
+    picked: Result = _apply_operator("strided_slice", _pick_array, tensor, item)
     return picked
 
 
@@ -213,11 +213,11 @@ def _is_number(part: object) -> bool:
 
 
 def _apply_unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
-    made: Result = _apply(name, fn, self)
+    made: Result = _apply_operator(name, fn, self)
     return made
 
 
-def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
+def _apply_operator(name: str, fn: Callable[..., object], *operands: object) -> Any:
     # JAX would name no tensor in its error.
     for value in operands:
         if isinstance(value, Operators) and value.dtype.hasobject:

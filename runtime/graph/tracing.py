@@ -219,12 +219,12 @@ def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> b
 
 
 def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct([_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
+    return jax.ShapeDtypeStruct([_make_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
 def _trace_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
     """Traces with a symbol for each unknown dimension, or for each axis, or for all, if sizes must be equal."""
-    distinct = dict(zip(places, _symbols(len(places)), strict=True))
+    distinct = dict(zip(places, _make_symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
         return found
     # Most functions that refuse different sizes combine their inputs axis by axis.
@@ -271,11 +271,11 @@ def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
         [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES)
     ):
         found += run({**dict.fromkeys(places, base), larger: base * size})
-    return found or run(dict(zip(places, _symbols(len(places), _FAR), strict=True)))
+    return found or run(dict(zip(places, _make_symbols(len(places), _FAR), strict=True)))
 
 
 @functools.cache
-def _symbols(count: int, least: int = 1) -> Sequence[Any]:
+def _make_symbols(count: int, least: int = 1) -> Sequence[Any]:
     """Returns ``count`` symbols for dimensions of ``least`` or more."""
     # JAX refuses symbols of two scopes in one function. Each call makes a scope, so the result is
     # kept.

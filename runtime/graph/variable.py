@@ -91,7 +91,7 @@ class Variable(Operators[Tensor]):
                 with graph.device(lambda op: self.op.device):
                     value = initial_value() if callable(initial_value) else initial_value
                     self.initial_value = self._initial_tensor(value, wanted)
-                self.initializer = self._update(
+                self.initializer = self._make_update(
                     "Assign",
                     None,
                     lambda value: (value, value),
@@ -180,7 +180,7 @@ class Variable(Operators[Tensor]):
         # The read is named from the top, since operations of several scopes share it.
         if before not in self._reads_after:
             with self.graph.name_scope(None):
-                self._reads_after[before] = self._read(f"{self.op.name}/read")
+                self._reads_after[before] = self._make_read(f"{self.op.name}/read")
         return self._reads_after[before]
 
     def read_value(self) -> Tensor:
@@ -188,9 +188,9 @@ class Variable(Operators[Tensor]):
 
         Under ``control_dependencies`` the read comes after the operations of the dependencies.
         """
-        return self._read(f"{self.op.name.rsplit('/', 1)[-1]}/ReadVariable")
+        return self._make_read(f"{self.op.name.rsplit('/', 1)[-1]}/ReadVariable")
 
-    def _read(self, name: str) -> Tensor:
+    def _make_read(self, name: str) -> Tensor:
         graph = self.graph
         op = graph.add_operation(
             "ReadVariable",
@@ -235,15 +235,15 @@ class Variable(Operators[Tensor]):
 
     def assign(self, value: TensorLike, name: str | None = None) -> Tensor:
         """Replaces the value, and returns the new value. The variable needs no value before."""
-        return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
+        return self._make_update("Assign", name, lambda new: (new, new), value, overwrites=True)
 
     def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Adds ``delta`` in one atomic step on the variable's task, and returns the new value."""
-        return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
+        return self._make_update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
 
     def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Subtracts ``delta`` in one atomic step on the variable's task, and returns the new value."""
-        return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
+        return self._make_update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
     def update(
         self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None
@@ -273,7 +273,7 @@ class Variable(Operators[Tensor]):
             [self], replace_value, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update"
         ).outputs[0]
 
-    def _update(
+    def _make_update(
         self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False
     ) -> Tensor:
         # A constant is made on the variable's device, so that no stage on another task is needed.

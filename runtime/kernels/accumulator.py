@@ -96,7 +96,7 @@ class AccumulatorResource(Resource):
             CancelledError: The accumulator was closed.
             ResourceExhaustedError: Too many bytes are kept for the session, or for all.
         """
-        self._check(gradient)
+        self._check_gradient(gradient)
         with self._changed:
             self._check_open()
             if local_step < self._step or worker in self._waiting:
@@ -138,14 +138,14 @@ class AccumulatorResource(Resource):
             )
             self._check_open()
             # The arrays belong to this call from here on, so the sum needs no lock.
-            taken = self._emptied()
+            taken = self._take_all()
             self._step += 1
         return reduce_in_order(
             [taken[worker] for worker in sorted(taken, key=str)], self._reduction
         )
 
     @uninterrupted
-    def _emptied(self) -> dict[Hashable, Array]:
+    def _take_all(self) -> dict[Hashable, Array]:
         """Takes all gradients and releases their bytes."""
         taken, self._waiting = self._waiting, {}
         for gradient, client in taken.values():
@@ -156,14 +156,14 @@ class AccumulatorResource(Resource):
         """Ends all waits with CancelledError."""
         with self._changed:
             self._closed = True
-            self._emptied()
+            self._take_all()
             self._changed.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError("the accumulator was cleared away")
 
-    def _check(self, gradient: Array) -> None:
+    def _check_gradient(self, gradient: Array) -> None:
         if gradient.dtype != self._dtype:
             raise InvalidArgumentError(
                 f"the accumulator takes {self._dtype.name}, not {gradient.dtype.name}"

@@ -173,7 +173,8 @@ class StepGradients:
         if specs != [(buffer.shape, buffer.dtype) for buffer in self._buffers]:
             self._buffers = [aligned(*spec) for spec in specs]
         return [
-            _joined(column, buffer) for column, buffer in zip(columns, self._buffers, strict=True)
+            _join_gradients(column, buffer)
+            for column, buffer in zip(columns, self._buffers, strict=True)
         ]
 
     def validate(self) -> None:
@@ -183,7 +184,7 @@ class StepGradients:
         assert min(vars(self.counts).values()) >= 0 and self.counts.accepted >= self.counts.applied
 
 
-def _joined(arrays: Sequence[Array], out: Array) -> Array:
+def _join_gradients(arrays: Sequence[Array], out: Array) -> Array:
     """Returns the mean of gradients, or the joined bits of integers, which are marks."""
     if out.dtype.kind not in "iub":
         return reduce_in_order(list(arrays), MEAN, out=out)

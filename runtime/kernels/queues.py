@@ -135,7 +135,7 @@ class QueueResource(Resource):
                 ended; elements that were added before stay.
         """
         for element in elements:
-            self._check(element)
+            self._check_element(element)
         turn = object()
         with self._changed:
             if self._closed:
@@ -148,25 +148,25 @@ class QueueResource(Resource):
                     cancelled.wait_for(
                         self._changed,
                         lambda: (
-                            self._stopped()
+                            self._is_stopped()
                             or self._givers[0] is turn
                             and len(self._elements) < self._capacity
                         ),
                         f"adding to the full queue {self._name!r}",
                         acts=True,
                     )
-                    if self._stopped():
+                    if self._is_stopped():
                         raise CancelledError(
                             f"queue {self._name!r} was closed while an element waited to be added"
                         )
-                    self._keep(element, client, added)
+                    self._keep_element(element, client, added)
                     self._changed.notify_all()
             finally:
                 self._givers.remove(turn)
                 self._changed.notify_all()
 
     @uninterrupted
-    def _keep(self, element: Element, client: int, added: Callable[[], None]) -> None:
+    def _keep_element(self, element: Element, client: int, added: Callable[[], None]) -> None:
         # A signal between two of these lines would leave bytes without an element, or an element
         # that is added twice.
         count = nbytes(element) + _ELEMENT_BYTES
@@ -181,7 +181,7 @@ class QueueResource(Resource):
             OutOfRangeError: the queue is closed and empty.
             CancelledError: the call was ended.
         """
-        return self._take(1, False, cancelled)[0]
+        return self._take_elements(1, False, cancelled)[0]
 
     def dequeue_many(self, count: int, cancelled: Cancellation, *, up_to: bool = False) -> Element:
         """Removes ``count`` elements, waiting until there are so many, and stacks each component.
@@ -208,9 +208,9 @@ class QueueResource(Resource):
                 f"queue {self._name!r}: dequeue_many needs a fixed shape for every component; it "
                 f"has {self._shapes}"
             )
-        taken = self._take(count, up_to, cancelled) if count else []
+        taken = self._take_elements(count, up_to, cancelled) if count else []
         return tuple(
-            _stacked([element[i] for element in taken], shape or (), dtype)
+            _stack_arrays([element[i] for element in taken], shape or (), dtype)
             for i, (shape, dtype) in enumerate(zip(self._shapes, self._dtypes, strict=True))
         )
 
@@ -235,10 +235,10 @@ class QueueResource(Resource):
             self._give_out(self._elements)
             self._changed.notify_all()
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         return self._closed and self._cancel_enqueues
 
-    def _take(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
+    def _take_elements(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
         """Collects ``count`` elements as elements arrive, so that a batch may be larger than the queue."""
         turn = object()
         taken: list[Kept] = []
@@ -251,7 +251,7 @@ class QueueResource(Resource):
                         lambda: (
                             self._cleared
                             or self._takers[0] is turn
-                            and (self._available() > 0 or self._over())
+                            and (self._count_available() > 0 or self._is_exhausted())
                         ),
                         f"taking from the queue {self._name!r}",
                         acts=True,
@@ -259,7 +259,7 @@ class QueueResource(Resource):
                     if self._cleared:
                         raise CancelledError(f"queue {self._name!r} was cleared away")
                     # The queue is closed: the elements that were taken go back before the error.
-                    if not self._available():
+                    if not self._count_available():
                         if up_to and taken:
                             break
                         raise OutOfRangeError(
@@ -296,18 +296,18 @@ class QueueResource(Resource):
         taken.clear()
         return elements
 
-    def _available(self) -> int:
+    def _count_available(self) -> int:
         # After the close no element comes that could be mixed with the rest.
         left = len(self._elements)
         return left if self._closed else max(0, left - self._stay)
 
-    def _over(self) -> bool:
+    def _is_exhausted(self) -> bool:
         """Returns True if no element will come: the queue is closed and empty, and no enqueue waits."""
         return (
             self._closed and (self._cancel_enqueues or not self._givers) and not len(self._elements)
         )
 
-    def _check(self, element: Element) -> None:
+    def _check_element(self, element: Element) -> None:
         if len(element) != len(self._dtypes):
             raise InvalidArgumentError(
                 f"queue {self._name!r} takes {len(self._dtypes)} components, not {len(element)}"
@@ -327,7 +327,7 @@ class QueueResource(Resource):
                 )
 
 
-def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:
+def _stack_arrays(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:
     if not arrays:
         # A batch without elements has the shape of the component, with 0 for an open dimension.
         return np.empty((0, *(d or 0 for d in shape)), dtype)

@@ -166,7 +166,7 @@ class QuorumResource(Resource, abc.ABC):
     def _can_decide(self) -> bool:
         """Returns True if a push may end the step without an order."""
 
-    def _wake(self) -> None:
+    def _wake_waiting(self) -> None:
         """Wakes all calls that wait, as fewer gradients may be enough now."""
         self._changed.notify_all()
 
@@ -209,24 +209,24 @@ class QuorumResource(Resource, abc.ABC):
             self._target = target
             # The generation comes first: after a restore the gradients here belong to values that
             # are gone.
-            self._renew(target.generation)
-            step = self._refresh(self._present_step(stamp, target))
+            self._renew_generation(target.generation)
+            step = self._refresh_step(self._present_step(stamp, target))
             if stamp != step:
                 self.counts.dropped += 1
                 return step, False
-            contribution = self._add(worker, arrays)
+            contribution = self._add_contribution(worker, arrays)
             # A caller that stops waiting takes its gradients along, as its next life pushes them
             # again.
             try:
                 while contribution.counted is None:
                     if self._can_decide():
-                        self._decide(self._gradients.entries[: self._needed()])
+                        self._apply_decision(self._gradients.entries[: self._count_needed()])
                     elif self._gradients.owes(worker):
                         # The worker owes this step more, and computes meanwhile in the same memory.
                         contribution.keep()
                         return step, True
                     else:
-                        self._wait(contribution, cancelled)
+                        self._wait_decided(contribution, cancelled)
             except BaseException:
                 self._gradients.withdraw(contribution)
                 raise
@@ -237,7 +237,7 @@ class QuorumResource(Resource, abc.ABC):
                 )
             return self._step, bool(contribution.counted)
 
-    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
+    def _add_contribution(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         if not self._gradients.entries:
             self._log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
         # A gradient that was replaced has its answer, and its push waits for the notification.
@@ -247,7 +247,7 @@ class QuorumResource(Resource, abc.ABC):
             self._changed.notify_all()
         return contribution
 
-    def _wait(self, contribution: Contribution, cancelled: Cancellation) -> None:
+    def _wait_decided(self, contribution: Contribution, cancelled: Cancellation) -> None:
         """Waits until there is something to decide, or the contribution is decided; looks for dead workers."""
 
         def ready() -> bool:
@@ -260,7 +260,7 @@ class QuorumResource(Resource, abc.ABC):
             what,
             self._next_look(),
         ):
-            self._look(concurrency.monotonic())
+            self._look_around(concurrency.monotonic())
         # The wait has ended for another reason: the quorum has ended, or too few workers are left.
         if not ready():
             self._check_open()
@@ -268,7 +268,7 @@ class QuorumResource(Resource, abc.ABC):
     def _next_look(self) -> float:
         return min(self._log_at, self._look_at)
 
-    def _look(self, now: float) -> None:
+    def _look_around(self, now: float) -> None:
         """Logs the missing workers, and drops dead workers from the roster."""
         if now >= self._log_at:
             self._log_at = now + timeouts.LOG_EVERY_SECS
@@ -276,7 +276,7 @@ class QuorumResource(Resource, abc.ABC):
         if now >= self._look_at:
             self._look_at = now + self._roster.look_secs
             if self._roster.look(self._gradients.workers):
-                self._wake()
+                self._wake_waiting()
 
     def _gathered_since(self, now: float) -> str:
         waited = (
@@ -286,36 +286,36 @@ class QuorumResource(Resource, abc.ABC):
 
     def _waiting_for(self, now: float) -> str:
         missing = self._roster.missing(self._gradients.workers)
-        return f"{self._gathered_since(now)}, {self._needed()} gradients are needed; missing: {missing}"
+        return f"{self._gathered_since(now)}, {self._count_needed()} gradients are needed; missing: {missing}"
 
     # -- the step ----------------------------------------------------------------------------------------------
 
-    def _renew(self, generation: int, forget: bool = False) -> None:
+    def _renew_generation(self, generation: int, forget: bool = False) -> None:
         """Notes the generation of the variables; a new generation drops all contributions, and the step."""
         if renewed := generation != self._generation:
             self._generation = generation
         if renewed or forget:
-            self._drop(fenced=renewed)
+            self._drop_gradients(fenced=renewed)
             self._step, self._last = UNKNOWN, None
 
-    def _refresh(self, step: int) -> int:
+    def _refresh_step(self, step: int) -> int:
         """Notes the variables' step; contributions to another step are dropped."""
         if step != self._step:
-            self._drop()
+            self._drop_gradients()
             self._step = step
         return step
 
-    def _drop(self, fenced: bool = False) -> None:
+    def _drop_gradients(self, fenced: bool = False) -> None:
         self._gradients.drop(fenced)
         self._changed.notify_all()
 
-    def _needed(self) -> int:
+    def _count_needed(self) -> int:
         return self._roster.within_reach(self._wanted)
 
-    def _enough(self) -> bool:
-        return len(self._gradients.entries) >= max(1, self._needed())
+    def _has_enough(self) -> bool:
+        return len(self._gradients.entries) >= max(1, self._count_needed())
 
-    def _decide(
+    def _apply_decision(
         self, chosen: Sequence[Contribution], expected: Mapping[str, int] | None = None
     ) -> None:
         """Applies the mean of the chosen gradients, and ends the step.
@@ -330,7 +330,7 @@ class QuorumResource(Resource, abc.ABC):
             self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), expected)
         except AbortedError:
             # The gradients are not for these variables any more, and every waiting push must know.
-            self._drop(fenced=True)
+            self._drop_gradients(fenced=True)
             raise
         # From here on the decision counts: the next chief finds it when it claims the task.
         self._last = Selection(self._step, tuple(c.worker for c in chosen))
@@ -349,13 +349,13 @@ class QuorumResource(Resource, abc.ABC):
         """Ends all waits: the container was cleared."""
         with self._changed:
             self._ended = CancelledError
-            self._wake()
+            self._wake_waiting()
 
     def end_client(self, client: int) -> None:
         """Notes the end of a session, and so of an elastic worker."""
         with self._changed:
             if self._roster.end_client(client, self._gradients.workers):
-                self._wake()
+                self._wake_waiting()
 
     def retire(self, client: int, index: int) -> None:
         """Notes that a session trains no more, so that no step waits for the worker before the next gradient.
@@ -367,7 +367,7 @@ class QuorumResource(Resource, abc.ABC):
         """
         with self._changed:
             if self._roster.retire(client, index, self._gradients.workers):
-                self._wake()
+                self._wake_waiting()
 
     def set_finished(self, finished: bool) -> None:
         """Notes the end of training, after which no worker comes, or the next beginning."""
@@ -418,7 +418,7 @@ class LoneQuorum(QuorumResource):
         return target.step()
 
     def _can_decide(self) -> bool:
-        return self._enough()
+        return self._has_enough()
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""
@@ -427,7 +427,7 @@ class LoneQuorum(QuorumResource):
             assert not any(c.promised for c in self._gradients.entries)
             # After a change of the roster the pushes that wait have to wake up before one of them
             # decides.
-            assert self._roster.changes or not self._enough(), (
+            assert self._roster.changes or not self._has_enough(), (
                 "enough gradients wait, and no push decides"
             )
 
@@ -442,19 +442,19 @@ class LoneQuorum(QuorumResource):
     def _next_look(self) -> float:
         return min(super()._next_look(), self._time_up())
 
-    def _look(self, now: float) -> None:
+    def _look_around(self, now: float) -> None:
         """Looks for dead workers, and applies the gradients here when time is up."""
-        super()._look(now)
+        super()._look_around(now)
         if now >= self._time_up():
             here = self._gradients.workers
             logging.warning(
                 "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
                 *(self._name, self._step, self._rules.timeout_secs),
-                *(len(self._gradients.entries), self._needed(), sorted(here)),
+                *(len(self._gradients.entries), self._count_needed(), sorted(here)),
             )
             # The next steps do not wait for the missing workers again.
             self._roster.keep_only(here)
-            self._decide(list(self._gradients.entries))
+            self._apply_decision(list(self._gradients.entries))
 
 
 class LedQuorum(QuorumResource):
@@ -481,28 +481,28 @@ class LedQuorum(QuorumResource):
     def _note_counter(self, step_now: Callable[[], int]) -> None:
         """Notes the step of the counter where this task has the counter."""
 
-    def _wake(self) -> None:
-        super()._wake()
+    def _wake_waiting(self) -> None:
+        super()._wake_waiting()
         self._gathered.notify_all()
 
-    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
-        contribution = super()._add(worker, arrays)
-        if self._enough():
+    def _add_contribution(self, worker: int, arrays: Sequence[Array]) -> Contribution:
+        contribution = super()._add_contribution(worker, arrays)
+        if self._has_enough():
             self._gathered.notify_all()
         return contribution
 
-    def _renew(self, generation: int, forget: bool = False) -> None:
+    def _renew_generation(self, generation: int, forget: bool = False) -> None:
         if generation != self._generation:
             self._gathered.notify_all()
-        super()._renew(generation, forget)
+        super()._renew_generation(generation, forget)
 
-    def _refresh(self, step: int) -> int:
+    def _refresh_step(self, step: int) -> int:
         if step < self._step:
             self._gathered.notify_all()
-        return super()._refresh(step)
+        return super()._refresh_step(step)
 
     def _waiting_for(self, now: float) -> str:
-        if self._enough():
+        if self._has_enough():
             return f"{self._gathered_since(now)}; waiting for the chief to apply them"
         return super()._waiting_for(now)
 
@@ -537,7 +537,7 @@ class LedQuorum(QuorumResource):
             check()
             self._session += 1
             self._wanted = wanted
-            self._renew(generation, forget)
+            self._renew_generation(generation, forget)
             self._note_counter(step_now)
             self._gathered.notify_all()
             # The chief repeats the last decision on tasks that lack it.
@@ -578,7 +578,7 @@ class LedQuorum(QuorumResource):
                 self._ended is CancelledError
                 or session != self._session
                 or step < known[0]
-                or self._enough()
+                or self._has_enough()
                 and (step > known[0] or count > known[1] or self._roster.changes != changes)
             )
 
@@ -646,7 +646,7 @@ class LedQuorum(QuorumResource):
                 raise InternalError(
                     f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone"
                 )
-            self._decide(chosen, dict.fromkeys(self._rules.tasks, 1))
+            self._apply_decision(chosen, dict.fromkeys(self._rules.tasks, 1))
             self._last = decision
             return self._step
 
@@ -676,4 +676,4 @@ class LeadingQuorum(LedQuorum):
         return target.step()
 
     def _note_counter(self, step_now: Callable[[], int]) -> None:
-        self._refresh(step_now())
+        self._refresh_step(step_now())

@@ -29,7 +29,7 @@ from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
 
 
-def _quorum(context: Context) -> QuorumResource:
+def _find_quorum(context: Context) -> QuorumResource:
     d = context.attrs["resource"]
 
     def make() -> QuorumResource:
@@ -48,43 +48,43 @@ def _quorum(context: Context) -> QuorumResource:
     return named(context, QuorumResource, make)  # type: ignore[type-abstract]
 
 
-def _worker(context: Context) -> int:
+def _worker_number(context: Context) -> int:
     """Returns the number of the calling worker, or minus its session for a worker without a number."""
     return int(context.attrs["worker"]) if context.attrs["worker"] is not None else -context.client
 
 
-def _deferred(context: Context) -> DeferredProgram:
+def _deferred_program(context: Context) -> DeferredProgram:
     if context.deferred is None:
         raise InternalError(f"{context.op!r} came without its update", task=context.task)
     return context.deferred
 
 
-def _int64(*values: int) -> Array:
+def _int64_array(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
 @kernel("quorum/push")
-def _push(context: Context) -> Sequence[Array]:
+def _push_gradients(context: Context) -> Sequence[Array]:
     stamp, *gradients = context.inputs
-    step, counted = _quorum(context).push(
-        _worker(context),
+    step, counted = _find_quorum(context).push(
+        _worker_number(context),
         int(stamp),
         gradients,
-        _deferred(context),
+        _deferred_program(context),
         context.cancelled,
         context.client,
     )
     return [np.asarray(step, context.attrs["dtype"]), np.asarray(counted)]
 
 
-def _order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[int]]:
+def _read_order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[int]]:
     """Returns the parts of a chief's order.
 
     Returns:
         The quorum, a check that raises unless the task obeys the chief, the generation of the
         variables, and the further numbers of the order.
     """
-    quorum, run = _quorum(context), context.store.run
+    quorum, run = _find_quorum(context), context.store.run
     if not isinstance(quorum, LedQuorum):
         raise FailedPreconditionError(
             "this quorum decides by itself, and takes no orders", task=context.task
@@ -103,66 +103,66 @@ def _order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[i
 
 
 @kernel("quorum/claim")
-def _claim(context: Context) -> Sequence[Array]:
+def _claim_task(context: Context) -> Sequence[Array]:
     def step_now() -> int:
         key = (context.attrs["step"][0], context.attrs["step"][1])
         return int(context.store.snapshot([key])[key])
 
-    quorum, check, generation, (wanted, forget) = _order(context)
+    quorum, check, generation, (wanted, forget) = _read_order(context)
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
     return [
-        _int64(session, step, UNKNOWN if last is None else last.step),
-        _int64(*(last.workers if last else ())),
+        _int64_array(session, step, UNKNOWN if last is None else last.step),
+        _int64_array(*(last.workers if last else ())),
     ]
 
 
 @kernel("quorum/gather")
-def _gather(context: Context) -> Sequence[Array]:
-    quorum, check, generation, (session, step, count, changes, limit_millis) = _order(context)
+def _gather_gradients(context: Context) -> Sequence[Array]:
+    quorum, check, generation, (session, step, count, changes, limit_millis) = _read_order(context)
     # Numbers of an order are int64.
     limit_secs = limit_millis / 1000
     found = quorum.gather(
         session, check, generation, (step, count), context.cancelled, limit_secs, changes
     )
     return [
-        _int64(found.step, int(found.waited_secs * 1000), found.changes),
-        _int64(*found.workers),
-        _int64(*found.seen),
+        _int64_array(found.step, int(found.waited_secs * 1000), found.changes),
+        _int64_array(*found.workers),
+        _int64_array(*found.seen),
     ]
 
 
 @kernel("quorum/commit")
-def _commit(context: Context) -> Sequence[Array]:
-    quorum, check, generation, (session, wanted, step, *workers) = _order(context)
+def _commit_decision(context: Context) -> Sequence[Array]:
+    quorum, check, generation, (session, wanted, step, *workers) = _read_order(context)
     after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
     return [np.asarray(after, np.int64)]
 
 
 @kernel("quorum/counts")
-def _counts(context: Context) -> Sequence[Array]:
-    c = _quorum(context).counts
+def _count_gradients(context: Context) -> Sequence[Array]:
+    c = _find_quorum(context).counts
     return [np.asarray(n, np.int64) for n in (c.applied, c.accepted, c.dropped, c.repeated)]
 
 
 @kernel("quorum/status")
-def _status(context: Context) -> Sequence[Array]:
-    return [np.array(_quorum(context).status().encode(), object)]
+def _describe_status(context: Context) -> Sequence[Array]:
+    return [np.array(_find_quorum(context).status().encode(), object)]
 
 
 @kernel("quorum/tick")
-def _tick(context: Context) -> Sequence[Array]:
+def _count_step(context: Context) -> Sequence[Array]:
     d = context.attrs["resource"]
     bound = named(
         context,
         StalenessBound,
         lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]),
     )
-    update = _deferred(context)
+    update = _deferred_program(context)
     # The update comes before the wait, so that no gradient grows older while its worker waits.
     update.apply(context.inputs)
     step = update.step()
     try:
-        bound.tick(_worker(context), context.client, context.cancelled)
+        bound.tick(_worker_number(context), context.client, context.cancelled)
     except (CancelledError, DeadlineExceededError) as error:
         # The update is in. An error would make a caller whose connection was cut repeat it.
         logging.info("a worker's wait for slower ones ends early: %s", error)

@@ -47,14 +47,14 @@ def named(context: Context, kind: type[T], make: Callable[[], T]) -> T:
     return found
 
 
-def _string(text: str) -> Array:
+def _string_array(text: str) -> Array:
     return np.array(text.encode(), object)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------
 
 
-def _queue(context: Context) -> QueueResource:
+def _find_queue(context: Context) -> QueueResource:
     d = context.attrs["resource"]
 
     def make() -> QueueResource:
@@ -69,15 +69,15 @@ def _queue(context: Context) -> QueueResource:
 
 @kernel("queue/open")
 def _open_queue(context: Context) -> Sequence[Array]:
-    _queue(context)
-    return [_string(context.attrs["resource"]["name"])]
+    _find_queue(context)
+    return [_string_array(context.attrs["resource"]["name"])]
 
 
 @kernel("queue/enqueue")
-def _enqueue(context: Context) -> Sequence[Array]:
+def _enqueue_element(context: Context) -> Sequence[Array]:
     # The next call overwrites the memory of the inputs of this call.
     element = tuple(map(np.array, context.inputs))
-    _queue(context).enqueue_many([element], context.cancelled, client=context.client)
+    _find_queue(context).enqueue_many([element], context.cancelled, client=context.client)
     return []
 
 
@@ -102,42 +102,42 @@ def _enqueue_many(context: Context) -> Sequence[Array]:
     def count() -> None:
         memory[key] = memory.get(key, 0) + 1
 
-    _queue(context).enqueue_many(elements[added:], context.cancelled, count, context.client)
+    _find_queue(context).enqueue_many(elements[added:], context.cancelled, count, context.client)
     return []
 
 
 @kernel("queue/dequeue")
-def _dequeue(context: Context) -> Sequence[Array]:
-    return _queue(context).dequeue(context.cancelled)
+def _dequeue_element(context: Context) -> Sequence[Array]:
+    return _find_queue(context).dequeue(context.cancelled)
 
 
 @kernel("queue/dequeue_many")
 def _dequeue_many(context: Context) -> Sequence[Array]:
-    return _queue(context).dequeue_many(
+    return _find_queue(context).dequeue_many(
         int(context.inputs[0]), context.cancelled, up_to=bool(context.attrs.get("up_to"))
     )
 
 
 @kernel("queue/size")
 def _queue_size(context: Context) -> Sequence[Array]:
-    return [np.asarray(_queue(context).size(), np.int32)]
+    return [np.asarray(_find_queue(context).size(), np.int32)]
 
 
 @kernel("queue/is_closed")
 def _queue_is_closed(context: Context) -> Sequence[Array]:
-    return [np.asarray(_queue(context).is_closed())]
+    return [np.asarray(_find_queue(context).is_closed())]
 
 
 @kernel("queue/close")
 def _close_queue(context: Context) -> Sequence[Array]:
-    _queue(context).close(bool(context.attrs.get("cancel_pending_enqueues")))
+    _find_queue(context).close(bool(context.attrs.get("cancel_pending_enqueues")))
     return []
 
 
 # -- accumulators ------------------------------------------------------------------------------------------------
 
 
-def _accumulator(context: Context) -> AccumulatorResource:
+def _find_accumulator(context: Context) -> AccumulatorResource:
     d = context.attrs["resource"]
 
     def make() -> AccumulatorResource:
@@ -151,8 +151,8 @@ def _accumulator(context: Context) -> AccumulatorResource:
 
 @kernel("accumulator/open")
 def _open_accumulator(context: Context) -> Sequence[Array]:
-    _accumulator(context)
-    return [_string(context.attrs["resource"]["name"])]
+    _find_accumulator(context)
+    return [_string_array(context.attrs["resource"]["name"])]
 
 
 @kernel("accumulator/apply_grad")
@@ -161,23 +161,25 @@ def _apply_grad(context: Context) -> Sequence[Array]:
     # A client without a number counts as one worker for each session.
     who = int(worker) if int(worker) >= 0 else ("session", context.client)
     return [
-        np.asarray(_accumulator(context).apply_grad(gradient, int(local_step), who, context.client))
+        np.asarray(
+            _find_accumulator(context).apply_grad(gradient, int(local_step), who, context.client)
+        )
     ]
 
 
 @kernel("accumulator/take_grad")
 def _take_grad(context: Context) -> Sequence[Array]:
-    return [_accumulator(context).take_grad(int(context.inputs[0]), context.cancelled)]
+    return [_find_accumulator(context).take_grad(int(context.inputs[0]), context.cancelled)]
 
 
 @kernel("accumulator/counts")
-def _counts(context: Context) -> Sequence[Array]:
-    accumulator = _accumulator(context)
+def _count_gradients(context: Context) -> Sequence[Array]:
+    accumulator = _find_accumulator(context)
     dropped = accumulator.dropped_gradients
     return [np.asarray(accumulator.num_accumulated, np.int32), np.asarray(dropped, np.int64)]
 
 
 @kernel("accumulator/set_global_step")
 def _set_global_step(context: Context) -> Sequence[Array]:
-    _accumulator(context).set_global_step(int(context.inputs[0]))
+    _find_accumulator(context).set_global_step(int(context.inputs[0]))
     return []

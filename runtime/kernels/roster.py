@@ -169,19 +169,19 @@ class ElasticRoster(Roster):
 
     def look(self, given: Collection[int]) -> bool:
         """Drops the workers whose sessions give no sign of life; returns True if there were any."""
-        return self._miss(
+        return self._miss_workers(
             {w for w in self.missing(given) if not self._lives(self._clients.get(w, 0))}, given
         )
 
     def end_client(self, client: int, given: Collection[int]) -> bool:
         """Drops the worker of a session that has ended; returns True if the worker was present."""
-        return self._miss(self._of_client(client), given)
+        return self._miss_workers(self._of_client(client), given)
 
     def retire(self, client: int, index: int, given: Collection[int]) -> bool:
         """Drops the worker of a session that trains no more; returns True if the worker was present."""
-        return self._miss(self._of_client(client), given)
+        return self._miss_workers(self._of_client(client), given)
 
-    def _miss(self, workers: set[int], given: Collection[int]) -> bool:
+    def _miss_workers(self, workers: set[int], given: Collection[int]) -> bool:
         # A worker that has given gradients to this step stays until its call ends.
         gone = workers & set(self.missing(given))
         if gone:

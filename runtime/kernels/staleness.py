@@ -68,7 +68,7 @@ class StalenessBound(Resource):
             log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
-                lambda: self._cleared or self._finished or self._ahead(entry) <= self._bound,
+                lambda: self._cleared or self._finished or self._steps_ahead(entry) <= self._bound,
                 f"waiting for slower workers in {self._name}",
                 log_at,
             ):
@@ -78,14 +78,14 @@ class StalenessBound(Resource):
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",
                     self._name,
                     worker,
-                    self._ahead(entry),
+                    self._steps_ahead(entry),
                     slowest,
                     self._bound,
                 )
             # The end of a run ends the wait without an error, as slower workers may not come again.
             if self._cleared:
                 raise CancelledError(f"{self._name} was cleared away")
-            return self._ahead(entry)
+            return self._steps_ahead(entry)
 
     def end_client(self, client: int) -> None:
         """Stops waiting for the worker of a session that has ended."""
@@ -110,5 +110,5 @@ class StalenessBound(Resource):
             self._cleared = True
             self._changed.notify_all()
 
-    def _ahead(self, entry: _Worker) -> int:
+    def _steps_ahead(self, entry: _Worker) -> int:
         return entry.steps - min((c.steps for c in self._workers.values()), default=entry.steps)

@@ -21,15 +21,15 @@ from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array
 
 
-def _string(message: bytes) -> Sequence[Array]:
+def _string_array(message: bytes) -> Sequence[Array]:
     return [np.array(message, object)]
 
 
-def _message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:
-    return _string(summary_pb2.Summary(value=values).SerializeToString())
+def _summary_message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:
+    return _string_array(summary_pb2.Summary(value=values).SerializeToString())
 
 
-def _shown(
+def _show_items(
     context: Context, kind: str, items: Array, made: Callable[[Array], object]
 ) -> Sequence[Array]:
     """Returns the summary of the first ``max_outputs`` items, each made to a message of a kind."""
@@ -37,7 +37,7 @@ def _shown(
     names = [
         f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(min(most, len(items)))
     ]
-    return _message(
+    return _summary_message(
         *(
             summary_pb2.Summary.Value(tag=n, **{kind: made(i)})
             for n, i in zip(names, items, strict=False)
@@ -45,31 +45,31 @@ def _shown(
     )
 
 
-def _numbers(context: Context, tag: str, array: Array) -> Array:
+def _to_numbers(context: Context, tag: str, array: Array) -> Array:
     if array.dtype == object:
         raise InvalidArgumentError(f"summary {tag!r} takes numbers, not strings", task=context.task)
     return array.astype(np.float64)
 
 
 @kernel("summary/scalar")
-def _scalar(context: Context) -> Sequence[Array]:
+def _scalar_summary(context: Context) -> Sequence[Array]:
     tag = context.attrs["tag"]
     if context.inputs[0].size != 1:
         shape = list(context.inputs[0].shape)
         raise InvalidArgumentError(
             f"summary {tag!r} takes one number, not shape {shape}", task=context.task
         )
-    value = float(_numbers(context, tag, context.inputs[0]).reshape(()))
-    return _message(summary_pb2.Summary.Value(tag=tag, simple_value=value))
+    value = float(_to_numbers(context, tag, context.inputs[0]).reshape(()))
+    return _summary_message(summary_pb2.Summary.Value(tag=tag, simple_value=value))
 
 
 @kernel("summary/histogram")
-def _histogram(context: Context) -> Sequence[Array]:
+def _histogram_summary(context: Context) -> Sequence[Array]:
     tag = context.attrs["tag"]
-    values = _numbers(context, tag, context.inputs[0]).ravel()
+    values = _to_numbers(context, tag, context.inputs[0]).ravel()
     if not np.isfinite(values).all():
         raise InvalidArgumentError(f"Nan or Inf in summary histogram for: {tag}", task=context.task)
-    return _message(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
+    return _summary_message(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
 
 
 @cache
@@ -107,7 +107,7 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
 
 
 @kernel("summary/image")
-def _image(context: Context) -> Sequence[Array]:
+def _image_summary(context: Context) -> Sequence[Array]:
     tag, images = context.attrs["tag"], context.inputs[0]
     if images.ndim != 4 or images.shape[3] not in (1, 3, 4):
         raise InvalidArgumentError(
@@ -118,13 +118,13 @@ def _image(context: Context) -> Sequence[Array]:
 
     def made(pixels: Array) -> summary_pb2.Summary.Image:
         if pixels.dtype != np.uint8:
-            pixels = to_pixels(_numbers(context, tag, pixels))
+            pixels = to_pixels(_to_numbers(context, tag, pixels))
         height, width, channels = pixels.shape
         return summary_pb2.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=encode_png(pixels)
         )
 
-    return _shown(context, "image", images, made)
+    return _show_items(context, "image", images, made)
 
 
 def to_pixels(image: Array) -> Array:
@@ -171,9 +171,9 @@ def encode_png(pixels: Array) -> bytes:
 
 
 @kernel("summary/audio")
-def _audio(context: Context) -> Sequence[Array]:
+def _audio_summary(context: Context) -> Sequence[Array]:
     tag = context.attrs["tag"]
-    sound = _numbers(context, tag, context.inputs[0])
+    sound = _to_numbers(context, tag, context.inputs[0])
     if sound.ndim == 2:
         # One channel.
         sound = sound[:, :, None]
@@ -191,14 +191,14 @@ def _audio(context: Context) -> Sequence[Array]:
             sample_rate=rate,
             num_channels=clip.shape[1],
             length_frames=clip.shape[0],
-            encoded_audio_string=_wav(clip, rate),
+            encoded_audio_string=_encode_wav(clip, rate),
             content_type="audio/wav",
         )
 
-    return _shown(context, "audio", sound, made)
+    return _show_items(context, "audio", sound, made)
 
 
-def _wav(clip: Array, rate: float) -> bytes:
+def _encode_wav(clip: Array, rate: float) -> bytes:
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(clip.shape[1])
@@ -210,20 +210,20 @@ def _wav(clip: Array, rate: float) -> bytes:
 
 
 @kernel("summary/text")
-def _text(context: Context) -> Sequence[Array]:
+def _text_summary(context: Context) -> Sequence[Array]:
     value = summary_pb2.Summary.Value(tag=context.attrs["tag"])
     value.metadata.plugin_data.plugin_name = "text"
     value.tensor.dtype = types_pb2.DT_STRING
     for size in context.inputs[0].shape:
         value.tensor.tensor_shape.dim.add(size=size)
     value.tensor.string_val.extend(context.inputs[0].ravel().tolist())
-    return _message(value)
+    return _summary_message(value)
 
 
 @kernel("summary/merge")
-def _merge(context: Context) -> Sequence[Array]:
+def _merge_summaries(context: Context) -> Sequence[Array]:
     # A message with a repeated field is the concatenation of messages with its parts: nothing to
     # parse.
-    return _string(
+    return _string_array(
         b"".join(item for array in context.inputs for item in np.asarray(array).ravel().tolist())
     )

@@ -36,7 +36,7 @@ def when_dropped(
     Returns:
         The finalizer, whose ``detach`` takes the order back.
     """
-    _start()
+    _start_thread()
     finalizer = weakref.finalize(thing, _actions.put, action)
     finalizer.atexit = False
     return finalizer
@@ -44,19 +44,19 @@ def when_dropped(
 
 def later(action: Callable[[], None]) -> None:
     """Calls ``action`` soon, and else like ``when_dropped``."""
-    _start()
+    _start_thread()
     _actions.put(action)
 
 
-def _start() -> None:
+def _start_thread() -> None:
     global _thread
     with _lock:
         # The child of a fork has no threads.
         if _thread is None or not _thread.is_alive():
-            _thread = concurrency.ThreadGroup("finalizers").start(_work, name="dropped")
+            _thread = concurrency.ThreadGroup("finalizers").start(_run_actions, name="dropped")
 
 
-def _work() -> None:
+def _run_actions() -> None:
     while True:
         action = _actions.get()
         try:

@@ -187,7 +187,7 @@ class MasterSession:
             ending.deadline = deadline
         if self._ahead:
             # This step must read the values that earlier steps have written.
-            self._flush()
+            self._flush_pipelines()
         run = Run(self.id, step, deadline, ending, prepared.values(feeds, self._step_ids))
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
@@ -227,7 +227,7 @@ class MasterSession:
         # A plan for other shapes may have pulled parameters long ago, and must not compute with old
         # parameters.
         if not self._ahead <= {pipeline}:
-            self._flush(pipeline)
+            self._flush_pipelines(pipeline)
         try:
             results = pipeline.run(feeds, step, deadline)
         finally:
@@ -235,7 +235,7 @@ class MasterSession:
         prepared.times.add_step(_clock() - began, prepared.wire_bytes)
         return results
 
-    def _flush(self, but: Pipeline | None = None) -> None:
+    def _flush_pipelines(self, but: Pipeline | None = None) -> None:
         """Waits for the replies to earlier pushes, and forgets values that were pulled ahead."""
         for pipeline in self._ahead - {but}:
             self._ahead.discard(pipeline)
@@ -285,7 +285,7 @@ class MasterSession:
         order.session = self.id
         if order.HasField("pause"):
             # A checkpoint must hold the values that earlier steps of this session have written.
-            self._flush()
+            self._flush_pipelines()
         return task.send_order(order, timeout)
 
     def send_run_order(

@@ -317,7 +317,7 @@ class RemoteTask:
         def send_once() -> services_pb2.CheckpointReply:
             # Each try connects: a restarted task knows no connection of the session yet.
             if order.WhichOneof("order") in NEEDS_SESSION:
-                self._connect(timeout)
+                self._connect_peer(timeout)
             return rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name)
 
         return self._retry_call(send_once)
@@ -390,7 +390,7 @@ class RemoteTask:
             session=self._client,
         )
 
-        self._connect(timeout)
+        self._connect_peer(timeout)
 
         def register_once() -> services_pb2.RegisterResponse:
             return self._retry_call(
@@ -425,7 +425,7 @@ class RemoteTask:
             stage.may_wait,
         )
 
-    def _connect(self, timeout: float | None) -> None:
+    def _connect_peer(self, timeout: float | None) -> None:
         """Connects to the task before the task keeps anything for the session.
 
         The task learns of the end of a session by the end of its connections.

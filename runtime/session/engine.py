@@ -148,13 +148,13 @@ class RemoteEngine:
         self._looked_at = concurrency.monotonic()
         # A failed start leaves no open channel behind.
         try:
-            answer = self._create(options)
+            answer = self._create_session(options)
         except BaseException:
             self._channel.close()
             raise
         self.id = answer.session
         try:
-            self._renewal = concurrency.every(timeouts.RENEW_SECS, self._renew, blocks=True)
+            self._renewal = concurrency.every(timeouts.RENEW_SECS, self._renew_session, blocks=True)
         except BaseException:
             self._end_session()
             raise
@@ -163,7 +163,7 @@ class RemoteEngine:
         self.home = (answer.home_job, answer.home_task)
         self.value_ids = dict(answer.value_ids)
 
-    def _create(self, options: SessionConfig) -> pb.CreateSessionResponse:
+    def _create_session(self, options: SessionConfig) -> pb.CreateSessionResponse:
         """Waits for a master, and opens a session.
 
         The client waits, not the master: each request has a limit of some seconds. So no master
@@ -216,7 +216,7 @@ class RemoteEngine:
                     )
 
     @contextlib.contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def _note_wait(self, what: str) -> Iterator[None]:
         """Has the renewals of the session log the wait for a call within the block."""
         call = object()
         # Each call has a key of its own, because several threads may run steps.
@@ -243,7 +243,7 @@ class RemoteEngine:
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
         request = pb.RegisterPlanRequest(session=self.id, plan=plan_to_proto(plan))
-        with self._waiting("register the stages of a step"):
+        with self._note_wait("register the stages of a step"):
             return rpc.call(
                 self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target
             ).plan, plan
@@ -252,15 +252,15 @@ class RemoteEngine:
         self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
     ) -> list[AnyArray | None]:
         """Runs one step of a registered plan."""
-        return self._run(prepared, feeds, timeout, False)[0]
+        return self._run_step(prepared, feeds, timeout, False)[0]
 
     def run_traced(
         self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step of a registered plan, and returns also the StepStats."""
-        return self._run(prepared, feeds, timeout, True)
+        return self._run_step(prepared, feeds, timeout, True)
 
-    def _run(
+    def _run_step(
         self,
         prepared: tuple[int, Plan],
         feeds: Sequence[Array],
@@ -279,7 +279,7 @@ class RemoteEngine:
         # The master itself keeps the limit, and its error names the task. The client waits a little
         # longer.
         allowed = None if limit is None else limit + 1.0
-        with self._waiting("run a step"):
+        with self._note_wait("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
         # The reply has no value for an operation.
         values = iter(unpack(answer.values))
@@ -360,7 +360,7 @@ class RemoteEngine:
         finally:
             self._channel.close()
 
-    def _renew(self) -> None:
+    def _renew_session(self) -> None:
         """Renews the session once."""
         self.log_waits()
         try:

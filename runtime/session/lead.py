@@ -113,20 +113,20 @@ class Authority:
         with self._lock:
             lead = self._lead
             if lead is None:
-                obeyed = self._ask(tasks, NOBODY)
+                obeyed = self._ask_tasks(tasks, NOBODY)
                 free = [task for task, leadership in obeyed.items() if not leadership]
                 # The first session that claims a free task leads the task.
-                return {**obeyed, **self._ask(free, Leadership(1, self._owner))}
+                return {**obeyed, **self._ask_tasks(free, Leadership(1, self._owner))}
             # The chief may have claimed a later epoch since the last order of this session.
             if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
                 wanted = lead.tasks.union(tasks)
                 self._claimed, self._tasks = (
-                    lead.claim(functools.partial(self._ask, wanted), lead.tasks),
+                    lead.claim(functools.partial(self._ask_tasks, wanted), lead.tasks),
                     wanted,
                 )
             return dict.fromkeys(tasks, self._claimed)
 
-    def _ask(self, tasks: Collection[str], leadership: Leadership) -> dict[str, Leadership]:
+    def _ask_tasks(self, tasks: Collection[str], leadership: Leadership) -> dict[str, Leadership]:
         def ask(task: str) -> Leadership:
             order = (
                 RunOrder(claim=RunOrder.Claim())

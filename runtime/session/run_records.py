@@ -120,7 +120,7 @@ class RunRecords:
 
     def inspect(self) -> dict[str, RunRecordView]:
         """Returns the present records, by task name."""
-        return self._send(RunOrder(inspect=RunOrder.Inspect()))
+        return self._send_order(RunOrder(inspect=RunOrder.Inspect()))
 
     def claim(self) -> Lead:
         """Takes the lead: the tasks refuse the later orders of any other chief.
@@ -133,7 +133,7 @@ class RunRecords:
 
         def ask(leadership: Leadership) -> dict[str, Leadership]:
             order = RunOrder(leadership=leadership.to_proto(), claim=RunOrder.Claim())
-            records = self._send(order) if leadership else self.inspect()
+            records = self._send_order(order) if leadership else self.inspect()
             return {task: record.leadership for task, record in records.items()}
 
         self.lead.claim(ask)
@@ -152,7 +152,7 @@ class RunRecords:
         """
         return {
             task: record.generation
-            for task, record in self._send(RunOrder(load=RunOrder.Load())).items()
+            for task, record in self._send_order(RunOrder(load=RunOrder.Load())).items()
         }
 
     def open(self, logdir: str = "") -> None:
@@ -164,7 +164,7 @@ class RunRecords:
         Raises:
             PermissionDeniedError: another chief leads.
         """
-        self._send(RunOrder(open=RunOrder.Open(logdir=logdir)))
+        self._send_order(RunOrder(open=RunOrder.Open(logdir=logdir)))
 
     def finish(
         self,
@@ -195,7 +195,7 @@ class RunRecords:
             took_part=sorted(self._took_part),
             elastic=elastic,
         )
-        self._send(RunOrder(finish=order))
+        self._send_order(RunOrder(finish=order))
 
     def leads(self) -> bool:
         """Returns True if no other chief has taken the lead. A restarted task knows no chief."""
@@ -215,11 +215,11 @@ class RunRecords:
         """
         with self._lock:
             self._closed = False
-        self._send(RunOrder(join=RunOrder.Join(session=session)))
+        self._send_order(RunOrder(join=RunOrder.Join(session=session)))
 
     def rest(self, session: int) -> None:
         """Reports that this task has stopped training in a session, and still needs the tasks."""
-        self._send(RunOrder(rest=RunOrder.Rest(session=session)))
+        self._send_order(RunOrder(rest=RunOrder.Rest(session=session)))
 
     def done(
         self, leave: bool, session: int = 0, *, goodbye: bool = False
@@ -232,7 +232,7 @@ class RunRecords:
             session: The session in which this task has trained.
             goodbye: True if training continues without this task.
         """
-        return self._send(
+        return self._send_order(
             RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye))
         )
 
@@ -241,7 +241,7 @@ class RunRecords:
 
         Returns True if no chief is loading.
         """
-        records = self._send(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
+        records = self._send_order(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
         return all(record.phase != "loading" for record in records.values())
 
     def wait_done(self, timeout_secs: float) -> dict[str, float]:
@@ -251,7 +251,7 @@ class RunRecords:
             The tasks that are not done, with their addresses, and the seconds without a sign of
             life to any task; infinite without any sign so far.
         """
-        records = self._send(RunOrder(wait_done=RunOrder.WaitDone(secs=timeout_secs)))
+        records = self._send_order(RunOrder(wait_done=RunOrder.WaitDone(secs=timeout_secs)))
         addresses = {
             name: address
             for record in records.values()
@@ -271,7 +271,7 @@ class RunRecords:
         Args:
             reason: The reason in words.
         """
-        return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
+        return self._send_order(RunOrder(stop=RunOrder.Stop(reason=reason)))
 
     def wait_stop(self, timeout_secs: float) -> tuple[str, float | None]:
         """Waits until an order ends training, for a minute at most.
@@ -291,7 +291,9 @@ class RunRecords:
                 cancelled.set("the run records were closed")
             self._waiting = cancelled
         cancelled.check("waiting for an order to stop")
-        records = self._send(RunOrder(wait_stop=RunOrder.WaitStop(secs=timeout_secs)), cancelled)
+        records = self._send_order(
+            RunOrder(wait_stop=RunOrder.WaitStop(secs=timeout_secs)), cancelled
+        )
         going = [
             record.goes_in_secs for record in records.values() if record.goes_in_secs is not None
         ]
@@ -315,7 +317,7 @@ class RunRecords:
         """Name of this task, known after the first exchange."""
         return self._task
 
-    def _send(
+    def _send_order(
         self, order: RunOrder, cancelled: Cancellation | None = None
     ) -> dict[str, RunRecordView]:
         order.address = self._target.removeprefix("grpc://")
@@ -402,7 +404,7 @@ def _forward_order(
     request = services_pb2.ForwardRunOrderRequest(
         order=order, device_filters=device_filters, answer_secs=answer_secs
     )
-    with rpc.open_channel(address, security) as channel, _closing(channel, cancelled):
+    with rpc.open_channel(address, security) as channel, _closing_channel(channel, cancelled):
         answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
             request,
@@ -414,7 +416,7 @@ def _forward_order(
 
 
 @contextlib.contextmanager
-def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[None]:
+def _closing_channel(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[None]:
     """Closes a channel on cancellation within the block. So its call ends on the other side too."""
     if cancelled is None:
         yield

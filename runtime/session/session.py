@@ -197,7 +197,7 @@ class Session:
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
         self._home = HomeProcess("the session")
-        engine, self.config = _open(target, config, security)
+        engine, self.config = _open_engine(target, config, security)
         self._engine = sign_errors(engine)
         # The finalizer refers to the engine only, or the session would never be dropped.
         self._when_dropped = when_dropped(
@@ -423,7 +423,7 @@ class Session:
     def _find_elements(self, fetches: object) -> list[Tensor | Operation]:
         """Finds the tensors and operations that the leaves of a fetch structure mean."""
         found = []
-        for leaf in _flatten(fetches)[0]:
+        for leaf in _flatten_fetches(fetches)[0]:
             if leaf is None:
                 raise TypeError(
                     "Fetch argument None has invalid type: not a tensor, operation, variable or "
@@ -690,7 +690,7 @@ class InteractiveSession(Session):
         super().close()
 
 
-def _open(
+def _open_engine(
     target: str, config: SessionConfig | None, security: Security | None
 ) -> tuple[Engine, SessionConfig]:
     chosen = config or SessionConfig()
@@ -739,7 +739,7 @@ def _is_leaf(item: object) -> bool:
     return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
 
 
-def _flatten(fetches: object) -> tuple[list[object], PyTreeDef]:
+def _flatten_fetches(fetches: object) -> tuple[list[object], PyTreeDef]:
     return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
 
 
@@ -757,7 +757,7 @@ def _fetch_key(fetches: object) -> Hashable:
             pass
     elif _is_leaf(fetches):
         return fetches
-    leaves, tree = _flatten(fetches)
+    leaves, tree = _flatten_fetches(fetches)
     return _TreeKey(tree, tuple(leaves))
 
 

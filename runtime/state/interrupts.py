@@ -24,7 +24,7 @@ _held_back: _HeldBack | None = None
 """The signals of the call in which the main thread is."""
 
 
-def _forked() -> None:
+def _adopt_fork() -> None:
     """Makes the forking thread the main thread; calls of other threads do not end in the child."""
     global _main_thread, _held_back
     if _held_back is not None and _get_ident() != _main_thread:
@@ -34,7 +34,7 @@ def _forked() -> None:
     _main_thread = _get_ident()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_adopt_fork)
 
 
 def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -74,14 +74,14 @@ class _HeldBack:
                 # A signal that is ignored, or ends the process, has no handler to hold back.
                 if callable(handler):
                     self._handlers[number] = handler
-                    _signal.signal(number, self._note)
+                    _signal.signal(number, self._note_signal)
         except BaseException:
             # The handler of a signal that was not held back yet has raised.
             self._give_back()
             raise
         _held_back = self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             # Two other signals have kept `_give_back` from setting the handler of this signal.
             _signal.signal(number, self._handlers[number])
@@ -113,9 +113,9 @@ class _HeldBack:
             self.restore_handlers()
             raise
         finally:
-            self._act()
+            self._call_handlers()
 
-    def _act(self) -> None:
+    def _call_handlers(self) -> None:
         """Calls the handler of each signal that came, also after a handler has raised."""
         if self._came:
             # The recursion calls the next handler also if this handler raises.
@@ -123,4 +123,4 @@ class _HeldBack:
             try:
                 self._handlers[number](number, frame)
             finally:
-                self._act()
+                self._call_handlers()

@@ -119,7 +119,7 @@ class RunRecord:
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
-            reply = self._reply()
+            reply = self._make_reply()
         self._leave_when_done()
         return reply
 
@@ -130,7 +130,7 @@ class RunRecord:
         if left:
             self.environment.when_all_done()
 
-    def _reply(self) -> pb.RunReply:
+    def _make_reply(self) -> pb.RunReply:
         return pb.RunReply(
             address=self.environment.address(),
             phase=pb.RunReply.Phase.Value(self._phase.upper()),
@@ -326,7 +326,7 @@ class RunRecord:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
         self.check(Leadership.from_proto(order.leadership), what, task)
 
-    def _wait(
+    def _wait_until(
         self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation
     ) -> None:
         until = concurrency.monotonic() + min(secs, self.environment.limits.run_order_secs)
@@ -335,10 +335,10 @@ class RunRecord:
         )
         self._check_open(task)
 
-    def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         """Changes nothing: "inspect" only reads, and for "rest" the worker wakes waiting updates."""
 
-    def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
         _check_claim(wanted, self.leadership, task)
         # Without the lead the reply names the chief that leads.
@@ -346,7 +346,7 @@ class RunRecord:
             self._leader_name, self._leader_address = order.sender, order.address
             self.leadership = wanted
 
-    def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         self.environment.when_loading()
         self._begin_another()
@@ -364,14 +364,14 @@ class RunRecord:
             self._stop = ""
             self.finished_at = self.saved = None
 
-    def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         self._logdir = order.open.logdir or self._logdir
         self._begin_another()
         self.origin = ""
         self._phase = READY
 
-    def _finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         given = order.finish
         took_part = dict.fromkeys(
@@ -389,7 +389,7 @@ class RunRecord:
             ((given.counter_container, given.counter_name), given.saved_step) if told else None
         )
 
-    def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+    def _obey_join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._tasks.check_room((order.sender,), task)
         # A worker that was started again elsewhere has another address, but its old session gives
         # no sign of life.
@@ -431,24 +431,26 @@ class RunRecord:
             leads = bool(self.leadership) and sender == self.leadership.owner
             return bool(self._stop) or (leads and self.goes_at is not None)
 
-        self._wait(told, order.wait_stop.secs, task, cancelled)
+        self._wait_until(told, order.wait_stop.secs, task, cancelled)
 
     def _wait_loaded(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._wait(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)
+        self._wait_until(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)
 
     def _wait_done(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         others = self._tasks.joined.keys() - {order.sender}
-        self._wait(lambda: others <= self._tasks.done.keys(), order.wait_done.secs, task, cancelled)
+        self._wait_until(
+            lambda: others <= self._tasks.done.keys(), order.wait_done.secs, task, cancelled
+        )
 
 
 _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], None]] = {
-    "inspect": RunRecord._inspect,
-    "claim": RunRecord._claim,
-    "load": RunRecord._load,
-    "open": RunRecord._open,
-    "finish": RunRecord._finish,
-    "join": RunRecord._join,
-    "rest": RunRecord._inspect,
+    "inspect": RunRecord._obey_inspect,
+    "claim": RunRecord._obey_claim,
+    "load": RunRecord._obey_load,
+    "open": RunRecord._obey_open,
+    "finish": RunRecord._obey_finish,
+    "join": RunRecord._obey_join,
+    "rest": RunRecord._obey_inspect,
     "done": RunRecord._done_with,
     "wait_loaded": RunRecord._wait_loaded,
     "wait_done": RunRecord._wait_done,

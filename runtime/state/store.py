@@ -89,10 +89,10 @@ class Slot:
             return AbortedError(
                 f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task
             )
-        return _uninitialized([self], task)
+        return _uninitialized_error([self], task)
 
 
-def _uninitialized(slots: Iterable[Slot], task: str) -> UninitializedError:
+def _uninitialized_error(slots: Iterable[Slot], task: str) -> UninitializedError:
     names = ", ".join(slot.key[1] for slot in slots)
     cure = "run rt.global_variables_initializer() first, or train in a session of a Supervisor, which does"
     return UninitializedError(f"Attempting to use uninitialized value {names}: {cure}", task=task)
@@ -155,7 +155,7 @@ class Claim:
                 taken += 1
         except BaseException:
             # Ctrl-C in the main thread may come between two locks.
-            self._release(self._locks[:taken])
+            self._release_locks(self._locks[:taken])
             raise
 
     def __exit__(
@@ -164,10 +164,10 @@ class Claim:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self._release(self._locks)
+        self._release_locks(self._locks)
 
     @staticmethod
-    def _release(locks: list[concurrency.Lock]) -> None:
+    def _release_locks(locks: list[concurrency.Lock]) -> None:
         # The first lock is released last: a stage that waits there then finds the others free.
         for lock in reversed(locks):
             lock.release()
@@ -260,7 +260,7 @@ class Store:
             if slot.lost:
                 raise slot.missing(task)
         if empty:
-            raise _uninitialized(empty, task)
+            raise _uninitialized_error(empty, task)
 
     def wait_initialized(
         self, keys: Iterable[Key], timeout: float, cancelled: Cancellation
@@ -293,14 +293,14 @@ class Store:
         """
         with self.lock:
             chosen = (
-                [self._initialized(k) for k in keys]
+                [self._find_initialized(k) for k in keys]
                 if keys is not None
                 else list(self._slots.values())
             )
         # A claim waits for updates under way, so that the values below are those of one instant.
         with Claim(chosen), self.lock:
-            taken = self._referenced(
-                [self._initialized(k) for k in keys] if keys is not None else chosen
+            taken = self._take_references(
+                [self._find_initialized(k) for k in keys] if keys is not None else chosen
             )
         try:
             return {slot.key: np.asarray(value) for slot, value in taken}
@@ -314,14 +314,14 @@ class Store:
         finally:
             self.release(slot for slot, _ in taken)
 
-    def _initialized(self, key: Key) -> Slot:
+    def _find_initialized(self, key: Key) -> Slot:
         slot = self._slots.get(key) or Slot(key)
         if slot.value is None:
             raise slot.missing()
         return slot
 
     @staticmethod
-    def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, AnyArray]]:
+    def _take_references(slots: Iterable[Slot]) -> list[tuple[Slot, AnyArray]]:
         taken = [(slot, slot.value) for slot in slots if slot.value is not None]
         for slot, _ in taken:
             # Until the release no update may donate the array.
@@ -341,7 +341,7 @@ class Store:
                 # A variable was made after the list of slots, and an instant has all variables.
                 if len(slots) < len(self._slots):
                     continue
-                return self._referenced(slots), self.run.state(), list(self._resources)
+                return self._take_references(slots), self.run.state(), list(self._resources)
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Releases references that are counted in ``Slot.readers``."""

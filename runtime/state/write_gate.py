@@ -85,7 +85,7 @@ class Gate:
             while self._snapshot and key not in self._allowed:
                 left = self._open_at - concurrency.monotonic()
                 if left <= 0:
-                    self._open()
+                    self._open_gate()
                 else:
                     self._changed.wait(left)
             self._running += 1
@@ -108,12 +108,12 @@ class Gate:
             self._running -= 1
             # A step with a single stage cannot be half done.
             if expected:
-                self._record(key, expected)
+                self._record_write(key, expected)
             # Notifications cost time in every step, and only a pause has calls that wait.
             if self._snapshot:
                 self._changed.notify_all()
 
-    def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
+    def _record_write(self, key: StepKey, expected: Mapping[str, int]) -> None:
         session, step = key
         steps = self._sessions.setdefault(session, OrderedDict())
         # The oldest session stands first, so that the old ones are found without a search.
@@ -158,7 +158,7 @@ class Gate:
             if not self._changed.wait_for(
                 lambda: self._snapshot != snapshot or not self._running, timeout
             ):
-                self._open()
+                self._open_gate()
                 raise SnapshotError(
                     f"{NO_SNAPSHOT}: {self._running} writing stages still run after {timeout:.1f} "
                     "s",
@@ -184,7 +184,7 @@ class Gate:
         """
 
         def missing() -> list[StepKey]:
-            return [k for k, n in steps.items() if self._done(k) < n]
+            return [k for k, n in steps.items() if self._count_done(k) < n]
 
         with self._changed:
             self._check_holds(snapshot)
@@ -202,7 +202,7 @@ class Gate:
         if self._snapshot != snapshot:
             raise lapsed(self._task)
 
-    def _done(self, key: StepKey) -> int:
+    def _count_done(self, key: StepKey) -> int:
         steps = self._sessions.get(key[0])
         writes = steps.get(key[1]) if steps else None
         return writes.done if writes else 0
@@ -261,15 +261,15 @@ class Gate:
             # A pause that has lapsed let writes through, and the snapshot is not of one instant.
             held = self._snapshot == snapshot
             if held:
-                self._open()
+                self._open_gate()
             return held
 
     def open(self) -> None:
         """Opens the gate, whoever has paused it."""
         with self._changed:
-            self._open()
+            self._open_gate()
 
-    def _open(self) -> None:
+    def _open_gate(self) -> None:
         self._snapshot, self._allowed = 0, ()
         self._changed.notify_all()
 

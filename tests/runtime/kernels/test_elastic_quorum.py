@@ -188,7 +188,7 @@ def test_commit_without_worker_reaches_tasks() -> None:
     assert quorum.commit(session, lambda: None, 0, Selection(0, (0,)), 0) == 1
     assert push.result() == (1, True)
     push = members.push(0, 1, 1.0)
-    _wait(lambda: quorum._enough())
+    _wait(lambda: quorum._has_enough())
     told = quorum.gather(session, lambda: None, 0, (1, 0), Cancellation(), 60)
     assert told.workers == told.seen == (0,)
     quorum.clear()

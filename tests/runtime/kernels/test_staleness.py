@@ -54,7 +54,7 @@ def test_threads_stay_within_bound(bound: int, workers: int, rounds: int) -> Non
         for _ in range(rounds):
             staleness.tick(worker, worker, Cancellation())
             with staleness._changed:
-                worst[0] = max(worst[0], staleness._ahead(staleness._workers[worker]))
+                worst[0] = max(worst[0], staleness._steps_ahead(staleness._workers[worker]))
         staleness.end_client(worker)
 
     in_threads([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]

@@ -61,7 +61,7 @@ def test_batch_elements_own_their_bytes() -> None:
         Store(), "task", {"resource": described}, [np.zeros((3, 4), np.float32)], client=SESSION
     )
     resources._enqueue_many(context)
-    element = resources._dequeue(context)[0]
+    element = resources._dequeue_element(context)[0]
     assert element.base is None and element.flags.owndata
 
 
