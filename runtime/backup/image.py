@@ -25,7 +25,7 @@ from runtime.backup.holder import BackupImage, Entry, Header, Json, unpacked
 from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
-from runtime.state.store import Slot
+from runtime.state.store import VariableSlot
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
@@ -59,7 +59,9 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     return Capture("", parts, release)
 
 
-def _variables(worker: Worker, held: Sequence[tuple[Slot, AnyArray]]) -> dict[str, CapturedEntry]:
+def _variables(
+    worker: Worker, held: Sequence[tuple[VariableSlot, AnyArray]]
+) -> dict[str, CapturedEntry]:
     kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
 
     def load(value: AnyArray) -> Entry:

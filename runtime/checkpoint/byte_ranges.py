@@ -85,14 +85,14 @@ def bytes_of(array: Array, byte_range: ByteRange) -> Array:
     return raw[byte_range.offset : byte_range.offset + byte_range.size]
 
 
-class Incoming:
+class IncomingArray:
     """An array that is received in byte ranges, in the order of its bytes.
 
     Args:
         size: size in bytes.
 
     Examples:
-        >>> incoming = Incoming(3)
+        >>> incoming = IncomingArray(3)
         >>> incoming.put(0, np.array([1, 2], np.uint8))
         >>> incoming.put(2, np.array([3], np.uint8))
         array([1, 2, 3], dtype=uint8)

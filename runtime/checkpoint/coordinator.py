@@ -59,7 +59,7 @@ Leaderships = Mapping[str, Leadership]
 """The leadership under which each task is ordered, by name of the task."""
 
 
-class Carrier(Protocol):
+class OrderCarrier(Protocol):
     """The way to the tasks, which an open session is."""
 
     def send_order(
@@ -67,7 +67,7 @@ class Carrier(Protocol):
     ) -> pb.CheckpointReply:
         """Sends an order to a task and returns the reply; ``timeout`` is in seconds."""
 
-    def stream(self, task: str) -> streaming.Stream:
+    def stream(self, task: str) -> streaming.ByteStream:
         """Opens a stream for byte ranges of variables."""
 
 
@@ -80,7 +80,7 @@ class CheckpointCoordinator:
     """
 
     def __init__(
-        self, carrier: Carrier, leaderships: Callable[[Sequence[str]], Leaderships]
+        self, carrier: OrderCarrier, leaderships: Callable[[Sequence[str]], Leaderships]
     ) -> None:
         self._send = carrier.send_order
         self._stream = carrier.stream
@@ -241,7 +241,7 @@ class CheckpointCoordinator:
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> WrittenArrays:
         def write() -> WrittenArrays:
-            with streaming.Streams(self._stream) as streams:
+            with streaming.TaskStreams(self._stream) as streams:
                 # The tasks send on request, so they rest while this process rests.
                 pace = Pace(lambda: streams.updates, concurrency.Event().wait)
                 blocks = streaming.blocks(snapshot, streams)

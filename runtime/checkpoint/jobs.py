@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from runtime import concurrency
-from runtime.checkpoint.byte_ranges import Incoming
+from runtime.checkpoint.byte_ranges import IncomingArray
 from runtime.checkpoint.snapshot import VariableSlice
 from runtime.errors import AbortedError, NotFoundError, TakeoverError, UnavailableError
 from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
-from runtime.state.write_gate import Gate
+from runtime.state.write_gate import WriteGate
 
 JOIN_SECS = 60.0
 """The longest time that the first order under a new leadership waits for orders under the leadership before."""
@@ -32,7 +32,7 @@ UNUSED_SECS = 600.0
 """A job unnamed for this time is ended by the next order of another job: the order to drop the job was lost."""
 
 
-class Sender(NamedTuple):
+class OrderSender(NamedTuple):
     """The leadership under which an order comes, and the session that sends the order."""
 
     leadership: Leadership
@@ -40,7 +40,7 @@ class Sender(NamedTuple):
 
 
 @dataclass
-class Job:
+class CheckpointJob:
     """A save or restore on this task, from the order that begins it to its end.
 
     Attributes:
@@ -59,10 +59,10 @@ class Job:
         written: the reply to the order to write.
     """
 
-    sender: Sender
+    sender: OrderSender
     slices: list[VariableSlice]
     arrays: list[Any] = field(default_factory=list)
-    incoming: list[Incoming] = field(default_factory=list)
+    incoming: list[IncomingArray] = field(default_factory=list)
     first: int = 0
     used_at: float = field(default_factory=concurrency.monotonic)
     why: str = ""
@@ -90,7 +90,7 @@ class JobTable:
     def __init__(
         self,
         task: str,
-        gate: Gate,
+        gate: WriteGate,
         check: Callable[[Leadership], None],
         limits: Limits,
         connected: Callable[[int], bool],
@@ -104,7 +104,7 @@ class JobTable:
         self._changed = concurrency.Condition()
         # Leadership of the last order; jobs of earlier leaderships are ended.
         self._served = NOBODY
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, CheckpointJob] = {}
         """Jobs under way, and ended jobs while an order works on them."""
         self._why_ended: OrderedDict[int, str] = OrderedDict()
         """Reason of the end by number of a job, for orders that come late."""
@@ -145,7 +145,7 @@ class JobTable:
                 task=self._task,
             )
 
-    def begin(self, number: int, job: Job) -> Job:
+    def begin(self, number: int, job: CheckpointJob) -> CheckpointJob:
         """Adds a job; returns the existing job of that number if the order comes again."""
         with self._changed:
             self._check(job.sender.leadership)
@@ -163,12 +163,12 @@ class JobTable:
             self._jobs[number] = job
             return job
 
-    def get(self, number: int) -> Job | None:
+    def get(self, number: int) -> CheckpointJob | None:
         """Returns the job of a number; None if there is no such job."""
         with self._changed:
             return self._jobs.get(number)
 
-    def find(self, number: int) -> Job:
+    def find(self, number: int) -> CheckpointJob:
         """Returns the job of a number and notes the time of use."""
         with self._changed:
             job, why = self._jobs.get(number), self._why_ended.get(number)
@@ -185,7 +185,7 @@ class JobTable:
         return job
 
     @contextmanager
-    def reserve(self, job: Job, order: Cancellation, what: str) -> Iterator[None]:
+    def reserve(self, job: CheckpointJob, order: Cancellation, what: str) -> Iterator[None]:
         """Waits until no other order works on a job, then reserves the job for the block."""
         with self._changed:
             # An order that was repeated after a broken connection meets the first one at work.
@@ -200,7 +200,7 @@ class JobTable:
                 job.used_at = concurrency.monotonic()
                 self._forget_ended()
 
-    def check_alive(self, job: Job) -> None:
+    def check_alive(self, job: CheckpointJob) -> None:
         """Raises AbortedError if a job has ended."""
         if job.why:
             raise self._has_ended(job.why)

@@ -34,7 +34,7 @@ TASKS_AT_ONCE = 4
 _BYTE = np.dtype(np.uint8)
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """A way for byte ranges between this process and one task, for one thread at a time."""
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
@@ -102,17 +102,17 @@ class ChannelStream:
         self._release(self._lane)
 
 
-class Streams(contextlib.ExitStack):
+class TaskStreams(contextlib.ExitStack):
     """The streams of one save, each opened at the first use and all closed at the end.
 
     Args:
         opened: opens the stream of a task.
     """
 
-    def __init__(self, opened: Callable[[str], Stream]) -> None:
+    def __init__(self, opened: Callable[[str], ByteStream]) -> None:
         super().__init__()
         self._open = opened
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ByteStream] = {}
         self._updates: dict[str, tuple[int, int]] = {}
 
     @property
@@ -130,7 +130,7 @@ class Streams(contextlib.ExitStack):
         return data
 
 
-def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, Array]]:
+def blocks(snapshot: Snapshot, streams: TaskStreams) -> Iterator[tuple[ArraySlice, Array]]:
     """Yields the arrays of a snapshot block by block, as the tasks send them.
 
     Args:
@@ -149,7 +149,7 @@ def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, A
 
 
 def send(
-    slices: Sequence[VariableSlice], source: storage.Source, stream: Stream, common: ByteRange
+    slices: Sequence[VariableSlice], source: storage.Source, stream: ByteStream, common: ByteRange
 ) -> None:
     """Reads the arrays of one task and sends their bytes.
 

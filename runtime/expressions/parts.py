@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.expressions.reader import Computation, Equation, Expressions
+from runtime.expressions.reader import Computation, Equation, ExpressionList
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Part:
+class ProgramPart:
     """Consecutive equations of a list as a program of their own.
 
     Attributes:
@@ -27,13 +27,13 @@ class Part:
         identity: The hash of the computation. Equal parts have equal hashes.
     """
 
-    expressions: Expressions
+    expressions: ExpressionList
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     identity: bytes
 
 
-def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, ...]]:
+def split(expressions: ExpressionList, most: int) -> tuple[list[ProgramPart], tuple[int, ...]]:
     """Splits a list into parts.
 
     Args:
@@ -52,7 +52,7 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
     if sum(equation.cost for equation in main.equations) <= most:
         # The program is compiled under its own hash, so its only part needs none.
         numbers = tuple(range(main.arguments, main.arguments + len(main.results)))
-        return [Part(expressions, tuple(range(main.arguments)), numbers, b"")], numbers
+        return [ProgramPart(expressions, tuple(range(main.arguments)), numbers, b"")], numbers
     first = main.arguments
     # By equation, the number of its first value.
     made = []
@@ -75,7 +75,9 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
     return [*parts, *copies], results
 
 
-def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], tuple[int, ...]]:
+def _copied_results(
+    expressions: ExpressionList, first: int
+) -> tuple[list[ProgramPart], tuple[int, ...]]:
     """Returns a last part that copies results, if the list needs one, and the numbers of all results.
 
     Args:
@@ -95,9 +97,9 @@ def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], t
     takes = tuple(dict.fromkeys(n for n in odd if n >= 0))
     computation = Computation(len(takes), (), tuple(takes.index(n) if n >= 0 else n for n in odd))
     gives = tuple(range(first, first + len(odd)))
-    return [Part(_replace_main(expressions, computation), takes, gives, b"%d" % first)], tuple(
-        results
-    )
+    return [
+        ProgramPart(_replace_main(expressions, computation), takes, gives, b"%d" % first)
+    ], tuple(results)
 
 
 def _find_ends(
@@ -125,12 +127,12 @@ def _find_ends(
 
 
 def _make_part(
-    expressions: Expressions,
+    expressions: ExpressionList,
     equations: Sequence[Equation],
     takes: tuple[int, ...],
     gives: tuple[int, ...],
     own: range,
-) -> Part:
+) -> ProgramPart:
     # Values are numbered anew, so that the parts of equal variables have one hash.
     local = {n: i for i, n in enumerate((*takes, *own))}
     renumbered, digest = [], hashlib.sha256(repr(tuple(local[n] for n in gives)).encode())
@@ -143,8 +145,10 @@ def _make_part(
             Equation(equation.name, equation.row, operands, equation.attributes, equation.results)
         )
     computation = Computation(len(takes), tuple(renumbered), tuple(local[n] for n in gives))
-    return Part(_replace_main(expressions, computation), takes, gives, digest.digest())
+    return ProgramPart(_replace_main(expressions, computation), takes, gives, digest.digest())
 
 
-def _replace_main(expressions: Expressions, computation: Computation) -> Expressions:
-    return Expressions((), computation, expressions.constants, expressions.threefry_partitionable)
+def _replace_main(expressions: ExpressionList, computation: Computation) -> ExpressionList:
+    return ExpressionList(
+        (), computation, expressions.constants, expressions.threefry_partitionable
+    )

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, one_line
 from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow, is_unknown_to_xla
-from runtime.expressions.table import TABLE, Row, Value
+from runtime.expressions.table import TABLE, TableRow, Value
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
@@ -77,7 +77,7 @@ class Equation:
     """
 
     name: str
-    row: Row
+    row: TableRow
     operands: tuple[int, ...]
     attributes: Mapping[str, Value]
     results: int
@@ -95,7 +95,7 @@ class Computation:
 
 
 @dataclass(frozen=True, eq=False)
-class Expressions:
+class ExpressionList:
     """An expression list that was read.
 
     Attributes:
@@ -120,7 +120,7 @@ class Expressions:
         return list(_evaluate_computation(self.main, self.constants, arguments))
 
 
-def read_expressions(data: bytes) -> Expressions:
+def read_expressions(data: bytes) -> ExpressionList:
     """Reads an expression list. Nothing is traced.
 
     Args:
@@ -142,7 +142,7 @@ def read_expressions(data: bytes) -> Expressions:
 _reading_large = concurrency.Lock()
 
 
-def _read_list(data: bytes) -> Expressions:
+def _read_list(data: bytes) -> ExpressionList:
     try:
         message = pb.ExpressionsDef.FromString(data)
     except DecodeError as error:
@@ -151,16 +151,16 @@ def _read_list(data: bytes) -> Expressions:
         ) from error
     arguments = tuple(_read_spec(spec, "an argument") for spec in message.arguments)
     constants = tuple(_read_constant(c) for c in message.constants)
-    reading = _Reading(len(constants))
+    reading = _ListReader(len(constants))
     main, _ = reading.computation(message.main, 0, 1, 1)
     if main.arguments != len(arguments):
         raise InvalidArgumentError(
             f"the program takes {main.arguments} arguments and describes {len(arguments)}"
         )
-    return Expressions(arguments, main, constants, message.threefry_partitionable)
+    return ExpressionList(arguments, main, constants, message.threefry_partitionable)
 
 
-class _Reading:
+class _ListReader:
     """The reader of the computations of one list, which counts their cost.
 
     Args:
@@ -272,7 +272,7 @@ class _Reading:
 
 
 def _read_attributes(
-    name: str, row: Row, message: pb.EquationDef
+    name: str, row: TableRow, message: pb.EquationDef
 ) -> tuple[dict[str, pb.AttributeDef], dict[str, Value], dict[str, AttributeKind]]:
     """Reads the attributes of an equation.
 
@@ -422,7 +422,7 @@ def _make_function(attribute: Value, constants: Sequence[Array]) -> Value:
 
 
 @contextlib.contextmanager
-def jax_settings(expressions: Expressions) -> Iterator[None]:
+def jax_settings(expressions: ExpressionList) -> Iterator[None]:
     """Applies the JAX settings of the process that wrote a list, while the list is traced and lowered.
 
     Only settings that change the meaning of a list count.

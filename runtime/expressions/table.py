@@ -59,7 +59,7 @@ Function: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """An operation.
 
     Attributes:
@@ -515,7 +515,7 @@ def _make_of(name: str) -> Make | None:
     return found or getattr(primitive, "bind", None)
 
 
-def _make_rows() -> Iterator[tuple[str, Row]]:
+def _make_rows() -> Iterator[tuple[str, TableRow]]:
     for line in filter(None, map(str.split, [*_ELEMENTWISE, *_ROWS.split("\n")])):
         words = [word for first in line[1:] for word in _SEVERAL.get(first, first).split()]
         attributes = {}
@@ -528,10 +528,10 @@ def _make_rows() -> Iterator[tuple[str, Row]]:
         for name in line[0].split(","):
             # An older JAX lacks some operations.
             if make := _make_of(name):
-                yield name, Row(make, attributes, implied, _COST.get(name, 1))
+                yield name, TableRow(make, attributes, implied, _COST.get(name, 1))
 
 
-TABLE: Mapping[str, Row] = dict(_make_rows())
+TABLE: Mapping[str, TableRow] = dict(_make_rows())
 """Every operation by the name of its primitive."""
 
 INLINED: Mapping[str, str] = {

@@ -45,7 +45,7 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
     # A callback or a print would run again if a step that was cut off runs again.
-    writer = _Writer(platform)
+    writer = _ListWriter(platform)
     main = writer.computation(jaxpr)
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     # The setting decides the bits of random numbers, so it travels with the list.
@@ -59,7 +59,7 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     return made.SerializeToString(deterministic=True)
 
 
-class _Writer:
+class _ListWriter:
     """The writer of one expression list, whose computations share the constants of the list."""
 
     def __init__(self, platform: str) -> None:
@@ -68,7 +68,7 @@ class _Writer:
         self._known: dict[tuple[str, tuple[int, ...], bytes], Operand] = {}
 
     def computation(self, closed: ClosedJaxpr) -> pb.ComputationDef:
-        body = _Body(self, len(closed.jaxpr.invars))
+        body = _ComputationWriter(self, len(closed.jaxpr.invars))
         results = body.inline(
             closed, list(range(len(closed.jaxpr.invars))), [True] * len(closed.jaxpr.outvars)
         )
@@ -90,10 +90,10 @@ class _Writer:
         return self._known[key]
 
 
-class _Body:
+class _ComputationWriter:
     """The writer of the equations of one computation."""
 
-    def __init__(self, writer: _Writer, arguments: int) -> None:
+    def __init__(self, writer: _ListWriter, arguments: int) -> None:
         self._writer = writer
         self._values = arguments
         self.equations: list[pb.EquationDef] = []

@@ -84,7 +84,9 @@ def gradients(
 
     # Open control dependencies must not reach the backward pass: see ``_after_control``.
     with graph.as_default(), graph.name_scope(name) as scope, graph.control_dependencies(None):
-        backward = _Backward(outputs, {tensor for group in targets for tensor in group}, stopped)
+        backward = _BackwardPass(
+            outputs, {tensor for group in targets for tensor in group}, stopped
+        )
         for y, start in zip(outputs, starts, strict=True):
             if not _is_differentiable(y):
                 raise InvalidArgumentError(
@@ -158,7 +160,7 @@ def _is_differentiable(tensor: Tensor) -> bool:
     return not tensor.dtype.hasobject and bool(jnp.issubdtype(tensor.dtype, np.inexact))
 
 
-class _Backward:
+class _BackwardPass:
     """A backward pass: the gradients that each tensor has received so far.
 
     Args:

@@ -612,7 +612,7 @@ def show_shape(shape: Shape | None) -> str:
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
 
 
-class _Defaults(concurrency.local):
+class _ThreadDefaults(concurrency.local):
     """The default graphs and the default sessions of one thread, the present ones last."""
 
     def __init__(self) -> None:
@@ -620,7 +620,7 @@ class _Defaults(concurrency.local):
         self.sessions: list[SessionLike] = []
 
 
-_defaults = _Defaults()
+_defaults = _ThreadDefaults()
 # Threads without a graph of their own build into this graph.
 _process_graph = Graph()
 

@@ -31,7 +31,7 @@ def make_operations_with(call: Callable[..., Any]) -> None:
     _call = call
 
 
-class _Binary:
+class _BinaryOperator:
     """An operator of two operands: a method of tensors with the second operand as argument."""
 
     def __init__(self, name: str, fn: Callable[..., object], reflected: bool = False) -> None:
@@ -53,8 +53,8 @@ class _Binary:
         return apply
 
 
-def _make_pair(name: str, fn: Callable[..., object]) -> tuple[_Binary, _Binary]:
-    return _Binary(name, fn), _Binary(name, fn, reflected=True)
+def _make_pair(name: str, fn: Callable[..., object]) -> tuple[_BinaryOperator, _BinaryOperator]:
+    return _BinaryOperator(name, fn), _BinaryOperator(name, fn, reflected=True)
 
 
 class Operators(Generic[Result]):
@@ -110,10 +110,10 @@ class Operators(Generic[Result]):
     __and__, __rand__ = _make_pair("and", operator.and_)
     __or__, __ror__ = _make_pair("or", operator.or_)
     __xor__, __rxor__ = _make_pair("xor", operator.xor)
-    __lt__ = _Binary("Less", operator.lt)
-    __le__ = _Binary("LessEqual", operator.le)
-    __gt__ = _Binary("Greater", operator.gt)
-    __ge__ = _Binary("GreaterEqual", operator.ge)
+    __lt__ = _BinaryOperator("Less", operator.lt)
+    __le__ = _BinaryOperator("LessEqual", operator.le)
+    __gt__ = _BinaryOperator("Greater", operator.gt)
+    __ge__ = _BinaryOperator("GreaterEqual", operator.ge)
 
     def __neg__(self) -> Result:
         return _apply_unary("Neg", operator.neg, self)

@@ -14,7 +14,15 @@ from jax.typing import DTypeLike
 from runtime.errors import InvalidArgumentError
 from runtime.graph import misuse
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
-from runtime.graph.op_kinds import EMBED_BYTES, ArrayFn, Constant, Feed, Host, Pure, Shape
+from runtime.graph.op_kinds import (
+    EMBED_BYTES,
+    ArrayFn,
+    Constant,
+    Feed,
+    Host,
+    Pure,
+    Shape,
+)
 from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 from runtime.tensor_spec import Array, DType

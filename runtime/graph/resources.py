@@ -21,7 +21,7 @@ Shapes: TypeAlias = Sequence[int | None] | Sequence[Sequence[int | None] | None]
 """The static shape of each component, or of the only component; None for unknown shapes."""
 
 
-class _Resource:
+class _NamedResource:
     """A named resource: an operation for the resource, and further operations on its task."""
 
     def __init__(
@@ -98,7 +98,7 @@ class _Resource:
         )
 
 
-class Queue(_Resource):
+class Queue(_NamedResource):
     """The operations of all queues.
 
     An element is a tuple of tensors, or with one component the tensor itself.
@@ -371,7 +371,7 @@ class RandomShuffleQueue(Queue):
         )
 
 
-class ConditionalAccumulator(_Resource):
+class ConditionalAccumulator(_NamedResource):
     """An accumulator that collects the gradients of one step from distinct workers, for their mean or sum.
 
     A gradient carries the step of its computation. A gradient older than the accumulator's step is

@@ -111,7 +111,9 @@ def infer(
     ranks = 5 if any(shape is None for shape, _ in inputs) else 1
     for rank in range(ranks):
         shapes = [(None,) * rank if shape is None else shape for shape, _ in inputs]
-        found += _trace_sizes(_Run(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed))
+        found += _trace_sizes(
+            _TrialRun(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed)
+        )
     if not found:
         raise _describe_failure(failed[0], inputs, what)
     leaves, tree = jax.tree.flatten(found[0])
@@ -142,7 +144,7 @@ _Sizes = Mapping[_Place, Any]
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrialRun:
     """A function to trace with sizes for its unknown dimensions, and the errors so far."""
 
     fn: Callable[..., object]
@@ -170,7 +172,7 @@ class _Run:
             _guessing.reset(token)
 
 
-def _trace_sizes(run: _Run) -> list[object]:
+def _trace_sizes(run: _TrialRun) -> list[object]:
     """Traces a function with different sizes for its unknown dimensions.
 
     A dimension is static if all results have the same number there. So each unknown dimension is a
@@ -222,7 +224,7 @@ def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct([_make_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
-def _trace_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
+def _trace_symbols(places: Sequence[_Place], run: _TrialRun) -> list[object]:
     """Traces with a symbol for each unknown dimension, or for each axis, or for all, if sizes must be equal."""
     distinct = dict(zip(places, _make_symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
@@ -262,7 +264,7 @@ def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
     return inputs if len(inputs) > 2 else []
 
 
-def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
+def _trace_fitting(places: Sequence[_Place], run: _TrialRun) -> list[object]:
     """Traces with sizes equal to a known size (``[None] + [3]``), with multiples, or with very large sizes."""
     # A function may need a multiple of a size that is known, as a reshape to rows does.
     known = dict.fromkeys(d for shape in run.shapes for d in shape if d is not None and d > 1)

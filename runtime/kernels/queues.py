@@ -23,7 +23,7 @@ from runtime.tensor_spec import Array, DType, shape_fits
 Element = tuple[Array, ...]
 
 
-class Kept(NamedTuple):
+class QueuedElement(NamedTuple):
     """An element in a queue.
 
     Attributes:
@@ -89,7 +89,7 @@ class QueueResource(Resource):
         self._name = name
         self._dtypes = tuple(dtypes)
         self._shapes = shapes
-        self._elements: deque[Kept] = deque()
+        self._elements: deque[QueuedElement] = deque()
         self._random = concurrency.Random(seed) if kind == "shuffle" else None
         self._stay = min_after_dequeue
         self._pad = kind == "padding"
@@ -171,7 +171,7 @@ class QueueResource(Resource):
         # that is added twice.
         count = nbytes(element) + _ELEMENT_BYTES
         self._ledger.reserve(client, count)
-        self._elements.append(Kept(element, client, count))
+        self._elements.append(QueuedElement(element, client, count))
         added()
 
     def dequeue(self, cancelled: Cancellation) -> Element:
@@ -241,7 +241,7 @@ class QueueResource(Resource):
     def _take_elements(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
         """Collects ``count`` elements as elements arrive, so that a batch may be larger than the queue."""
         turn = object()
-        taken: list[Kept] = []
+        taken: list[QueuedElement] = []
         with self._changed:
             try:
                 self._takers.append(turn)
@@ -279,7 +279,7 @@ class QueueResource(Resource):
                 self._changed.notify_all()
 
     @uninterrupted
-    def _take_one(self, taken: list[Kept]) -> None:
+    def _take_one(self, taken: list[QueuedElement]) -> None:
         elements = self._elements
         if self._random is not None:
             i = self._random.randrange(len(elements))
@@ -288,7 +288,7 @@ class QueueResource(Resource):
         taken.append(elements.popleft())
 
     @uninterrupted
-    def _give_out(self, taken: MutableSequence[Kept]) -> list[Element]:
+    def _give_out(self, taken: MutableSequence[QueuedElement]) -> list[Element]:
         """Empties a sequence of elements and releases their bytes."""
         for kept in taken:
             self._ledger.release(kept.owner, kept.nbytes)

@@ -56,7 +56,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True)
-class Rules:
+class QuorumRules:
     """The conditions under which a quorum applies an aggregate.
 
     Attributes:
@@ -85,7 +85,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Selection:
+class GradientSelection:
     """The workers of the gradients that a step has applied, one entry for each gradient."""
 
     step: int
@@ -93,7 +93,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredGradients:
     """The report of a task to its chief.
 
     Attributes:
@@ -125,7 +125,7 @@ class QuorumResource(Resource, abc.ABC):
     """
 
     def __init__(
-        self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True
+        self, name: str, rules: QuorumRules, lives: Callable[[int], bool] = lambda session: True
     ) -> None:
         self._name = name
         self._rules = rules
@@ -137,7 +137,7 @@ class QuorumResource(Resource, abc.ABC):
         self._lock, self._changed = lock, concurrency.Condition(lock)
         self._step = UNKNOWN
         self._target: DeferredProgram | None = None
-        self._last: Selection | None = None
+        self._last: GradientSelection | None = None
         self._generation = 0
         # The most gradients that a decision waits for.
         self._wanted = rules.needed
@@ -333,7 +333,7 @@ class QuorumResource(Resource, abc.ABC):
             self._drop_gradients(fenced=True)
             raise
         # From here on the decision counts: the next chief finds it when it claims the task.
-        self._last = Selection(self._step, tuple(c.worker for c in chosen))
+        self._last = GradientSelection(self._step, tuple(c.worker for c in chosen))
         self._gradients.settle(chosen)
         self._step += 1
         self._changed.notify_all()
@@ -464,7 +464,7 @@ class LedQuorum(QuorumResource):
     """
 
     def __init__(
-        self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True
+        self, name: str, rules: QuorumRules, lives: Callable[[int], bool] = lambda session: True
     ) -> None:
         super().__init__(name, rules, lives)
         # The chief waits here until there is enough. Its lock is that of the pushes, which wake
@@ -515,7 +515,7 @@ class LedQuorum(QuorumResource):
         generation: int,
         wanted: int,
         forget: bool = False,
-    ) -> tuple[int, int, Selection | None]:
+    ) -> tuple[int, int, GradientSelection | None]:
         """Begins a session of the chief; orders of an earlier session are refused from now on.
 
         Args:
@@ -552,7 +552,7 @@ class LedQuorum(QuorumResource):
         cancelled: Cancellation,
         limit_secs: float = timeouts.LOG_EVERY_SECS,
         changes: int = 0,
-    ) -> Gathered:
+    ) -> GatheredGradients:
         """Waits for a change that the chief does not know, reports the gradients, and promises to keep them.
 
         The wait ends when enough gradients are here, and more gradients of the step than the chief
@@ -597,7 +597,7 @@ class LedQuorum(QuorumResource):
                 contribution.promised = True
             waited = concurrency.monotonic() - here.since if here.entries else 0.0
             workers = tuple(c.worker for c in here.entries)
-            return Gathered(
+            return GatheredGradients(
                 self._step, workers, self._roster.take_heard(), waited, self._roster.changes
             )
 
@@ -606,7 +606,7 @@ class LedQuorum(QuorumResource):
         session: int,
         check: Callable[[], None],
         generation: int,
-        decision: Selection,
+        decision: GradientSelection,
         wanted: int,
     ) -> int:
         """Applies the gradients of a decision. The last decision is applied no second time.

@@ -15,12 +15,12 @@ from runtime.errors import (
 )
 from runtime.kernels.quorum import (
     UNKNOWN,
+    GradientSelection,
     LeadingQuorum,
     LedQuorum,
     LoneQuorum,
     QuorumResource,
-    Rules,
-    Selection,
+    QuorumRules,
 )
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
@@ -33,7 +33,7 @@ def _find_quorum(context: Context) -> QuorumResource:
     d = context.attrs["resource"]
 
     def make() -> QuorumResource:
-        rules = Rules(
+        rules = QuorumRules(
             d["needed"],
             d["total"],
             d["timeout_secs"],
@@ -134,7 +134,9 @@ def _gather_gradients(context: Context) -> Sequence[Array]:
 @kernel("quorum/commit")
 def _commit_decision(context: Context) -> Sequence[Array]:
     quorum, check, generation, (session, wanted, step, *workers) = _read_order(context)
-    after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
+    after = quorum.commit(
+        session, check, generation, GradientSelection(step, tuple(workers)), wanted
+    )
     return [np.asarray(after, np.int64)]
 
 

@@ -13,7 +13,7 @@ from runtime.state.store import Resource
 
 
 @dataclass
-class _Worker:
+class _WorkerSteps:
     steps: int
     client: int
 
@@ -40,7 +40,7 @@ class StalenessBound(Resource):
         self._name = name
         self._bound = bound
         self._changed = concurrency.Condition()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WorkerSteps] = {}
         self._cleared = False
         self._finished = False
 
@@ -60,7 +60,7 @@ class StalenessBound(Resource):
             if entry is None or entry.client != client:
                 # The worker is new, or was started again: both begin at the count of the slowest.
                 others = [c.steps for w, c in self._workers.items() if w != worker]
-                entry = self._workers[worker] = _Worker(min(others, default=0), client)
+                entry = self._workers[worker] = _WorkerSteps(min(others, default=0), client)
             # The update is applied already. So the step counts before the wait, and a call that
             # ends early repeats no step.
             entry.steps += 1
@@ -110,5 +110,5 @@ class StalenessBound(Resource):
             self._cleared = True
             self._changed.notify_all()
 
-    def _steps_ahead(self, entry: _Worker) -> int:
+    def _steps_ahead(self, entry: _WorkerSteps) -> int:
         return entry.steps - min((c.steps for c in self._workers.values()), default=entry.steps)

@@ -10,7 +10,7 @@ from runtime.wire.codec import Layout, TensorBuffer
 from runtime.wire.peer import Peer
 
 
-class Buffers(list[TensorBuffer]):
+class ReplyBuffers(list[TensorBuffer]):
     """The free memory for replies of one handle.
 
     Plans that differ in other stages only share the memory.
@@ -45,7 +45,7 @@ class RemoteCall:
     reply_layout: Layout | None
     reply_slots: tuple[int, ...]
     dynamic: bool
-    buffers: Buffers
+    buffers: ReplyBuffers
     reuse: bool
     writes_state: bool
     waits: bool
@@ -99,7 +99,7 @@ class FlowCall:
 
 
 @dataclass(frozen=True)
-class Phase:
+class StepPhase:
     """Independent stage calls of a step, which begin when the phase before has finished.
 
     Attributes:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from runtime import concurrency
-from runtime.master.calls import LocalCall, Phase, RemoteCall
+from runtime.master.calls import LocalCall, RemoteCall, StepPhase
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.task.ending import StepEnding
 from runtime.tensor_spec import AnyArray, Array
@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 @dataclass(slots=True)
-class Run:
+class StepRun:
     """One run of a prepared plan.
 
     Attributes:
@@ -117,7 +117,7 @@ class Exchange:
 
     __slots__ = ("_run", "_lanes")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StepRun) -> None:
         self._run = run
         self._lanes: dict[RemoteCall, Lane] = {}
 
@@ -202,7 +202,7 @@ class Exchange:
         )
 
 
-def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
+def run_phase(phase: StepPhase, run: StepRun, exchange: Exchange) -> None:
     """Runs the calls of a phase.
 
     All calls are sent first, so that the tasks work at the same time.
@@ -237,7 +237,7 @@ class TracedExchange(Exchange):
 
     __slots__ = ("_device", "_tracer")
 
-    def __init__(self, run: Run, device: str, tracer: Tracer) -> None:
+    def __init__(self, run: StepRun, device: str, tracer: Tracer) -> None:
         super().__init__(run)
         self._device = device
         self._tracer = tracer

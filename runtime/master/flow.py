@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime import concurrency, timeouts
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall
-from runtime.master.exchange import Exchange, Run, Stopwatch
+from runtime.master.exchange import Exchange, StepRun, Stopwatch
 from runtime.plan.plan import COMPUTE
 from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray
@@ -27,7 +27,7 @@ _TICK_SECS = 1.0
 _LATE_TICK_SECS = 0.1
 
 
-def run_flow(flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stopwatch) -> None:
+def run_flow(flow: Sequence[FlowCall], run: StepRun, exchange: Exchange, watch: Stopwatch) -> None:
     """Runs the calls of a flow.
 
     Args:
@@ -36,18 +36,18 @@ def run_flow(flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stop
         exchange: the step's calls to other tasks.
         watch: the clock of the step. The time until a call has finished counts to the call's part.
     """
-    flow_run = _Flow(flow, run, exchange, watch)
+    flow_run = _FlowRun(flow, run, exchange, watch)
     try:
         flow_run.run_calls()
     finally:
         flow_run.close()
 
 
-class _Flow:
+class _FlowRun:
     """The state of a flow under way."""
 
     def __init__(
-        self, flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stopwatch
+        self, flow: Sequence[FlowCall], run: StepRun, exchange: Exchange, watch: Stopwatch
     ) -> None:
         self._flow = flow
         self._run = run
@@ -172,7 +172,7 @@ class _Flow:
 class _LocalThread(concurrency.Thread):
     """A thread for a call that may wait, on a task of this process."""
 
-    def __init__(self, call: LocalCall, run: Run, woken: int) -> None:
+    def __init__(self, call: LocalCall, run: StepRun, woken: int) -> None:
         super().__init__(name=f"step-{run.step}", daemon=True)
         self.call = call
         self.cancelled = Cancellation(run.deadline)

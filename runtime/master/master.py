@@ -20,12 +20,12 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.checkpoint.states import task_states
-from runtime.checkpoint.streaming import Stream
+from runtime.checkpoint.streaming import ByteStream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
-from runtime.master.exchange import Run, Stopwatch, run_phase
+from runtime.master.exchange import StepRun, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
 from runtime.master.prepared import PreparedPlan, register_plan
@@ -188,7 +188,7 @@ class MasterSession:
         if self._ahead:
             # This step must read the values that earlier steps have written.
             self._flush_pipelines()
-        run = Run(self.id, step, deadline, ending, prepared.values(feeds, self._step_ids))
+        run = StepRun(self.id, step, deadline, ending, prepared.values(feeds, self._step_ids))
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
         watch = Stopwatch(times.parts_ns)
@@ -309,7 +309,7 @@ class MasterSession:
             return task.send_run_order(order, cancelled or Cancellation())
         return task.send_run_order(order, concurrency.monotonic() + timeout)
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> ByteStream:
         """Opens a stream to a task for byte ranges of variables."""
         return self._find_task(name).stream(self.id)
 

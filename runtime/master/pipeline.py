@@ -22,8 +22,8 @@ from absl import logging
 
 from runtime import concurrency, timeouts
 from runtime.errors import OpError
-from runtime.master.calls import Phase
-from runtime.master.exchange import Exchange, Run
+from runtime.master.calls import StepPhase
+from runtime.master.exchange import Exchange, StepRun
 from runtime.plan.plan import Plan
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
@@ -34,7 +34,7 @@ _POLL_SECS = 0.1
 """Seconds between two looks at the silence of a task."""
 
 
-def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
+def can_pipeline(phases: Sequence[StepPhase], plan: Plan) -> bool:
     """Returns True if a plan is a training step: pull from ps, compute here, push to ps."""
     # A synchronous push is a host stage, and must have finished before the next pull.
     if len(phases) != 3 or any(call.stage.host for call in plan.stages):
@@ -71,7 +71,7 @@ class Pipeline:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[StepPhase],
         plan: Plan,
         session: int,
         values: Callable[[Sequence[Array], Iterator[Array]], list[AnyArray]],
@@ -85,7 +85,7 @@ class Pipeline:
         self._step_ids = step_ids
         self._lock = concurrency.Lock()
         self._closed = closed
-        self._pulled: tuple[_Pulled, Run] | None = None
+        self._pulled: tuple[_Pulled, StepRun] | None = None
         self._pushed: tuple[Exchange, list[Sequence[Array]]] | None = None
         """The newest push without a reply, and its arrays."""
         self._replies: _Pulled | None = None
@@ -160,7 +160,7 @@ class Pipeline:
             self._pulled = self._pull_parameters(step, deadline)
         pulled, pull = self._pulled
         self._pulled = None
-        run = Run(self._session, step, deadline, None, self._values(feeds, self._step_ids))
+        run = StepRun(self._session, step, deadline, None, self._values(feeds, self._step_ids))
         run.put(list(pulled), pulled.values())
         for local in self._compute_phase.local:
             run.execute(local)
@@ -178,9 +178,9 @@ class Pipeline:
         run.put(list(replies), replies.values())
         return run.fetch(self._plan.fetches)
 
-    def _pull_parameters(self, step: int, deadline: float | None) -> tuple[_Pulled, Run]:
+    def _pull_parameters(self, step: int, deadline: float | None) -> tuple[_Pulled, StepRun]:
         """Pulls the parameters. Returns the parameters, and the run that owns their memory."""
-        run = Run(self._session, step, deadline, None, [])
+        run = StepRun(self._session, step, deadline, None, [])
         exchange = Exchange(run)
         pulled: _Pulled = {}
         calls = self._pull_phase.remote
@@ -196,7 +196,7 @@ class Pipeline:
             exchange.close()
         return pulled, run
 
-    def _send_push(self, run: Run) -> None:
+    def _send_push(self, run: StepRun) -> None:
         exchange = Exchange(run)
         sent: list[Sequence[Array]] = []
         self._pushed = exchange, sent

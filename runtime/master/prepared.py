@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.master.calls import FlowCall, LocalCall, Phase, RemoteCall
+from runtime.master.calls import FlowCall, LocalCall, RemoteCall, StepPhase
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import later, when_dropped
-from runtime.master.exchange import Exchange, Run, TracedExchange
+from runtime.master.exchange import Exchange, StepRun, TracedExchange
 from runtime.master.pipeline import Pipeline
 from runtime.master.tasks import RemoteTask, Task
 from runtime.observe.counters import StepTimes
@@ -30,7 +30,7 @@ NOT_COMPUTED = np.array(None)
 """The placeholder of a value that is not computed yet. No stage takes an array of objects."""
 
 
-class Registrar(Protocol):
+class PlanRegistrar(Protocol):
     """The face of a session for registration."""
 
     id: int
@@ -55,8 +55,8 @@ class PreparedPlan:
     """
 
     plan: Plan
-    phases: tuple[Phase, ...]
-    exchange: Callable[[Run], Exchange]
+    phases: tuple[StepPhase, ...]
+    exchange: Callable[[StepRun], Exchange]
     times: StepTimes
     wire_bytes: int
     traced: PreparedPlan | None = None
@@ -88,7 +88,7 @@ class PreparedPlan:
 
 
 def register_plan(
-    session: Registrar, plan: Plan, times: StepTimes, *, traced: bool
+    session: PlanRegistrar, plan: Plan, times: StepTimes, *, traced: bool
 ) -> PreparedPlan:
     """Registers the stages of a plan on their tasks.
 
@@ -111,7 +111,7 @@ def register_plan(
         later(unregister)
         raise
     worker = session.worker
-    exchange: Callable[[Run], Exchange] = Exchange
+    exchange: Callable[[StepRun], Exchange] = Exchange
     if traced:
         # The master itself sends and receives, so the spans go to the CPU of its task.
         own_device = next(d for d in worker.devices if d.type == "CPU").name
@@ -125,7 +125,7 @@ def register_plan(
 
 
 def _register_stages(
-    session: Registrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
+    session: PlanRegistrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
 ) -> list[RemoteCall | LocalCall]:
     """Registers each stage on its task, and adds the handles on other tasks to ``registered``."""
     writing = Counter(
@@ -156,7 +156,7 @@ def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]
         task.unregister(session, handles)
 
 
-def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[Phase, ...]:
+def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[StepPhase, ...]:
     """Puts the registered calls of a plan into phases."""
     # Times are counted by wave, and a phase counts for the part of its first wave.
     waves = sorted({call.wave for call in plan.stages})
@@ -166,7 +166,7 @@ def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[P
         numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
         inside = [calls[i] for i in numbers]
         phases.append(
-            Phase(
+            StepPhase(
                 parts[members[0]],
                 tuple(c for c in inside if isinstance(c, RemoteCall)),
                 tuple(c for c in inside if isinstance(c, LocalCall)),

@@ -12,7 +12,7 @@ from absl import logging
 
 from runtime import concurrency, timeouts
 from runtime.checkpoint.participant import NEEDS_SESSION
-from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
+from runtime.checkpoint.streaming import ByteStream, ChannelStream, LocalStream
 from runtime.cluster.addresses import settled
 from runtime.cluster.endpoint import Endpoint, host_id
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
@@ -24,7 +24,7 @@ from runtime.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from runtime.master.calls import Buffers, RemoteCall
+from runtime.master.calls import RemoteCall, ReplyBuffers
 from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
@@ -175,7 +175,7 @@ class LocalTask:
         """
         return self.server.worker.obey_run_order(order, cancelled)
 
-    def stream(self, client: int) -> Stream:
+    def stream(self, client: int) -> ByteStream:
         """Opens a stream for byte ranges of a client's checkpoint."""
         return LocalStream(self.server.worker.checkpoint_participant, client)
 
@@ -230,7 +230,9 @@ class RemoteTask:
         self._takeovers = 0
         self._options = options
         self._closed = concurrency.Event()
-        self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
+        self._buffers: weakref.WeakValueDictionary[int, ReplyBuffers] = (
+            weakref.WeakValueDictionary()
+        )
         self._client = client
         given = in_force(security, os.environ)
         self._channel = rpc.open_channel(address, given, name)
@@ -344,7 +346,7 @@ class RemoteTask:
 
         return self._retry_call(send_once)
 
-    def stream(self, client: int) -> Stream:
+    def stream(self, client: int) -> ByteStream:
         """Opens a stream for byte ranges of a checkpoint of this object's client."""
         return ChannelStream(self.peer.acquire(), self.peer.release)
 
@@ -419,7 +421,7 @@ class RemoteTask:
             layout,
             slots,
             stage.inputs is None,
-            self._buffers.setdefault(answer.handle, Buffers()),
+            self._buffers.setdefault(answer.handle, ReplyBuffers()),
             layout is not None and bool(slots) and not fetched.intersection(slots),
             stage.writes_state,
             stage.may_wait,

@@ -39,7 +39,7 @@ _RETURN_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """The jaxprs of a step's computations and the concrete shape of every tensor whose shape is known."""
 
     jaxprs: Mapping[Operation, ClosedJaxpr]
@@ -67,10 +67,10 @@ class StageSource:
     operations: Sequence[Operation]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
-    traced: Traced
+    traced: TracedStep
 
 
-class _Accesses(NamedTuple):
+class _VariableAccesses(NamedTuple):
     """The variables of a stage.
 
     Attributes:
@@ -88,7 +88,7 @@ def trace_all(
     operations: Sequence[Operation],
     feeds: Mapping[Tensor, TensorSpec],
     alias: Mapping[Tensor, Tensor],
-) -> Traced:
+) -> TracedStep:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
 
     Raises:
@@ -122,7 +122,7 @@ def trace_all(
         # A fed tensor keeps the shape of the fed value.
         for tensor, spec in found:
             specs.setdefault(tensor, spec)
-    return Traced(jaxprs, specs, alias)
+    return TracedStep(jaxprs, specs, alias)
 
 
 def static_spec(tensor: Tensor) -> TensorSpec:
@@ -282,7 +282,10 @@ def _lower_xla(source: StageSource) -> Stage:
 
 
 def _make_program(
-    source: StageSource, accesses: _Accesses, inputs: Sequence[Tensor], computed: Sequence[Tensor]
+    source: StageSource,
+    accesses: _VariableAccesses,
+    inputs: Sequence[Tensor],
+    computed: Sequence[Tensor],
 ) -> Program:
     """Makes the program of a stage: ``(variables read, inputs) -> (variables written, computed tensors)``."""
     device, operations, traced = source.device, source.operations, source.traced
@@ -337,7 +340,7 @@ def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
     return True
 
 
-def _find_accesses(operations: Sequence[Operation]) -> _Accesses:
+def _find_accesses(operations: Sequence[Operation]) -> _VariableAccesses:
     index: dict[VariableSpec, int] = {}
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}
@@ -353,7 +356,7 @@ def _find_accesses(operations: Sequence[Operation]) -> _Accesses:
                 reads[i] = None
             if isinstance(op.body, Update):
                 writes[i] = None
-    return _Accesses(tuple(index), tuple(reads), tuple(writes))
+    return _VariableAccesses(tuple(index), tuple(reads), tuple(writes))
 
 
 def _find_outputs(
@@ -392,7 +395,10 @@ def _find_outputs(
 
 
 def _evaluate_operation(
-    op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], values: dict[Tensor, AnyArray]
+    op: Operation,
+    traced: TracedStep,
+    now: dict[VariableSpec, AnyArray],
+    values: dict[Tensor, AnyArray],
 ) -> None:
     """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""
     body = op.body

@@ -54,7 +54,7 @@ Place = Hashable
 
 
 @dataclass(frozen=True)
-class Partition:
+class StagePartition:
     """A stage before lowering: place, wave and operations in the order in which they run."""
 
     place: Place
@@ -66,7 +66,7 @@ def partition_operations(
     operations: Sequence[Operation],
     waits_for: Mapping[Operation, Sequence[Operation]],
     find_place: Callable[[Operation], Place],
-) -> list[Partition]:
+) -> list[StagePartition]:
     """Partitions ``operations`` into stages, in the order of their waves.
 
     Args:
@@ -74,20 +74,20 @@ def partition_operations(
         waits_for: for each operation, the operations before it.
         find_place: the function that returns the place of an operation.
     """
-    found = _Waves(operations, waits_for, find_place)
+    found = _WaveChoice(operations, waits_for, find_place)
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:
         members.setdefault((found.waves[op], found.spots[op]), []).append(op)
     # The sort is stable: within a wave the stages keep the order of their first operations.
     stages = sorted(members.items(), key=lambda item: item[0][0])
     return [
-        Partition(place, wave, tuple(_order_operations(ops, waits_for)))
+        StagePartition(place, wave, tuple(_order_operations(ops, waits_for)))
         for (wave, place), ops in stages
     ]
 
 
 def find_awaited_stages(
-    partitions: Sequence[Partition], waits_for: Mapping[Operation, Sequence[Operation]]
+    partitions: Sequence[StagePartition], waits_for: Mapping[Operation, Sequence[Operation]]
 ) -> tuple[tuple[int, ...], ...]:
     """Finds for each stage the numbers of the stages that must be finished before."""
     stage_of = {op: i for i, c in enumerate(partitions) for op in c.operations}
@@ -102,7 +102,7 @@ def is_write(op: Operation) -> bool:
     return isinstance(op.body, Update) or isinstance(op.body, Host) and op.body.stateful
 
 
-class _Spot(NamedTuple):
+class _StageSpot(NamedTuple):
     """The place of an operation, and the waiting operations behind which it runs.
 
     Equal spots share a stage.
@@ -112,7 +112,7 @@ class _Spot(NamedTuple):
     behind: frozenset[Operation]
 
 
-class _Waves:
+class _WaveChoice:
     """The wave and the spot of each operation of a step."""
 
     def __init__(
@@ -125,7 +125,7 @@ class _Waves:
         self._waits_for = waits_for
         self._followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
         self._earliest: dict[Operation, int] = {}
-        self.spots: dict[Operation, _Spot] = {}
+        self.spots: dict[Operation, _StageSpot] = {}
         self._find_earliest(find_place)
         self.waves = dict(self._earliest)
         self._join_writes(self._move_others_late())
@@ -139,7 +139,7 @@ class _Waves:
                 self._followers[before].append(op)
             # An operation that may wait has a place of its own, so that it is a stage of its own.
             place = (find_place(op), op) if may_wait(op.body) else find_place(op)
-            self.spots[op] = _Spot(place, behind)
+            self.spots[op] = _StageSpot(place, behind)
             self._earliest[op] = self._first_wave(op, self.spots[op], self._earliest)
 
     def _move_others_late(self) -> Mapping[Operation, float]:
@@ -148,7 +148,7 @@ class _Waves:
         Returns:
             The last wave in which each operation can be.
         """
-        stages: dict[Place, dict[_Spot, set[int]]] = defaultdict(lambda: defaultdict(set))
+        stages: dict[Place, dict[_StageSpot, set[int]]] = defaultdict(lambda: defaultdict(set))
         for op, spot in self.spots.items():
             stages[spot.place][spot].add(self._earliest[op])
         latest: dict[Operation, float] = {}
@@ -164,7 +164,7 @@ class _Waves:
 
         So a variable is written as early as possible without an additional stage.
         """
-        stages: dict[_Spot, set[int]] = defaultdict(set)
+        stages: dict[_StageSpot, set[int]] = defaultdict(set)
         for op in self._operations:
             if not is_write(op):
                 stages[self.spots[op]].add(self.waves[op])
@@ -175,13 +175,15 @@ class _Waves:
             self.waves[op] = min(found, default=max(first, self._earliest[op]))
             there.add(self.waves[op])
 
-    def _last_stage(self, op: Operation, stages: Mapping[_Spot, set[int]]) -> tuple[int, _Spot]:
+    def _last_stage(
+        self, op: Operation, stages: Mapping[_StageSpot, set[int]]
+    ) -> tuple[int, _StageSpot]:
         """Finds the last stage that can take the operation.
 
         Of stages of one wave, the stage at the operation's own spot is preferred.
         """
         own = self.spots[op]
-        found: list[tuple[int, bool, _Spot]] = []
+        found: list[tuple[int, bool, _StageSpot]] = []
         for spot, waves in stages.items():
             # At a spot behind fewer waiting operations, the operation would hold up the other
             # operations.
@@ -191,11 +193,11 @@ class _Waves:
         wave, _, spot = max(found, key=lambda stage: stage[:2])
         return wave, spot
 
-    def _first_wave(self, op: Operation, spot: _Spot, waves: Mapping[Operation, int]) -> int:
+    def _first_wave(self, op: Operation, spot: _StageSpot, waves: Mapping[Operation, int]) -> int:
         """Returns the first wave in which ``op`` can be at ``spot``, after the operations that ``op`` waits for."""
         return max((waves[b] + (self.spots[b] != spot) for b in self._waits_for[op]), default=0)
 
-    def _last_wave(self, op: Operation, spot: _Spot) -> float:
+    def _last_wave(self, op: Operation, spot: _StageSpot) -> float:
         """Returns the last wave in which ``op`` can be at ``spot``, before the operations that wait for ``op``.
 
         Returns -1 if ``op`` would hold them up.

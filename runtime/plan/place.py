@@ -44,7 +44,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceChoices:
     """The devices from which the placer chooses.
 
     Attributes:
@@ -62,7 +62,7 @@ class Devices:
 
 
 def place_operations(
-    operations: Iterable[Operation], devices: Devices
+    operations: Iterable[Operation], devices: DeviceChoices
 ) -> Mapping[Operation, Device]:
     """Chooses a device for each operation from the requested and the existing devices.
 
@@ -102,7 +102,7 @@ def _is_shared(op: Operation) -> bool:
     )
 
 
-def _choose_device(op: Operation, devices: Devices, shared: bool, host: bool) -> Device:
+def _choose_device(op: Operation, devices: DeviceChoices, shared: bool, host: bool) -> Device:
     spec = DeviceSpec.parse(op.device)
     candidates = _find_candidates(spec, devices, shared)
     if not candidates:
@@ -124,7 +124,7 @@ def _choose_device(op: Operation, devices: Devices, shared: bool, host: bool) ->
     raise InvalidArgumentError(_describe_mismatch(op, devices.all))
 
 
-def _find_candidates(spec: DeviceSpec, devices: Devices, shared: bool) -> Sequence[Device]:
+def _find_candidates(spec: DeviceSpec, devices: DeviceChoices, shared: bool) -> Sequence[Device]:
     """Finds the devices of the task that the request means."""
     job, task = spec.job, spec.task
     if job is None:

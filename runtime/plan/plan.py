@@ -150,14 +150,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteInput:
     """An input that the running task fetches from the task that holds the input."""
 
     task: str
     slot: int
 
 
-class Hold(NamedTuple):
+class HeldOutput(NamedTuple):
     """An output that a task holds until other tasks have fetched the output.
 
     Attributes:
@@ -187,8 +187,8 @@ class StageCall:
     wave: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    remote: Mapping[int, Remote] = field(default_factory=dict)
-    holds: Mapping[int, Hold] = field(default_factory=dict)
+    remote: Mapping[int, RemoteInput] = field(default_factory=dict)
+    holds: Mapping[int, HeldOutput] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
 
 

@@ -11,18 +11,18 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
-from runtime.plan.lower import StageSource, Traced, lower_stage, static_spec, trace_all
-from runtime.plan.partition import Partition, find_awaited_stages, partition_operations
-from runtime.plan.place import Device, Devices, place_operations
-from runtime.plan.plan import Hold, Plan, Remote, StageCall
-from runtime.plan.prune import Needed, drop_identities, prune_graph
+from runtime.plan.lower import StageSource, TracedStep, lower_stage, static_spec, trace_all
+from runtime.plan.partition import StagePartition, find_awaited_stages, partition_operations
+from runtime.plan.place import Device, DeviceChoices, place_operations
+from runtime.plan.plan import HeldOutput, Plan, RemoteInput, StageCall
+from runtime.plan.prune import NeededOperations, drop_identities, prune_graph
 from runtime.tensor_spec import Array, TensorSpec
 
 
 def make_plan(
     fetches: Sequence[Tensor | Operation],
     feeds: Mapping[Tensor, TensorSpec],
-    devices: Devices,
+    devices: DeviceChoices,
     done: Collection[Operation] = frozenset(),
 ) -> Plan:
     """Plans one step.
@@ -55,7 +55,7 @@ def make_plan(
         return placed[op], op if isinstance(op.body, Deferred) else runs_on_host(op.body)
 
     partitions = partition_operations(needed.operations, needed.waits_for, find_place)
-    assembly = _Assembly(fetches, feeds, needed.given, partitions, placed, traced, devices)
+    assembly = _PlanAssembly(fetches, feeds, needed.given, partitions, placed, traced, devices)
     return assembly.make_plan(find_awaited_stages(partitions, needed.waits_for))
 
 
@@ -90,7 +90,7 @@ def _fetch_updated_counters(
     return [replace_read(fetch) for fetch in fetches]
 
 
-def _trace_needed(needed: Needed, feeds: Mapping[Tensor, TensorSpec]) -> Traced:
+def _trace_needed(needed: NeededOperations, feeds: Mapping[Tensor, TensorSpec]) -> TracedStep:
     return trace_all(
         needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias
     )
@@ -109,7 +109,7 @@ def _number_given(
     return slots, tuple(value for _, value in constants)
 
 
-class _Assembly:
+class _PlanAssembly:
     """The numbered values of a step, and the edges between its stages.
 
     The number of a stage is its index among the partitions. The number of a value is its slot.
@@ -120,10 +120,10 @@ class _Assembly:
         fetches: Sequence[Tensor | Operation],
         feeds: Mapping[Tensor, TensorSpec],
         given: Sequence[Tensor],
-        partitions: Sequence[Partition],
+        partitions: Sequence[StagePartition],
         placed: Mapping[Operation, Device],
-        traced: Traced,
-        devices: Devices,
+        traced: TracedStep,
+        devices: DeviceChoices,
     ) -> None:
         self._fetches = [traced.real(f) if isinstance(f, Tensor) else f for f in fetches]
         self._fed = len(feeds)
@@ -176,7 +176,7 @@ class _Assembly:
         )
         makers = [(i, t, self._makers[t]) for i, t in enumerate(inputs) if t in self._makers]
         remote = {
-            i: Remote(self._tasks[m], self._slots[t])
+            i: RemoteInput(self._tasks[m], self._slots[t])
             for i, t, m in makers
             if self._goes_direct(m, index)
         }
@@ -189,7 +189,7 @@ class _Assembly:
             tuple(self._slots[t] for t in inputs),
             tuple(self._slots[t] for t in outputs),
             remote,
-            holds={i: Hold(len(by), frozenset(by)) for i, by in enumerate(direct) if by},
+            holds={i: HeldOutput(len(by), frozenset(by)) for i, by in enumerate(direct) if by},
             # The master needs fetched outputs, and outputs for readers to which no direct edge
             # leads.
             replies=tuple(

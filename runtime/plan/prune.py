@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 from runtime.errors import MissingFeedError
 from runtime.graph.graph import Operation, Tensor, reachable
-from runtime.graph.op_kinds import EMBED_BYTES, Constant, Feed, Nothing, Pure, StepId
+from runtime.graph.op_kinds import (
+    EMBED_BYTES,
+    Constant,
+    Feed,
+    Nothing,
+    Pure,
+    StepId,
+)
 
 
 @dataclass(frozen=True)
-class Needed:
+class NeededOperations:
     """The operations that a step has to run.
 
     Attributes:
@@ -35,7 +42,7 @@ def prune_graph(
     fetches: Iterable[Tensor | Operation],
     feeds: Collection[Tensor],
     done: Collection[Operation] = frozenset(),
-) -> Needed:
+) -> NeededOperations:
     """Finds the operations that ``fetches`` need when the tensors ``feeds`` are given.
 
     Args:
@@ -78,12 +85,14 @@ def prune_graph(
             given.append(op.outputs[0])
         else:
             waits_for[op] = before
-    return Needed(tuple(waits_for), waits_for, tuple(given), {})
+    return NeededOperations(tuple(waits_for), waits_for, tuple(given), {})
 
 
 def drop_identities(
-    needed: Needed, same_place: Callable[[Operation, Operation], bool], feeds: Collection[Tensor]
-) -> Needed:
+    needed: NeededOperations,
+    same_place: Callable[[Operation, Operation], bool],
+    feeds: Collection[Tensor],
+) -> NeededOperations:
     """Drops the operations that return a value of their own device unchanged.
 
     Args:
@@ -105,7 +114,7 @@ def drop_identities(
                 behind[op] = before
                 continue
         waits_for[op] = before
-    return Needed(tuple(waits_for), waits_for, needed.given, alias)
+    return NeededOperations(tuple(waits_for), waits_for, needed.given, alias)
 
 
 def _find_reachable(

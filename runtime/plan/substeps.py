@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, PythonCall
-from runtime.plan.prune import Needed, prune_graph
+from runtime.plan.prune import NeededOperations, prune_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def _find_operation(fetch: Tensor | Operation) -> Operation:
     return fetch.op if isinstance(fetch, Tensor) else fetch
 
 
-def _find_kept(needed: Needed, numbers: Mapping[Operation, int]) -> set[Operation]:
+def _find_kept(needed: NeededOperations, numbers: Mapping[Operation, int]) -> set[Operation]:
     """Finds the operations whose results a Python call or a later substep needs."""
     return {
         before
@@ -93,7 +93,7 @@ def _find_kept(needed: Needed, numbers: Mapping[Operation, int]) -> set[Operatio
     }
 
 
-def _number_operations(needed: Needed) -> tuple[dict[Operation, int], int]:
+def _number_operations(needed: NeededOperations) -> tuple[dict[Operation, int], int]:
     """Returns the substep of each operation, and the number of the last substep, which has no calls."""
     # Forward: a computation that waits for a call runs in a later substep than the call.
     soonest: dict[Operation, int] = {}

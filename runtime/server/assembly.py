@@ -33,7 +33,7 @@ from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.session_signs import SessionSigns
 from runtime.server.task_life import TaskLife
 from runtime.server.training_end import TrainingEnd
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.task import cpu_share
 from runtime.task.worker import Worker
 from runtime.trust import roles
@@ -208,7 +208,7 @@ def _assemble_worker(
 ) -> Worker:
     cluster, task = options.cluster, options.task
     backups = BackupHolder(audit, peers.check_is_task) if _backup_holder(options) else None
-    environment = Environment(
+    environment = TaskEnvironment(
         # Run records show this address to other tasks, and nobody asks before the port is open.
         address=lambda: peers.address,
         expected=frozenset(str(t) for t in cluster.tasks() if t.job not in (task.job, EVALUATOR)),

@@ -16,7 +16,7 @@ from absl import logging
 
 from runtime import concurrency, timeouts
 from runtime.checkpoint.byte_ranges import ByteRange
-from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
+from runtime.checkpoint.streaming import CHUNK_BYTES, ByteStream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, agree, split_address
 from runtime.errors import (
     AbortedError,
@@ -69,11 +69,11 @@ def sign_errors(engine: Engine) -> Engine:
         return signing
 
     # A stream belongs to one save or restore, which closes the stream. So a cycle does no harm.
-    def stream(task: str) -> Stream:
+    def stream(task: str) -> ByteStream:
         opened: Any = open_stream(task)
         for name in ("pull", "push"):
             setattr(opened, name, signed(getattr(type(opened), name), lambda: opened))
-        return cast(Stream, opened)
+        return cast(ByteStream, opened)
 
     open_stream = signed(kind.stream, this)
     for name in (
@@ -305,7 +305,7 @@ class RemoteEngine:
             self._stub.ForwardRunOrder, request, timeout=limit, task=self._target
         ).replies[task]
 
-    def stream(self, task: str) -> Stream:
+    def stream(self, task: str) -> ByteStream:
         """Opens a stream to a task for byte ranges of variables, by gRPC messages to the master."""
 
         def request(byte_range: ByteRange, data: bytes) -> pb.ForwardBytesReply:

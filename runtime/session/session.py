@@ -50,7 +50,7 @@ from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.master import Master
 from runtime.master.tasks import find_local
-from runtime.plan.place import Device, Devices, place_operations
+from runtime.plan.place import Device, DeviceChoices, place_operations
 from runtime.plan.plan import Plan
 from runtime.plan.planner import find_specs, make_plan
 from runtime.plan.prune import prune_graph
@@ -77,7 +77,7 @@ MAX_PLANS = 256
 """Plans that a session keeps. The least recently used plan is dropped first."""
 
 
-class _Recent(Generic[_Value]):
+class _RecentValues(Generic[_Value]):
     """The values by key that were used last, ``MAX_PLANS`` at most."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Recent(Generic[_Value]):
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _PreparedSubstep:
     """A substep with its feed shapes, planned and registered.
 
     Attributes:
@@ -127,7 +127,7 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class _Split:
+class _SplitFetches:
     """A fetch structure: its leaves, and the substeps of the step.
 
     Without Python calls there is one substep.
@@ -204,7 +204,7 @@ class Session:
             self, functools.partial(_close_dropped, self._engine, target)
         )
         self.target = target
-        self._devices = Devices(
+        self._devices = DeviceChoices(
             self._engine.devices,
             self._engine.target,
             self._engine.home,
@@ -214,8 +214,8 @@ class Session:
         """The leadership of this session's orders to tasks."""
         self.checkpoint_coordinator = CheckpointCoordinator(self._engine, self.authority.over)
         """The coordinator that saves and restores variables on their tasks."""
-        self._plans: _Recent[_Prepared] = _Recent()
-        self._splits: _Recent[_Split] = _Recent()
+        self._plans: _RecentValues[_PreparedSubstep] = _RecentValues()
+        self._splits: _RecentValues[_SplitFetches] = _RecentValues()
         self._taken: dict[Hashable, Plan] = {}
         """Plans that another session has made, and that this session has not registered yet."""
         self._shapes = ShapeWatch()
@@ -297,18 +297,20 @@ class Session:
         # A list of leaves, as a training loop fetches, is the result already.
         return out if type(fetch_key) is tuple else _pack_values(fetch_key, out)
 
-    def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split:
+    def _split(
+        self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]
+    ) -> _SplitFetches:
         key = fetch_key, tensors
         found = self._splits.find(key)
         if found is None:
             elements = tuple(self._find_elements(fetches))
-            found = _Split(elements, split_step(elements, tensors))
+            found = _SplitFetches(elements, split_step(elements, tensors))
             self._splits.keep(key, found)
         return found
 
     def _run_split(
         self,
-        split: _Split,
+        split: _SplitFetches,
         fed: Mapping[Tensor, Array],
         timeout_secs: float | None,
         run_metadata: RunMetadata | None,
@@ -351,7 +353,7 @@ class Session:
 
     def _run_prepared(
         self,
-        prepared: _Prepared,
+        prepared: _PreparedSubstep,
         values: list[Array],
         timeout_secs: float | None,
         run_metadata: RunMetadata | None,
@@ -370,7 +372,7 @@ class Session:
             results[i] = np.array(results[i])
         return results
 
-    def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _Prepared:
+    def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _PreparedSubstep:
         """Plans a substep and registers the plan."""
         # Each new shape compiles a program.
         specs = _describe_feeds(part, values)
@@ -386,7 +388,7 @@ class Session:
         # Another thread may adopt a generation meanwhile. The plan then goes into the plans that
         # the thread has put aside, because the tasks refuse its stages.
         plans = self._plans
-        prepared = _Prepared(self._engine.prepare(plan), plan, part, given)
+        prepared = _PreparedSubstep(self._engine.prepare(plan), plan, part, given)
         plans.keep(key, prepared)
         return prepared
 
@@ -479,7 +481,7 @@ class Session:
         """
         if self._engine.adopt_generations(generations):
             self._take_plans(self)
-            self._plans = _Recent()
+            self._plans = _RecentValues()
 
     def list_devices(self) -> list[Device]:
         """Returns the devices of all tasks that the session may touch."""

@@ -11,7 +11,7 @@ from runtime.limits import Limits
 
 
 @dataclass(frozen=True)
-class Environment:
+class TaskEnvironment:
     """The surroundings of a run record, as the server of the task describes them.
 
     Without a server the defaults hold.
@@ -56,7 +56,7 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Awaited:
+class AwaitedTask:
     """A task that a ps waits for at the end of training.
 
     Attributes:
@@ -100,7 +100,7 @@ class Participants:
             has set the limit.
     """
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: TaskEnvironment) -> None:
         self._environment = environment
         self.silence_secs: float | None = None
         self.joined: dict[str, Participant] = {}
@@ -142,13 +142,14 @@ class Participants:
         """
         return self.leave and (bool(self._environment.expected) or self.elastic)
 
-    def awaited(self, finished: bool) -> list[Awaited]:
+    def awaited(self, finished: bool) -> list[AwaitedTask]:
         """Returns the tasks to wait for at the end."""
         silences = self.silences(concurrency.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
         return [
-            Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()
+            AwaitedTask(task, part.address, silences.get(task), limit)
+            for task, part in parts.items()
         ]
 
     def missing(self) -> list[str]:

@@ -38,7 +38,7 @@ from runtime.limits import Limits
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
-from runtime.state.participants import Awaited, Environment, Participant, Participants
+from runtime.state.participants import AwaitedTask, Participant, Participants, TaskEnvironment
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
@@ -72,10 +72,10 @@ class RunRecord:
         self,
         changed: concurrency.Condition,
         has_values: Callable[[], bool],
-        environment: Environment | None = None,
+        environment: TaskEnvironment | None = None,
     ) -> None:
         self.generation = 0
-        self.environment = environment or Environment()
+        self.environment = environment or TaskEnvironment()
         self.origin = ""
         self.finished_at: float | None = None
         self.goes_at: float | None = None
@@ -286,7 +286,7 @@ class RunRecord:
         with self._changed:
             self._tasks.silences(concurrency.monotonic())
 
-    def awaited(self) -> list[Awaited]:
+    def awaited(self) -> list[AwaitedTask]:
         """Returns the tasks to wait for at the end; empty before an order to leave."""
         with self._changed:
             return self._tasks.awaited(self._phase == FINISHED) if self._tasks.may_go else []

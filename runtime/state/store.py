@@ -22,7 +22,7 @@ from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.state.run_record import RunRecord
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -32,12 +32,12 @@ Values = dict[Key, "weakref.ref[AnyArray]"]
 """Weak references to the values of variables, for comparison: every update makes a new array."""
 
 
-class Slot:
+class VariableSlot:
     """The place of a variable. Stages hold slots, so that a step looks up no names.
 
     Attributes:
         key: (container, name).
-        lock: held while a stage computes with the value; see ``Claim``.
+        lock: held while a stage computes with the value; see ``VariableClaim``.
         value: a ``jax.Array`` (an object array for strings); None until the variable is
             initialised.
         spec: shape and dtype of the value.
@@ -92,7 +92,7 @@ class Slot:
         return _uninitialized_error([self], task)
 
 
-def _uninitialized_error(slots: Iterable[Slot], task: str) -> UninitializedError:
+def _uninitialized_error(slots: Iterable[VariableSlot], task: str) -> UninitializedError:
     names = ", ".join(slot.key[1] for slot in slots)
     cure = "run rt.global_variables_initializer() first, or train in a session of a Supervisor, which does"
     return UninitializedError(f"Attempting to use uninitialized value {names}: {cure}", task=task)
@@ -128,7 +128,7 @@ class Resource:
         """Notes that training has finished, or has begun again."""
 
 
-class Claim:
+class VariableClaim:
     """The right of a running stage to variables.
 
     In the ``with`` block no other stage reads or changes the variables.
@@ -144,7 +144,7 @@ class Claim:
 
     __slots__ = ("_locks",)
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
+    def __init__(self, slots: Iterable[VariableSlot]) -> None:
         self._locks = [slot.lock for slot in sorted(set(slots), key=lambda slot: slot.key)]
 
     def __enter__(self) -> None:
@@ -192,13 +192,13 @@ class Store:
     """
 
     def __init__(
-        self, ledger: Ledger | None = None, environment: Environment | None = None
+        self, ledger: Ledger | None = None, environment: TaskEnvironment | None = None
     ) -> None:
         self.lock = concurrency.Lock()
         self.changed = concurrency.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         # Slots are never removed: stages hold them, and look up no names.
-        self._slots: dict[Key, Slot] = {}
+        self._slots: dict[Key, VariableSlot] = {}
         self.run = RunRecord(
             self.changed,
             lambda: any(s.value is not None or s.lost for s in self._slots.values()),
@@ -207,16 +207,16 @@ class Store:
         self._resources: dict[Key, Resource] = {}
         self.ledger = ledger or Ledger()
 
-    def slot(self, container: str, name: str) -> Slot:
+    def slot(self, container: str, name: str) -> VariableSlot:
         """Returns the slot of a variable, and makes an empty slot for a new variable."""
         with self.lock:
             key = (container, name)
             if key not in self._slots:
-                self._slots[key] = Slot(key)
+                self._slots[key] = VariableSlot(key)
                 self.ledger.reserve(NOBODY, _name_bytes(key), checked=False)
             return self._slots[key]
 
-    def count(self, slots: Iterable[tuple[Slot, int]], *, checked: bool = False) -> None:
+    def count(self, slots: Iterable[tuple[VariableSlot, int]], *, checked: bool = False) -> None:
         """Counts the bytes of variables in the ledger, in place of the last count.
 
         The variables must be claimed. Variables belong to no session: one session initialises a
@@ -254,7 +254,7 @@ class Store:
             AbortedError: The value of a variable was lost.
         """
         with self.lock:
-            slots = [self._slots.get(key) or Slot(key) for key in keys]
+            slots = [self._slots.get(key) or VariableSlot(key) for key in keys]
             empty = [slot for slot in slots if slot.value is None]
         for slot in empty:
             if slot.lost:
@@ -298,7 +298,7 @@ class Store:
                 else list(self._slots.values())
             )
         # A claim waits for updates under way, so that the values below are those of one instant.
-        with Claim(chosen), self.lock:
+        with VariableClaim(chosen), self.lock:
             taken = self._take_references(
                 [self._find_initialized(k) for k in keys] if keys is not None else chosen
             )
@@ -314,14 +314,14 @@ class Store:
         finally:
             self.release(slot for slot, _ in taken)
 
-    def _find_initialized(self, key: Key) -> Slot:
-        slot = self._slots.get(key) or Slot(key)
+    def _find_initialized(self, key: Key) -> VariableSlot:
+        slot = self._slots.get(key) or VariableSlot(key)
         if slot.value is None:
             raise slot.missing()
         return slot
 
     @staticmethod
-    def _take_references(slots: Iterable[Slot]) -> list[tuple[Slot, AnyArray]]:
+    def _take_references(slots: Iterable[VariableSlot]) -> list[tuple[VariableSlot, AnyArray]]:
         taken = [(slot, slot.value) for slot in slots if slot.value is not None]
         for slot, _ in taken:
             # Until the release no update may donate the array.
@@ -329,22 +329,22 @@ class Store:
         return taken
 
     @uninterrupted
-    def hold(self) -> tuple[list[tuple[Slot, AnyArray]], dict[str, Any], list[Key]]:
+    def hold(self) -> tuple[list[tuple[VariableSlot, AnyArray]], dict[str, Any], list[Key]]:
         """Returns the store as of one instant: references to the values, the run record, names of the resources.
 
-        The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
+        The references count in ``VariableSlot.readers``: pin what is needed, then ``release`` the slots.
         """
         while True:
             with self.lock:
                 slots = list(self._slots.values())
-            with Claim(slots), self.lock:
+            with VariableClaim(slots), self.lock:
                 # A variable was made after the list of slots, and an instant has all variables.
                 if len(slots) < len(self._slots):
                     continue
                 return self._take_references(slots), self.run.state(), list(self._resources)
 
-    def release(self, slots: Iterable[Slot]) -> None:
-        """Releases references that are counted in ``Slot.readers``."""
+    def release(self, slots: Iterable[VariableSlot]) -> None:
+        """Releases references that are counted in ``VariableSlot.readers``."""
         with self.lock:
             for slot in slots:
                 slot.readers -= 1
@@ -373,7 +373,7 @@ class Store:
         """
         # The slots are made before the claim, because a slot is made under the store's lock.
         slots = [self.slot(*key) for key in values]
-        with Claim(slots), self.lock:
+        with VariableClaim(slots), self.lock:
             if check is not None:
                 check()
             for slot in slots:
@@ -388,7 +388,7 @@ class Store:
             return {key: weakref.ref(value) for key, (value, _) in values.items()}
 
     @uninterrupted
-    def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
+    def drop_lost(self, slots: Iterable[VariableSlot], why: str) -> list[str]:
         """Makes variables uninitialised after a program that had their arrays has failed.
 
         Args:
@@ -400,7 +400,7 @@ class Store:
         """
         slots = list(slots)
         # A running stage may be about to give the variable a new array: its claim ends first.
-        with Claim(slots):
+        with VariableClaim(slots):
             # A stage that ran meanwhile may have given the variable a new value, which stays.
             gone = [slot for slot in slots if _is_gone(slot.value)]
             with self.lock:
@@ -466,7 +466,7 @@ class Store:
             slots = [
                 slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen
             ]
-        with Claim(slots), self.lock:
+        with VariableClaim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec, slot.lost = None, None, ""
             self.count((slot, 0) for slot in slots)

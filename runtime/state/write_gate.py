@@ -47,7 +47,7 @@ RECENT_SECS = 2.5
 
 
 @dataclass
-class Writes:
+class StepWrites:
     """The writes of one step on this task so far.
 
     Attributes:
@@ -61,7 +61,7 @@ class Writes:
     at: float = 0.0
 
 
-class Gate:
+class WriteGate:
     """The gate of a task: writing stages enter and leave, and wait while a snapshot pauses the gate. Thread safe."""
 
     def __init__(self, task: str = "") -> None:
@@ -74,7 +74,7 @@ class Gate:
         self._allowed: Collection[StepKey] = ()
         self._running = 0
         self._entered = 0
-        self._sessions: OrderedDict[int, OrderedDict[int, Writes]] = OrderedDict()
+        self._sessions: OrderedDict[int, OrderedDict[int, StepWrites]] = OrderedDict()
         """The sessions, and the steps of each, in the order of their last writes; none is empty."""
 
     def enter(self, key: StepKey) -> None:
@@ -118,7 +118,7 @@ class Gate:
         steps = self._sessions.setdefault(session, OrderedDict())
         # The oldest session stands first, so that the old ones are found without a search.
         self._sessions.move_to_end(session)
-        writes = steps.setdefault(step, Writes(expected))
+        writes = steps.setdefault(step, StepWrites(expected))
         steps.move_to_end(step)
         writes.done += 1
         writes.at = concurrency.monotonic()
@@ -207,7 +207,7 @@ class Gate:
         writes = steps.get(key[1]) if steps else None
         return writes.done if writes else 0
 
-    def recent(self) -> Iterator[tuple[StepKey, Writes]]:
+    def recent(self) -> Iterator[tuple[StepKey, StepWrites]]:
         """Returns the steps of several writes that wrote here in the last ``REMEMBER_SECS``."""
         with self._changed:
             # Another task may report the last writes of the same step somewhat later.
@@ -243,7 +243,7 @@ class Gate:
             for session, step, done, expected, age in state:
                 steps = self._sessions.setdefault(session, OrderedDict())
                 # Clocks of two processes differ, so the state has ages.
-                steps[step] = Writes(dict(expected), done, now - age)
+                steps[step] = StepWrites(dict(expected), done, now - age)
 
     def forget(self) -> None:
         """Forgets all steps so far: the variables have new values that no step has written."""

@@ -15,8 +15,8 @@ import jax
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
-from runtime.expressions.parts import Part, split
-from runtime.expressions.reader import PART, Expressions, jax_settings, read_expressions
+from runtime.expressions.parts import ProgramPart, split
+from runtime.expressions.reader import PART, ExpressionList, jax_settings, read_expressions
 from runtime.plan.plan import Program, ProgramIdentity
 from runtime.tensor_spec import TensorSpec
 
@@ -155,7 +155,7 @@ class _Step(NamedTuple):
 
 
 def _compile_list(
-    expressions: Expressions,
+    expressions: ExpressionList,
     avals: Sequence[jax.ShapeDtypeStruct],
     donate: Sequence[int],
     program: Program,
@@ -181,7 +181,7 @@ def _compile_list(
 
 
 def _compile_parts(
-    parts: Sequence[Part],
+    parts: Sequence[ProgramPart],
     kept: Collection[int],
     avals: Sequence[jax.ShapeDtypeStruct],
     donate: Collection[int],

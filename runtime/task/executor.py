@@ -29,8 +29,8 @@ from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY
-from runtime.state.store import Claim, Store
-from runtime.state.write_gate import Gate
+from runtime.state.store import Store, VariableClaim
+from runtime.state.write_gate import WriteGate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import Context, find_kernel
 from runtime.task.program_share import Turn, WatchedProgram
@@ -57,7 +57,7 @@ class Executor:
     store: Store
     task: str
     devices: dict[tuple[str, int], jax.Device]
-    gate: Gate
+    gate: WriteGate
     watch: ProgramWatch
     compiler: Compiler = _process_compiler
 
@@ -128,7 +128,7 @@ class PreparedStage:
 
     def _find_variables(self, stage: Stage) -> None:
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
-        self._claim = Claim(self._slots)
+        self._claim = VariableClaim(self._slots)
         self._specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]

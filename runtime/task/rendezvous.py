@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from runtime import concurrency
 from runtime.errors import AbortedError, NotFoundError
 from runtime.observe.trace import nbytes
-from runtime.plan.plan import Hold
+from runtime.plan.plan import HeldOutput
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import Ledger
 from runtime.tensor_spec import AnyArray
@@ -64,7 +64,7 @@ class Rendezvous:
         """
 
     @uninterrupted
-    def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
+    def put(self, key: RendezvousKey, value: AnyArray, hold: HeldOutput) -> None:
         """Keeps a value until the last fetch.
 
         Args:

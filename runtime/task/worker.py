@@ -34,9 +34,9 @@ from runtime.rpc import rpc
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.state.store import Store
-from runtime.state.write_gate import Gate
+from runtime.state.write_gate import WriteGate
 from runtime.task.call_waits import CallWaits
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
@@ -116,7 +116,7 @@ class Worker:
         job: str,
         index: int,
         fetch_from: FetchFrom,
-        environment: Environment | None = None,
+        environment: TaskEnvironment | None = None,
         *,
         audit: AuditLog | None = None,
         roots: Roots | None = None,
@@ -124,7 +124,7 @@ class Worker:
         check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None,
         backups: BackupMessages | None = None,
     ) -> None:
-        environment = environment or Environment()
+        environment = environment or TaskEnvironment()
         self.limits = limits = environment.limits
         self.task = f"/job:{job}/task:{index}"
         self.devices = local_devices(job, index)
@@ -132,7 +132,7 @@ class Worker:
         self.store = Store(self.ledger, environment)
         self.rendezvous = Rendezvous(self.ledger)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
-        self.gate = Gate(self.task)
+        self.gate = WriteGate(self.task)
         self.program_watch = ProgramWatch(self.task, limits, audit)
         self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from

@@ -16,12 +16,12 @@ from runtime.graph.op_kinds import VariableSpec
 from runtime.limits import Limits
 from runtime.plan.place import Device
 from runtime.plan.plan import (
-    Hold,
+    HeldOutput,
     HostCall,
     Plan,
     Program,
     ProgramOutput,
-    Remote,
+    RemoteInput,
     Stage,
     StageCall,
     VariableOutput,
@@ -197,8 +197,8 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
         message.wave,
         tuple(message.inputs),
         tuple(message.outputs),
-        {r.input: Remote(r.task, r.slot) for r in message.remote},
-        {h.output: Hold(h.count, frozenset(h.by)) for h in message.holds},
+        {r.input: RemoteInput(r.task, r.slot) for r in message.remote},
+        {h.output: HeldOutput(h.count, frozenset(h.by)) for h in message.holds},
         tuple(message.replies),
     )
 

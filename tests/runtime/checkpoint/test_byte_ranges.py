@@ -11,7 +11,7 @@ import pytest
 
 from harness.checkpoints import names
 from runtime.checkpoint.array_slice import ArraySlice
-from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
+from runtime.checkpoint.byte_ranges import ByteRange, IncomingArray, bytes_of
 from runtime.errors import DataLossError, InvalidArgumentError
 
 
@@ -67,7 +67,7 @@ def test_chunks_keep_the_limit(shape: list[int], limit: int) -> None:
 def test_repeated_pieces_count_once(data: bytes, cuts: list[tuple[int, int]]) -> None:
     """A piece that is sent twice is neither lost nor doubled."""
     array = np.frombuffer(data, np.uint8)
-    incoming = Incoming(array.size)
+    incoming = IncomingArray(array.size)
     ends = sorted({min(c, array.size) for c, _ in cuts if c} | {array.size})
     got = None
     for i, end in enumerate(ends):
@@ -80,7 +80,7 @@ def test_repeated_pieces_count_once(data: bytes, cuts: list[tuple[int, int]]) ->
 
 def test_foreign_pieces_are_refused() -> None:
     """A piece that leaves a gap or goes beyond its array is refused."""
-    incoming = Incoming(10)
+    incoming = IncomingArray(10)
     with pytest.raises(DataLossError, match="bytes 0 to 4 .* did not come"):
         incoming.put(4, np.zeros(2, np.uint8))
     with pytest.raises(InvalidArgumentError, match="11 bytes at 0 of an array of 10"):

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.jobs import Job, JobTable, Sender
+from runtime.checkpoint.jobs import CheckpointJob, JobTable, OrderSender
 from runtime.errors import AbortedError, OpError
 from runtime.limits import Limits
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import Leadership
-from runtime.state.write_gate import Gate
+from runtime.state.write_gate import WriteGate
 
 JOB_TURNS = st.tuples(
     st.sampled_from(["begin", "find", "work", "rest", "end", "another chief", "session ends"]),
@@ -23,7 +23,7 @@ JOB_TURNS = st.tuples(
 @given(st.lists(JOB_TURNS, max_size=30))
 def test_jobs_end_once_and_leave_nothing(turns: list[tuple[str, int, int]]) -> None:
     """A job under way belongs to the present chief, and an ended job accepts no order."""
-    epoch, gate = 1, Gate()
+    epoch, gate = 1, WriteGate()
 
     def check(leadership: Leadership) -> None:
         if leadership.epoch != epoch:
@@ -32,9 +32,9 @@ def test_jobs_end_once_and_leave_nothing(turns: list[tuple[str, int, int]]) -> N
     table = JobTable(
         "/job:ps/task:0", gate, check, Limits(checkpoint_jobs=4), lambda session: session == 1
     )
-    under_way: dict[int, tuple[Job, int]] = {}
+    under_way: dict[int, tuple[CheckpointJob, int]] = {}
     ended: set[int] = set()
-    at_work: dict[int, tuple[Job, contextlib.AbstractContextManager[None]]] = {}
+    at_work: dict[int, tuple[CheckpointJob, contextlib.AbstractContextManager[None]]] = {}
     cut_off = Cancellation()
     cut_off.set("the caller hung up")
 
@@ -47,7 +47,7 @@ def test_jobs_end_once_and_leave_nothing(turns: list[tuple[str, int, int]]) -> N
 
     for what, number, session in turns:
         if what == "begin":
-            job = Job(Sender(Leadership(epoch, 7), session), [])
+            job = CheckpointJob(OrderSender(Leadership(epoch, 7), session), [])
             try:
                 assert table.begin(number, job) is under_way.setdefault(number, (job, session))[0]
                 assert number not in ended

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.planner import make_plan
 from runtime.tensor_spec import TensorSpec
 from tests.runtime.kit import TARGET, servers
@@ -235,7 +235,7 @@ def test_worker_stage_costs_one_gradient(op_by_op: bool) -> None:
             loss = rt.call(loss_fn, params, inputs)
         fetches = [loss, *rt.gradients(loss, params)]
     own = Device("worker", 0, is_own=True)
-    devices = Devices((Device("ps", 0), own), ("worker", 0), ("ps", 0))
+    devices = DeviceChoices((Device("ps", 0), own), ("worker", 0), ("ps", 0))
     plan = make_plan(fetches, {inputs: TensorSpec((16, 64), np.dtype(np.float32))}, devices)
     (stage,) = [c.stage for c in plan.stages if c.stage.device.job == "worker"]
     assert stage.program is not None

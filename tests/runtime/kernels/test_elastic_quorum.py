@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from runtime.graph.deferred_update import ALL_WORKERS
-from runtime.kernels.quorum import LeadingQuorum, LoneQuorum, QuorumResource, Rules, Selection
+from runtime.kernels.quorum import (
+    GradientSelection,
+    LeadingQuorum,
+    LoneQuorum,
+    QuorumResource,
+    QuorumRules,
+)
 from runtime.state.cancellation import Cancellation
 from tests.runtime.kernels.test_quorum import Push, Variables, _here, _wait
 
@@ -20,7 +26,7 @@ class Members:
     def __init__(self, kind: type[QuorumResource] = LoneQuorum, **rules: Any) -> None:
         self.dead: set[int] = set()
         given = {"needed": ALL_WORKERS, "total": ALL_WORKERS, "elastic": True, **rules}
-        self.quorum = kind("q", Rules(**given), lambda session: session - 1 not in self.dead)
+        self.quorum = kind("q", QuorumRules(**given), lambda session: session - 1 not in self.dead)
         self.variables = Variables()
 
     def push(self, worker: int, stamp: int, value: float) -> Push:
@@ -171,7 +177,7 @@ def test_chief_hears_of_changed_workers() -> None:
     members.dead.add(2)
     chief.join(60)
     assert again[0].seen == (0, 1) and again[0].changes == told.changes + 2
-    assert quorum.commit(session, lambda: None, 0, Selection(0, (0, 1)), ALL_WORKERS) == 1
+    assert quorum.commit(session, lambda: None, 0, GradientSelection(0, (0, 1)), ALL_WORKERS) == 1
     assert [push.result() for push in pushes] == [(1, True)] * 2
 
 
@@ -185,7 +191,7 @@ def test_commit_without_worker_reaches_tasks() -> None:
     push = members.push(0, 0, 1.0)
     _here(quorum, 1)
     quorum.gather(session, lambda: None, 0, (-2, 0), Cancellation(), 0)
-    assert quorum.commit(session, lambda: None, 0, Selection(0, (0,)), 0) == 1
+    assert quorum.commit(session, lambda: None, 0, GradientSelection(0, (0,)), 0) == 1
     assert push.result() == (1, True)
     push = members.push(0, 1, 1.0)
     _wait(lambda: quorum._has_enough())

@@ -18,12 +18,12 @@ from runtime.errors import (
 )
 from runtime.kernels.quorum import (
     UNKNOWN,
+    GradientSelection,
     LeadingQuorum,
     LedQuorum,
     LoneQuorum,
     QuorumResource,
-    Rules,
-    Selection,
+    QuorumRules,
 )
 from runtime.state.cancellation import Cancellation
 
@@ -88,7 +88,7 @@ def _here(quorum: QuorumResource, count: int) -> None:
 
 def test_mean_of_workers_is_applied_once() -> None:
     """The mean over distinct workers is applied once, with the latest gradient of each."""
-    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 2)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     # the same worker, started again: it takes the place of the first
@@ -104,7 +104,7 @@ def test_mean_of_workers_is_applied_once() -> None:
 
 def test_stale_gradients_are_dropped() -> None:
     """A gradient of another step is counted as dropped and answered at once."""
-    quorum, variables = LoneQuorum("q", Rules(1, 3)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(1, 3)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
     assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
     # of variables that were restored meanwhile
@@ -115,7 +115,7 @@ def test_stale_gradients_are_dropped() -> None:
 
 def test_worker_may_push_several_gradients() -> None:
     """A worker may push several gradients for one aggregate."""
-    quorum, variables = LoneQuorum("q", Rules(4, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(4, 2)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (0, True)
     waiting = Push(quorum, variables, 0, 0, 2.0)
     _here(quorum, 2)
@@ -127,7 +127,7 @@ def test_worker_may_push_several_gradients() -> None:
 
 def test_gone_worker_takes_its_gradients() -> None:
     """A worker whose caller hangs up takes its gradients along."""
-    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 2)), Variables()
     dead = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     dead.cancellation.set("the caller hung up")
@@ -141,14 +141,14 @@ def test_gone_worker_takes_its_gradients() -> None:
 
 def test_timeout_leaves_late_workers_out() -> None:
     """After its timeout a step goes on, and a late worker is waited for only when it is back."""
-    quorum, variables = LoneQuorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
     quorum._gradients.since -= 100.0  # as if it had waited so long
     pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
-    slow = LoneQuorum("q", Rules(3, 3, timeout_secs=60.0))
+    slow = LoneQuorum("q", QuorumRules(3, 3, timeout_secs=60.0))
     slow._roster.keep_only((0, 1))
     slow._step = variables.at = 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
@@ -163,7 +163,7 @@ def test_timeout_leaves_late_workers_out() -> None:
 
 def test_restore_drops_earlier_gradients() -> None:
     """A restore aborts the pushes of the values before it."""
-    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 2)), Variables()
     old = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     variables.generation = 1
@@ -182,7 +182,7 @@ def leads() -> None:
 
 
 def _several(kind: type[LedQuorum] = LeadingQuorum) -> tuple[LedQuorum, Variables]:
-    return kind("q", Rules(2, 3)), Variables()
+    return kind("q", QuorumRules(2, 3)), Variables()
 
 
 def test_chief_orders_each_application() -> None:
@@ -194,13 +194,13 @@ def test_chief_orders_each_application() -> None:
     _here(quorum, 3)
     found = quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
     assert sorted(found.workers) == [0, 1, 2]
-    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1
+    assert quorum.commit(session, leads, 0, GradientSelection(0, (0, 2)), 2) == 1
     # told twice, applied once
-    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1
+    assert quorum.commit(session, leads, 0, GradientSelection(0, (0, 2)), 2) == 1
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
-        quorum.commit(session, leads, 0, Selection(0, (0, 1)), 2)
+        quorum.commit(session, leads, 0, GradientSelection(0, (0, 1)), 2)
 
 
 def test_promised_gradients_outlive_their_worker() -> None:
@@ -228,7 +228,7 @@ def test_promised_gradients_outlive_their_worker() -> None:
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
     other = Push(quorum, variables, 1, 0, 3.0)
     _here(quorum, 2)
-    quorum.commit(session, leads, 0, Selection(0, (0, 1)), 2)
+    quorum.commit(session, leads, 0, GradientSelection(0, (0, 1)), 2)
     assert other.result() == again.result() == (1, True)
     assert variables.applied == [2.0]
 
@@ -251,7 +251,7 @@ def test_orders_of_earlier_session_are_refused() -> None:
     thread.join(60)
     assert len(waiting) == 1
     with pytest.raises(FailedPreconditionError, match="claimed again"):
-        quorum.commit(old, leads, 0, Selection(0, ()), 2)
+        quorum.commit(old, leads, 0, GradientSelection(0, ()), 2)
 
 
 def test_deposed_chief_is_promised_nothing() -> None:
@@ -267,12 +267,14 @@ def test_deposed_chief_is_promised_nothing() -> None:
     for order in (
         lambda: quorum.claim(deposed, variables.step, 0, 1),
         lambda: quorum.gather(session, deposed, 0, NOTHING, Cancellation(), 0.0),
-        lambda: quorum.commit(session, deposed, 0, Selection(0, (0,)), 2),
+        lambda: quorum.commit(session, deposed, 0, GradientSelection(0, (0,)), 2),
     ):
         with pytest.raises(PermissionDeniedError, match="taken the lead"):
             order()
     assert not quorum._gradients.entries[0].promised and variables.applied == []
-    assert quorum.commit(session, leads, 0, Selection(0, (0,)), 2) == 1  # its session is as it was
+    assert (
+        quorum.commit(session, leads, 0, GradientSelection(0, (0,)), 2) == 1
+    )  # its session is as it was
     assert push.result() == (1, True)
 
 
@@ -300,13 +302,13 @@ def test_task_without_counter_follows_stamps() -> None:
     late = Push(quorum, variables, 1, 41, 3.0)
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
-    quorum.commit(session, leads, 0, Selection(41, (1,)), 2)
+    quorum.commit(session, leads, 0, GradientSelection(41, (1,)), 2)
     assert late.result() == (42, True)
 
 
 def test_cleared_container_ends_waits() -> None:
     """A push that waits ends when its container is cleared."""
-    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 2)), Variables()
     push = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.clear()
@@ -315,7 +317,7 @@ def test_cleared_container_ends_waits() -> None:
 
 def test_status_names_missing_workers() -> None:
     """The status names the workers whose gradients are in and those that are missing."""
-    quorum, variables = LoneQuorum("/job:ps/task:0", Rules(3, 3)), Variables()
+    quorum, variables = LoneQuorum("/job:ps/task:0", QuorumRules(3, 3)), Variables()
     assert quorum.status() == ""
     Push(quorum, variables, 1, 0, 1.0)
     _here(quorum, 1)
@@ -328,7 +330,7 @@ def test_every_gradient_is_applied_or_dropped(
     needed: int, total: int, rounds: int, chance: Any
 ) -> None:
     """Every gradient is applied once or dropped, however fast the workers push."""
-    quorum, variables = LoneQuorum("q", Rules(needed, total)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(needed, total)), Variables()
     over = Cancellation()
     accepted: list[int] = []
     order = [chance.random() for _ in range(total)]
@@ -385,7 +387,7 @@ def test_led_quorum_keeps_its_promises(
     kind: type[LedQuorum], elastic: bool, turns: list[Any]
 ) -> None:
     """The chief finds each gradient that it was promised, and each decision is applied once."""
-    quorum, variables = kind("q", Rules(2, 3, elastic=elastic)), Variables()
+    quorum, variables = kind("q", QuorumRules(2, 3, elastic=elastic)), Variables()
     session, told, decision = 0, None, None
     pushes: list[Push] = []
     for what, *of in turns:
@@ -415,7 +417,7 @@ def test_led_quorum_keeps_its_promises(
             except FailedPreconditionError:
                 told = None
         elif what == "commit" and told is not None and told.workers:
-            decision = Selection(told.step, told.workers[:2])
+            decision = GradientSelection(told.step, told.workers[:2])
             applied = len(variables.applied)
             try:
                 assert (
@@ -443,7 +445,7 @@ def test_led_quorum_keeps_its_promises(
 
 def test_push_ends_with_too_few_workers() -> None:
     """A push ends with OutOfRangeError when the workers left are too few for an aggregate."""
-    quorum, variables = LoneQuorum("q", Rules(2, 3)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 3)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.retire(0, 1)  # it has never given any: known by its number
@@ -459,7 +461,7 @@ def test_push_ends_with_too_few_workers() -> None:
 
 def test_finished_worker_is_known_by_session() -> None:
     """A worker that has finished is known by its session, whatever its number."""
-    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", QuorumRules(2, 2)), Variables()
     pushes = [Push(quorum, variables, worker, 0, 1.0) for worker in (0, 1)]
     assert [push.result() for push in pushes] == [(1, True), (1, True)]
     quorum._roster._clients = {0: 70, 1: 71}

@@ -59,7 +59,11 @@ def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Ten
         with rt.Session(server.target) as session:
             session.run(queue.size())
             yield server, session, put, taken
-        until(lambda: not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew_session"])
+        until(
+            lambda: (
+                not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew_session"]
+            )
+        )
 
 
 def test_waiting_step_is_logged(set_times: SetTimes, caplog: pytest.LogCaptureFixture) -> None:

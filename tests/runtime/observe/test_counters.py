@@ -7,12 +7,12 @@ import pytest
 
 import runtime as rt
 from runtime.observe.counters import STALENESS_BUCKETS, TaskCounters
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.plan import COMPUTE, PULL, PUSH, Plan
 from runtime.plan.planner import make_plan
 from tests.runtime.kit import TARGET, addresses, processes, servers, train
 
-DEVICES = Devices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))
+DEVICES = DeviceChoices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))
 
 
 def plans() -> dict[str, Plan]:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.expressions.reader import Computation, Expressions, read_expressions
+from runtime.expressions.reader import Computation, ExpressionList, read_expressions
 from runtime.plan import draws
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 
 pytestmark = pytest.mark.cluster  # many compilations
 
 MANY = draws.FEWEST + 1
-PS = Devices((Device("ps", 0, "CPU", 0),), ("ps", 0), ("ps", 0))
+PS = DeviceChoices((Device("ps", 0, "CPU", 0),), ("ps", 0), ("ps", 0))
 
 
 def drawn(step: int, make: Callable[[], list[Any]], only: int | None = None) -> Any:
@@ -123,7 +123,7 @@ def draws_in(plan: Plan) -> int:
     )
 
 
-def _count(expressions: Expressions) -> int:
+def _count(expressions: ExpressionList) -> int:
     def within(computation: Computation) -> int:
         found = 0
         for equation in computation.equations:

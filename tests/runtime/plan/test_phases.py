@@ -11,7 +11,7 @@ from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import WAITING, may_wait
 from runtime.plan.partition import is_write
 from runtime.plan.phases import group_waves
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune_graph
@@ -19,7 +19,7 @@ from runtime.task.host_kernels import KERNELS, find_kernel
 from runtime.wire.messages import plan_from_proto, plan_to_proto
 
 TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0")
-DEVICES = Devices(
+DEVICES = DeviceChoices(
     (Device("ps", 0), Device("ps", 1), Device("worker", 0)),
     ("worker", 0),
     ("ps", 0),

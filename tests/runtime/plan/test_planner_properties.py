@@ -14,9 +14,17 @@ import pytest
 
 import runtime as rt
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Feed, Host, Nothing, Pure, Read, Update
-from runtime.plan.partition import Partition, partition_operations
-from runtime.plan.place import Device, Devices, place_operations
+from runtime.graph.op_kinds import (
+    Constant,
+    Feed,
+    Host,
+    Nothing,
+    Pure,
+    Read,
+    Update,
+)
+from runtime.plan.partition import StagePartition, partition_operations
+from runtime.plan.place import Device, DeviceChoices, place_operations
 from runtime.plan.plan import Plan, VariableOutput
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import drop_identities, prune_graph
@@ -33,7 +41,7 @@ ALL = tuple(
     for task in (0, 1)
     for index in (0, 1)
 )
-DEVICES = Devices(ALL, ("worker", 0), ("ps", 0))
+DEVICES = DeviceChoices(ALL, ("worker", 0), ("ps", 0))
 START = {"a": 3, "b": -5, "c": 7}
 
 
@@ -226,8 +234,8 @@ def in_one_place(program: Program) -> tuple[list[Any], State]:
 
 
 def cuts_of(
-    program: Program, devices: Devices
-) -> tuple[list[Partition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
+    program: Program, devices: DeviceChoices
+) -> tuple[list[StagePartition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
     needed = prune_graph(program.fetches, program.feeds)
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
@@ -241,7 +249,7 @@ def cuts_of(
 def check_order(
     operations: Sequence[Operation],
     waits_for: Mapping[Operation, Sequence[Operation]],
-    cuts: Sequence[Partition],
+    cuts: Sequence[StagePartition],
 ) -> None:
     """Every operation is in one stage, after all that it waits for, and stages of one wave do not wait for another."""
     place_of = {op: (c.wave, c.place, i) for c in cuts for i, op in enumerate(c.operations)}
@@ -347,7 +355,7 @@ def specs_of(feeds: Mapping[Tensor, np.ndarray]) -> dict[Tensor, TensorSpec]:
     return {t: TensorSpec.of(v) for t, v in feeds.items()}
 
 
-ONE_CPU = Devices(tuple(d for d in ALL if d.index == 0), ("worker", 0), ("ps", 0))
+ONE_CPU = DeviceChoices(tuple(d for d in ALL if d.index == 0), ("worker", 0), ("ps", 0))
 
 
 @costly(4)

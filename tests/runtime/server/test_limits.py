@@ -16,7 +16,7 @@ import runtime as rt
 from runtime.kernels.accumulator import AccumulatorResource
 from runtime.lowlevel import RunRecords
 from runtime.master import tasks
-from runtime.plan.plan import Hold
+from runtime.plan.plan import HeldOutput
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.rpc import rpc
@@ -267,7 +267,7 @@ def test_held_tensors_have_a_limit(limit: str, set_variables: SetVariables) -> N
             before = ledger._total
             assert len(held) == 0
             for step in range(3):  # of a session that never fetches them
-                held.put((9, step, 0), np.ones(40_000, np.float32), Hold(1))
+                held.put((9, step, 0), np.ones(40_000, np.float32), HeldOutput(1))
             if limit == "task_bytes":
                 with pytest.raises(
                     rt.ResourceExhaustedError, match=r"bytes are kept .*the limit task_bytes is"

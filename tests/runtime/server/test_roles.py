@@ -30,7 +30,7 @@ from runtime.backup.holder import packed_message, read_message
 from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
-from runtime.plan.plan import Hold
+from runtime.plan.plan import HeldOutput
 from runtime.proto import cluster_pb2, run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
@@ -837,7 +837,7 @@ def test_held_tensors_go_to_receivers(cluster: Cluster, monkeypatch: pytest.Monk
         (set(), {"ps/0", "ps/1", "worker/1", ""}),
     ):
         for task in ("ps/0", "ps/1", "worker/1", ""):
-            held.put(key, value, Hold(1, frozenset(by)))
+            held.put(key, value, HeldOutput(1, frozenset(by)))
             with cluster.lane(
                 cluster.security("ps" if task.startswith("ps") else "worker", task)
             ) as lane:

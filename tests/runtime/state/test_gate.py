@@ -12,7 +12,7 @@ from runtime.checkpoint.snapshot import half_done_steps
 from runtime.errors import DeadlineExceededError
 from runtime.proto import services_pb2 as pb
 from runtime.state import write_gate
-from runtime.state.write_gate import Gate
+from runtime.state.write_gate import WriteGate
 from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 
@@ -26,12 +26,12 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _write(gate: Gate, session: int, step: int) -> None:
+def _write(gate: WriteGate, session: int, step: int) -> None:
     gate.enter((session, step))
     gate.leave((session, step), TWO)
 
 
-def _reported(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
+def _reported(gates: dict[str, WriteGate]) -> dict[str, list[pb.StepWrites]]:
     return {
         task: [
             pb.StepWrites(
@@ -49,7 +49,7 @@ def _reported(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
 
 def test_paused_gate_holds_new_stages() -> None:
     """A paused gate holds new stages until it opens."""
-    gate = Gate()
+    gate = WriteGate()
     gate.pause(CUT, 60, 1)
     entered = threading.Event()
 
@@ -66,14 +66,14 @@ def test_paused_gate_holds_new_stages() -> None:
 
 def test_a_pause_ends_by_itself() -> None:
     """A pause ends after its time."""
-    gate = Gate()
+    gate = WriteGate()
     gate.pause(CUT, 0.05, 1)
     _write(gate, 1, 1)
 
 
 def test_only_own_snapshot_ends_pause() -> None:
     """A pause ends by its own snapshot or when the gate opens."""
-    gate = Gate()
+    gate = WriteGate()
     gate.pause(CUT, 60, 1)
     assert not gate.resume(CUT + 1)
     entered = threading.Event()
@@ -86,7 +86,7 @@ def test_only_own_snapshot_ends_pause() -> None:
 
 def test_cut_learns_its_pause_ended() -> None:
     """A snapshot learns that its pause ended before its end."""
-    gate = Gate("/job:ps/task:0")
+    gate = WriteGate("/job:ps/task:0")
     gate.pause(CUT, 0, 1)
     assert gate.resume(CUT)  # its time was over, but nobody came
     gate.pause(CUT, 0, 1)
@@ -103,7 +103,7 @@ def test_cut_learns_its_pause_ended() -> None:
 
 def test_pause_awaits_running_stages() -> None:
     """A pause waits for the stages under way and fails after its time."""
-    gate = Gate("/job:ps/task:0")
+    gate = WriteGate("/job:ps/task:0")
     gate.enter((1, 1))
     with pytest.raises(
         DeadlineExceededError,
@@ -117,7 +117,7 @@ def test_pause_awaits_running_stages() -> None:
 
 def test_only_half_done_steps_pass() -> None:
     """A paused gate lets only half-done steps through."""
-    gate = Gate("b")
+    gate = WriteGate("b")
     gate.pause(CUT, 60, 1)
     order: list[int] = []
 
@@ -138,7 +138,7 @@ def test_only_half_done_steps_pass() -> None:
 
 def test_forgotten_steps_are_not_awaited() -> None:
     """A gate that has forgotten its steps reports none."""
-    gate = Gate("a")
+    gate = WriteGate("a")
     _write(gate, 1, 1)
     assert [key for key, _ in gate.recent()] == [(1, 1)]
     gate.forget()
@@ -153,7 +153,7 @@ _STEPS = st.lists(
 @hypothesis.given(_STEPS)
 def test_half_done_steps_are_found_exactly(drawn: list[tuple[int, str]]) -> None:
     """The half-done steps are exactly those that one task has written and the other has not."""
-    gates = {"a": Gate("a"), "b": Gate("b")}
+    gates = {"a": WriteGate("a"), "b": WriteGate("b")}
     half_done = dict.fromkeys(range(3), 0)
     history = []
     for session, where in drawn:
@@ -178,7 +178,7 @@ def test_half_done_steps_are_found_exactly(drawn: list[tuple[int, str]]) -> None
 
 def test_long_history_leaves_nothing_half_done() -> None:
     """A long history of whole steps leaves none half-done."""
-    gates = {"a": Gate("a"), "b": Gate("b")}
+    gates = {"a": WriteGate("a"), "b": WriteGate("b")}
     for step in range(500):
         for gate in gates.values():
             _write(gate, 1, step)
@@ -190,7 +190,7 @@ def test_long_history_leaves_nothing_half_done() -> None:
 
 def test_cut_hears_of_another_at_once() -> None:
     """A snapshot that waits ends as soon as another one begins."""
-    gate, ended = Gate(), threading.Event()
+    gate, ended = WriteGate(), threading.Event()
     gate.pause(CUT, 60, 1)
 
     def wait() -> None:
@@ -207,7 +207,7 @@ def test_cut_hears_of_another_at_once() -> None:
 
 def test_ended_sessions_leave_nothing(set_times: SetTimes) -> None:
     """The gate forgets a session that has been silent for a while when another session writes."""
-    gate = Gate()
+    gate = WriteGate()
     set_times(write_gate, REMEMBER_SECS=0.0)
     for session in range(1000):
         for step in range(32):
@@ -217,7 +217,7 @@ def test_ended_sessions_leave_nothing(set_times: SetTimes) -> None:
 
 def test_session_that_writes_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among too many sessions the gate forgets the one that has been silent for longest."""
-    gate = Gate()
+    gate = WriteGate()
     monkeypatch.setattr(write_gate, "SESSIONS", 2)
     for other in range(2, 10):
         _write(gate, 1, other)

@@ -23,7 +23,7 @@ from runtime.limits import Limits
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.state.run_record import MOST_STATE_BYTES, RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -37,7 +37,7 @@ class Kept:
     def __init__(self, has_values: bool = False, **around: Any) -> None:
         self.has_values = has_values
         self.changed = threading.Condition()
-        self.record = RunRecord(self.changed, lambda: self.has_values, Environment(**around))
+        self.record = RunRecord(self.changed, lambda: self.has_values, TaskEnvironment(**around))
 
     def order(
         self, sender: str = CHIEF, epoch: int = 1, cancelled: Cancellation | None = None, **of: Any
@@ -463,7 +463,7 @@ def test_record_holds_after_any_orders(turns: list[tuple[str, str, int]]) -> Non
     for kind, sender, epoch in turns:
         if kind == "another process":
             state = json.loads(json.dumps(kept.record.state()))
-            kept.record = RunRecord(kept.changed, lambda: True, Environment(limits=limits))
+            kept.record = RunRecord(kept.changed, lambda: True, TaskEnvironment(limits=limits))
             kept.record.take_up(state)
             kept.record.validate()
             before = kept.order(**of("inspect"))

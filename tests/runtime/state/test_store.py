@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import runtime as rt
 from runtime.state.ledger import NOBODY, Ledger
-from runtime.state.store import Claim, Resource, Slot, Store
+from runtime.state.store import Resource, Store, VariableClaim, VariableSlot
 from runtime.tensor_spec import TensorSpec
 
 TURNS = 300
@@ -20,7 +20,7 @@ SECS = 60.0
 SCALAR = TensorSpec((), jnp.float32)
 
 
-def _store(*names: str) -> tuple[Store, list[Slot]]:
+def _store(*names: str) -> tuple[Store, list[VariableSlot]]:
     store = Store()
     store.replace({("", name): (jnp.zeros(()), SCALAR) for name in names})
     return store, [store.slot("", name) for name in names]
@@ -47,10 +47,10 @@ def _together(*bodies: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def _update(store: Store, slots: list[Slot]) -> Callable[[], None]:
+def _update(store: Store, slots: list[VariableSlot]) -> Callable[[], None]:
     """A stage that adds 1 to variables, one after the other."""
     add = jax.jit(lambda v: v + 1)
-    claim = Claim(slots)
+    claim = VariableClaim(slots)
 
     def body() -> None:
         with claim:
@@ -87,7 +87,7 @@ def test_overlapping_claims_end() -> None:
 def test_claim_holds_up_its_readers_only() -> None:
     """A claim holds up only the readers of its own variables."""
     store, (a, b) = _store("a", "b")
-    with Claim([a]):
+    with VariableClaim([a]):
         assert store.snapshot([b.key]) == {b.key: 0}
         assert store.uninitialized([a.key, b.key]) == []
         reader = threading.Thread(target=store.snapshot, args=([a.key],), daemon=True)
@@ -111,7 +111,7 @@ def test_empty_variable_leaves_nothing_claimed() -> None:
 def test_claim_may_repeat_a_variable() -> None:
     """A variable may come twice in a claim."""
     _, (a,) = _store("a")
-    with Claim([a, a]):
+    with VariableClaim([a, a]):
         assert a.lock.locked()
     assert not a.lock.locked()
 

@@ -11,11 +11,11 @@ from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.exporting import own_program
 from runtime.plan.place import Device
 from runtime.plan.plan import (
-    Hold,
+    HeldOutput,
     HostCall,
     Program,
     ProgramOutput,
-    Remote,
+    RemoteInput,
     Stage,
     StageCall,
     VariableOutput,
@@ -133,9 +133,9 @@ def test_fitting_stage_is_registered(worker: Worker) -> None:
         (lambda: call(call_outputs=(1,)), "1 outputs where the stage has 2"),
         (lambda: call(call_inputs=(0, 1)), "2 inputs where the stage has 1"),
         (lambda: call(call_replies=(2,)), "replies: there is no number 2 among 2"),
-        (lambda: call(call_holds={5: Hold(1)}), "held outputs: there is no number 5 among 2"),
+        (lambda: call(call_holds={5: HeldOutput(1)}), "held outputs: there is no number 5 among 2"),
         (
-            lambda: call(call_remote={1: Remote("/job:ps/task:1", 0)}),
+            lambda: call(call_remote={1: RemoteInput("/job:ps/task:1", 0)}),
             "remote inputs: there is no number 1 among 1",
         ),
         (

@@ -10,10 +10,10 @@ import pytest
 import runtime as rt
 from runtime.kernels import resources
 from runtime.kernels.queues import QueueResource
-from runtime.plan.plan import Hold, StageCall
+from runtime.plan.plan import HeldOutput, StageCall
 from runtime.state.cancellation import Cancellation
 from runtime.state.ledger import NOBODY, Ledger
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.state.store import Store
 from runtime.task.host_kernels import Context
 from runtime.task.registry import RegisteredCall
@@ -89,7 +89,7 @@ def test_late_tensor_is_dropped() -> None:
     """A tensor that is held after the end of its session is dropped."""
     task = worker()
     made = task.register(
-        dataclasses.replace(sent(doubled()), holds={0: Hold(1)}, replies=()), foreign=True
+        dataclasses.replace(sent(doubled()), holds={0: HeldOutput(1)}, replies=()), foreign=True
     )
     assert made is not None
     run = made.prepared.run
@@ -142,7 +142,7 @@ def test_program_bytes_are_checked() -> None:
     made = task.register(call, session=SESSION, foreign=True)
     assert made is not None
     limits = rt.Limits(client_bytes=made.nbytes + len(call.stage.program.blob) - 1)
-    small = type(task)("ps", 0, task._fetch_from, Environment(limits=limits))
+    small = type(task)("ps", 0, task._fetch_from, TaskEnvironment(limits=limits))
     with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
         small.register(call, session=SESSION, foreign=True)
     assert len(small.registry) == 0 and small.ledger._total == 0

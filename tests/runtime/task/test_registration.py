@@ -14,7 +14,7 @@ import runtime as rt
 from runtime.plan.exporting import own_program, write_program
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall
-from runtime.state.participants import Environment
+from runtime.state.participants import TaskEnvironment
 from runtime.task import compiler
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
@@ -32,7 +32,7 @@ def no_fetch(*_: Any) -> Any:
 
 
 def worker(**limits: int) -> Worker:
-    return Worker("ps", 0, no_fetch, Environment(limits=rt.Limits(**limits)))
+    return Worker("ps", 0, no_fetch, TaskEnvironment(limits=rt.Limits(**limits)))
 
 
 def sent(program: Program, *, with_blob: bool = True) -> StageCall:
