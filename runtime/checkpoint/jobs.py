@@ -32,7 +32,7 @@ UNUSED_SECS = 600.0
 """A job unnamed for this time is ended by the next order of another job: the order to drop the job was lost."""
 
 
-class OrderSender(NamedTuple):
+class Sender(NamedTuple):
     """The leadership under which an order comes, and the session that sends the order."""
 
     leadership: Leadership
@@ -59,7 +59,7 @@ class CheckpointJob:
         written: the reply to the order to write.
     """
 
-    sender: OrderSender
+    sender: Sender
     slices: list[VariableSlice]
     arrays: list[Any] = field(default_factory=list)
     incoming: list[IncomingArray] = field(default_factory=list)

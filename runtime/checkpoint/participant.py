@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from runtime import concurrency
 from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.byte_ranges import ByteRange, IncomingArray, bytes_of
-from runtime.checkpoint.jobs import CheckpointJob, JobTable, OrderSender
+from runtime.checkpoint.jobs import CheckpointJob, JobTable, Sender
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.roots import Roots, file_below
 from runtime.checkpoint.snapshot import VariableSlice, store_name
@@ -140,7 +140,7 @@ class CheckpointParticipant:
                 raise InvalidArgumentError(
                     "an order about checkpoints that this version does not know"
                 )
-            sender = OrderSender(Leadership.from_proto(order.leadership), order.session)
+            sender = Sender(Leadership.from_proto(order.leadership), order.session)
             if name not in UNFENCED:
                 self.jobs.serve(
                     sender.leadership, getattr(getattr(order, name), "job", 0), cancelled
@@ -157,7 +157,7 @@ class CheckpointParticipant:
     # -- the snapshot ------------------------------------------------------------------------------------------
 
     def _obey_pause(
-        self, sender: OrderSender, order: Order.Pause, cancelled: Cancellation
+        self, sender: Sender, order: Order.Pause, cancelled: Cancellation
     ) -> Reply.Steps:
         self.jobs.resumed = False
         if not order.seconds >= 0:
@@ -179,7 +179,7 @@ class CheckpointParticipant:
         return _recent_steps(self._gate)
 
     def _let_through(
-        self, sender: OrderSender, order: Order.LetThrough, cancelled: Cancellation
+        self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation
     ) -> Reply.Steps:
         self.jobs.resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
@@ -187,9 +187,7 @@ class CheckpointParticipant:
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
-    def _obey_take(
-        self, sender: OrderSender, order: Order.Take, cancelled: Cancellation
-    ) -> Reply.Taken:
+    def _obey_take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
         if self.jobs.resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none",
@@ -203,7 +201,7 @@ class CheckpointParticipant:
                 return known.taken
             return self._take_once(sender, order)
 
-    def _take_once(self, sender: OrderSender, order: Order.Take) -> Reply.Taken:
+    def _take_once(self, sender: Sender, order: Order.Take) -> Reply.Taken:
         held = False
         try:
             slices = [VariableSlice.from_proto(s) for s in order.slices]
@@ -248,9 +246,7 @@ class CheckpointParticipant:
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _obey_changed(
-        self, sender: OrderSender, order: Order.Changed, cancelled: Cancellation
-    ) -> int:
+    def _obey_changed(self, sender: Sender, order: Order.Changed, cancelled: Cancellation) -> int:
         with self._values_lock:
             values = self._values.get(order.job)
         if values is None:
@@ -270,7 +266,7 @@ class CheckpointParticipant:
     # -- saving ------------------------------------------------------------------------------------------------
 
     def _obey_write(
-        self, sender: OrderSender, order: Order.Write, cancelled: Cancellation
+        self, sender: Sender, order: Order.Write, cancelled: Cancellation
     ) -> Reply.Written:
         job = self.jobs.find(order.job)
         with self.jobs.reserve(job, cancelled, "writing a checkpoint"):
@@ -298,14 +294,12 @@ class CheckpointParticipant:
             job.written = Reply.Written(files=files, with_nan=sorted(written.with_nan))
             return job.written
 
-    def _obey_confirm(
-        self, sender: OrderSender, order: Order.Confirm, cancelled: Cancellation
-    ) -> None:
+    def _obey_confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
         self.jobs.find(order.job)
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    def _obey_read(self, sender: OrderSender, order: Order.Read, cancelled: Cancellation) -> None:
+    def _obey_read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> None:
         self.roots.check(order.directory)
         _check_there(os.path.join(order.directory, storage.STORE_FILE), self._task)
         for stored in order.slices:
@@ -348,9 +342,7 @@ class CheckpointParticipant:
             placed: jax.Array = jax.device_put(array, device)
             return placed.block_until_ready()
 
-    def _obey_commit(
-        self, sender: OrderSender, order: Order.Commit, cancelled: Cancellation
-    ) -> None:
+    def _obey_commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
         # The reply to the first order was lost, and the job has ended with the commit.
         if order.job == self._committed:
             return
@@ -381,7 +373,7 @@ class CheckpointParticipant:
             if order.job != self._committed:
                 raise
 
-    def _obey_drop(self, sender: OrderSender, order: Order.Drop, cancelled: Cancellation) -> None:
+    def _obey_drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
         self.jobs.end([order.job], "it was dropped", ordered=True)
 
     # -- without a shared directory --------------------------------------------------------------------------
@@ -445,9 +437,7 @@ class CheckpointParticipant:
         with self.jobs.reserve(job, Cancellation(), "a byte range"):
             yield job
 
-    def _obey_receive(
-        self, sender: OrderSender, order: Order.Receive, cancelled: Cancellation
-    ) -> None:
+    def _obey_receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
         arrays = [
             None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices
@@ -459,7 +449,7 @@ class CheckpointParticipant:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
     def _obey_states(
-        self, sender: OrderSender, order: Order.States, cancelled: Cancellation
+        self, sender: Sender, order: Order.States, cancelled: Cancellation
     ) -> Reply.States:
         told = self._store.run.states_of_done().items()
         # A worker that is done does not answer any more, so the states that it left here ride

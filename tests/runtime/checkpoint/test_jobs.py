@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.jobs import CheckpointJob, JobTable, OrderSender
+from runtime.checkpoint.jobs import CheckpointJob, JobTable, Sender
 from runtime.errors import AbortedError, OpError
 from runtime.limits import Limits
 from runtime.state.cancellation import Cancellation
@@ -47,7 +47,7 @@ def test_jobs_end_once_and_leave_nothing(turns: list[tuple[str, int, int]]) -> N
 
     for what, number, session in turns:
         if what == "begin":
-            job = CheckpointJob(OrderSender(Leadership(epoch, 7), session), [])
+            job = CheckpointJob(Sender(Leadership(epoch, 7), session), [])
             try:
                 assert table.begin(number, job) is under_way.setdefault(number, (job, session))[0]
                 assert number not in ended
