@@ -33,7 +33,7 @@ __all__ = [
     "Condition",
     "Event",
     "Lock",
-    "Periodic",
+    "PeriodicCall",
     "RLock",
     "Random",
     "RunningThread",
@@ -262,6 +262,8 @@ def call_all(
         >>> {task: answer.result() for task, answer in answers.items()}
         {'ps': 2, 'worker': 6}
     """
+    # The threads have no bound: the calls of silent tasks would keep others from their turn. A
+    # thousand threads take 0.1 s.
     threads = ThreadGroup(current_thread().name)
     answers: dict[_Item, Future[_Result]] = {}
     try:
@@ -282,7 +284,7 @@ def call_all(
     return answers
 
 
-class Periodic:
+class PeriodicCall:
     """A periodic call, made by ``every``.
 
     Attributes:
@@ -331,7 +333,7 @@ def _log_errors(method: Callable[[], object]) -> None:
         logging.exception("A periodic call has failed")
 
 
-class _Timer:
+class _CallTimer:
     """The thread of all periodic calls of this process.
 
     It starts with the first call and ends with the last.
@@ -340,11 +342,11 @@ class _Timer:
     def __init__(self) -> None:
         # Guards the heap of calls by the time when each is due.
         self._changed = Condition()
-        self._due: list[tuple[float, int, Periodic]] = []
+        self._due: list[tuple[float, int, PeriodicCall]] = []
         self._numbers = itertools.count()
         self._runs = False
 
-    def add(self, periodic: Periodic) -> None:
+    def add(self, periodic: PeriodicCall) -> None:
         """Has the next call made after the period."""
         with self._changed:
             if not self._runs:
@@ -360,7 +362,7 @@ class _Timer:
             # Nothing of a call may live until the next call is due.
             del periodic
 
-    def _take(self) -> Periodic | None:
+    def _take(self) -> PeriodicCall | None:
         """Waits for the next call that is due; returns None when no call is left."""
         with self._changed:
             while self._due:
@@ -373,26 +375,26 @@ class _Timer:
             return None
 
 
-_timer = _Timer()
+_timer = _CallTimer()
 
 
 def _forget_calls() -> None:
     """Makes a timer for the child of a fork: the thread and the objects of all calls belong to the parent."""
     global _timer
-    _timer = _Timer()
+    _timer = _CallTimer()
 
 
 os.register_at_fork(after_in_child=_forget_calls)
 
 
-def every(secs: float, method: Callable[[], object], *, blocks: bool = False) -> Periodic:
+def every(secs: float, method: Callable[[], object], *, blocks: bool = False) -> PeriodicCall:
     """Has a method called again and again, for the first time after ``secs``.
 
     All periodic calls of the process share one thread. A method that may wait, such as for an
     answer or a file, would hold up all others and needs ``blocks=True``: each of its calls has a
     short thread of its own, and a call that is due during the call before is left out.
 
-    The calls end with ``Periodic.stop``, with the end of the method's object, and in the child of a
+    The calls end with ``PeriodicCall.stop``, with the end of the method's object, and in the child of a
     fork. An error is logged, and the calls continue.
 
     Args:
@@ -412,6 +414,6 @@ def every(secs: float, method: Callable[[], object], *, blocks: bool = False) ->
         True
         >>> calls.stop()
     """
-    periodic = Periodic(secs, method, blocks=blocks)
+    periodic = PeriodicCall(secs, method, blocks=blocks)
     _timer.add(periodic)
     return periodic

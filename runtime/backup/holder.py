@@ -37,7 +37,7 @@ REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackupEntry:
     """A part of a task.
 
     Attributes:
@@ -69,7 +69,7 @@ class BackupImage:
     version: int
     about: Mapping[str, Json]
     unusable_because: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, BackupEntry]
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -77,14 +77,16 @@ class BackupImage:
         return self.about.get("process_id", 0), self.version
 
 
-def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
+def chunks(
+    entries: Mapping[str, BackupEntry], limit: int = CHUNK_BYTES
+) -> list[dict[str, BackupEntry]]:
     """Splits entries into one or more messages of at most ``limit`` bytes, or of one larger entry.
 
-    >>> entries = {name: Entry(None, (np.zeros(3, np.uint8),)) for name in "abc"}
+    >>> entries = {name: BackupEntry(None, (np.zeros(3, np.uint8),)) for name in "abc"}
     >>> [list(message) for message in chunks(entries, limit=6)]
     [['a', 'b'], ['c']]
     """
-    messages: list[dict[str, Entry]] = [{}]
+    messages: list[dict[str, BackupEntry]] = [{}]
     size = 0
     for name, entry in entries.items():
         if messages[-1] and size + entry.nbytes > limit:
@@ -95,7 +97,7 @@ def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[
     return messages
 
 
-def packed(entries: Mapping[str, Entry]) -> tuple[list[Json], list[Array]]:
+def packed(entries: Mapping[str, BackupEntry]) -> tuple[list[Json], list[Array]]:
     """Returns entries as a part of a header and a row of arrays; ``unpacked`` is the way back."""
     table = [[name, entry.meta, len(entry.arrays)] for name, entry in entries.items()]
     return table, [array for entry in entries.values() for array in entry.arrays]
@@ -103,7 +105,7 @@ def packed(entries: Mapping[str, Entry]) -> tuple[list[Json], list[Array]]:
 
 def unpacked(
     table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = True
-) -> dict[str, Entry]:
+) -> dict[str, BackupEntry]:
     """Returns the entries that ``packed`` packed.
 
     Args:
@@ -112,14 +114,14 @@ def unpacked(
         copy: True if the memory of the arrays will be used again.
 
     Examples:
-        >>> unpacked(*packed({"w": Entry({"device": None}, (np.zeros(2),))}))
-        {'w': Entry(meta={'device': None}, arrays=(array([0., 0.]),))}
+        >>> unpacked(*packed({"w": BackupEntry({"device": None}, (np.zeros(2),))}))
+        {'w': BackupEntry(meta={'device': None}, arrays=(array([0., 0.]),))}
     """
     rest = iter(arrays)
     found = {}
     for name, meta, count in table:
         taken = itertools.islice(rest, count)
-        found[name] = Entry(meta, tuple(np.array(a) if copy else a for a in taken))
+        found[name] = BackupEntry(meta, tuple(np.array(a) if copy else a for a in taken))
     return found
 
 
@@ -141,7 +143,7 @@ class BackupHolder:
         self._lock = concurrency.Lock()
         self._images: dict[str, BackupImage] = {}
         # The image on the way, by task: the process id, the version and the entries so far.
-        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}
+        self._coming: dict[str, tuple[int, int, dict[str, BackupEntry]]] = {}
         self._process_ids: dict[str, list[int]] = {}
         """The known process ids, by task. The last id is the id of the primary."""
 

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from runtime import concurrency
-from runtime.backup.holder import BackupImage, Entry, Header, Json, unpacked
-from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
+from runtime.backup.holder import BackupEntry, BackupImage, Header, Json, unpacked
+from runtime.backup.primary import AnsweredUpdate, CapturedEntry, LaneKey, StateCapture
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import VariableSlot
@@ -36,7 +36,7 @@ _VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
 _SESSIONS, _RUN, _STEPS = "sessions", "run", "steps"
 
 
-def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
+def capture(worker: Worker, answered: Mapping[LaneKey, AnsweredUpdate]) -> StateCapture:
     """Returns references to the state that the backup of a task needs; no update may be under way."""
     held, run, resources = worker.store.hold()
     slots = [slot for slot, _ in held]
@@ -47,16 +47,18 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     # The references are released by the sender in any case.
     unusable_because = _unusable_because(run, [name for _, name in resources])
     if unusable_because:
-        return Capture(unusable_because, {}, release)
+        return StateCapture(unusable_because, {}, release)
     parts = _variables(worker, held) | _stages(worker)
     parts |= {
         _name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a))
         for key, a in answered.items()
     }
-    parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
+    parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(BackupEntry, run))
     # A new object each time: the steps are always sent.
-    parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
-    return Capture("", parts, release)
+    parts[_name(_STEPS)] = CapturedEntry(
+        object(), functools.partial(BackupEntry, worker.gate.state())
+    )
+    return StateCapture("", parts, release)
 
 
 def _variables(
@@ -64,9 +66,9 @@ def _variables(
 ) -> dict[str, CapturedEntry]:
     kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
 
-    def load(value: AnyArray) -> Entry:
+    def load(value: AnyArray) -> BackupEntry:
         device = kinds.get(value.device) if isinstance(value, jax.Array) else None
-        return Entry({"device": device}, (np.asarray(value),))
+        return BackupEntry({"device": device}, (np.asarray(value),))
 
     return {
         _name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(v), functools.partial(load, v))
@@ -83,12 +85,12 @@ def _stages(worker: Worker) -> dict[str, CapturedEntry]:
         for h, call in foreign.items()
     }
     parts |= {
-        _name(_STAGE, h): CapturedEntry(h, functools.partial(Entry, entry.meta, entry.arrays))
+        _name(_STAGE, h): CapturedEntry(h, functools.partial(BackupEntry, entry.meta, entry.arrays))
         for h, entry in unused.items()
     }
     listed = [[session, handles] for session, handles in sessions.items()]
     parts[_name(_SESSIONS)] = CapturedEntry(
-        worker.registry.changes, functools.partial(Entry, listed)
+        worker.registry.changes, functools.partial(BackupEntry, listed)
     )
     return parts
 
@@ -106,7 +108,7 @@ def _unusable_because(run: Mapping[str, Json], resources: Sequence[str]) -> str:
     return ""
 
 
-def take_up(worker: Worker, image: BackupImage) -> dict[LaneKey, Answered]:
+def take_up(worker: Worker, image: BackupImage) -> dict[LaneKey, AnsweredUpdate]:
     """Fills an empty worker from an image.
 
     Args:
@@ -116,7 +118,7 @@ def take_up(worker: Worker, image: BackupImage) -> dict[LaneKey, Answered]:
     Returns:
         The last answer on each lane.
     """
-    found: dict[str, dict[tuple[Json, ...], Entry]] = collections.defaultdict(dict)
+    found: dict[str, dict[tuple[Json, ...], BackupEntry]] = collections.defaultdict(dict)
     for name, entry in image.entries.items():
         kind, *key = json.loads(name)
         found[kind][tuple(key)] = entry
@@ -152,7 +154,7 @@ def read(
     Returns:
         The image, or the reason why the holder has no usable image.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, BackupEntry] = {}
     index = 0
     while True:
         header, arrays = take(
@@ -170,7 +172,7 @@ def _name(*parts: Json) -> str:
     return json.dumps(parts)
 
 
-def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> AnyArray:
+def _placed(entry: BackupEntry, devices: Mapping[tuple[str, int], jax.Device]) -> AnyArray:
     array, device = entry.arrays[0], entry.meta["device"]
     if device is None:
         return array
@@ -180,25 +182,27 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> AnyA
         return placed.block_until_ready()
 
 
-def _stage(call: RegisteredCall) -> Entry:
+def _stage(call: RegisteredCall) -> BackupEntry:
     made = call.registration
     meta = {"generation": made.generation, "traced": made.traced, "writes": call.writes}
-    return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
+    return BackupEntry(
+        meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),)
+    )
 
 
-def _answer(answered: Answered) -> Entry:
+def _answer(answered: AnsweredUpdate) -> BackupEntry:
     reply = answered.reply
     meta = {"seq": answered.seq, "remember": reply.remember, "dynamic": reply.dynamic}
-    return Entry(meta, tuple(np.asarray(b) for b in reply.buffers))
+    return BackupEntry(meta, tuple(np.asarray(b) for b in reply.buffers))
 
 
-def _answered(entry: Entry) -> Answered:
+def _answered(entry: BackupEntry) -> AnsweredUpdate:
     """Returns the answer that ``_answer`` described."""
     reply = Reply(list(entry.arrays), entry.meta["remember"], entry.meta["dynamic"])
-    return Answered(entry.meta["seq"], reply, concurrency.monotonic())
+    return AnsweredUpdate(entry.meta["seq"], reply, concurrency.monotonic())
 
 
-def _revive(worker: Worker, handle: int, entry: Entry) -> RegisteredCall:
+def _revive(worker: Worker, handle: int, entry: BackupEntry) -> RegisteredCall:
     call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
     # The description has the arguments of the first registration by their names.
     made = worker.register(call, **entry.meta, handle=handle, foreign=True)

@@ -32,7 +32,15 @@ from dataclasses import dataclass
 from absl import logging
 
 from runtime import concurrency
-from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, Json, chunks, packed
+from runtime.backup.holder import (
+    CHUNK_BYTES,
+    REFUSED_PROCESS,
+    BackupEntry,
+    Header,
+    Json,
+    chunks,
+    packed,
+)
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
 from runtime.wire.connection import Reply, current_call
@@ -70,11 +78,11 @@ class CapturedEntry:
     """
 
     token: object
-    load: Callable[[], Entry]
+    load: Callable[[], BackupEntry]
 
 
 @dataclass(frozen=True)
-class Capture:
+class StateCapture:
     """A task as of one instant, by reference.
 
     Attributes:
@@ -89,7 +97,7 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredUpdate:
     """The last update on a lane.
 
     Attributes:
@@ -140,7 +148,7 @@ class ImageSender:
         """Forgets the image at the holder, so that the next image is sent whole."""
         self._kept = None
 
-    def push(self, version: int, capture: Capture) -> str:
+    def push(self, version: int, capture: StateCapture) -> str:
         """Sends the entries that have changed since the image at the holder, and releases the capture.
 
         Args:
@@ -181,7 +189,11 @@ class ImageSender:
         return ""
 
     def _send_messages(
-        self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None
+        self,
+        version: int,
+        capture: StateCapture,
+        changed: Mapping[str, BackupEntry],
+        base: int | None,
     ) -> str:
         messages = chunks(changed, self._chunk_bytes)
         for index, chunk in enumerate(messages):
@@ -241,7 +253,7 @@ class Primary:
         lag: int,
         process_id: int,
         about: Mapping[str, Json],
-        capture: Callable[[Mapping[LaneKey, Answered]], Capture],
+        capture: Callable[[Mapping[LaneKey, AnsweredUpdate]], StateCapture],
         send: Send,
         fenced: Callable[[], None],
         chunk_bytes: int = CHUNK_BYTES,
@@ -266,7 +278,7 @@ class Primary:
         self._lost = ""
         self._unusable_because = ""
         self._state = PrimaryState.OPEN
-        self._answered: dict[LaneKey, Answered] = {}
+        self._answered: dict[LaneKey, AnsweredUpdate] = {}
         self._arrived_at = 0.0
         self._most_lag = 0
         self._waited_secs = 0.0
@@ -324,7 +336,7 @@ class Primary:
             reply = run()
             # The answer goes into the same image as the update: a repeated call finds both or none.
             lane, seq = current_call()
-            answered = Answered(seq, reply, concurrency.monotonic())
+            answered = AnsweredUpdate(seq, reply, concurrency.monotonic())
         finally:
             with self._lock:
                 self._running -= 1
@@ -410,7 +422,7 @@ class Primary:
             for key in [key for key in self._answered if key[0] == client]:
                 del self._answered[key]
 
-    def inherit(self, answered: Mapping[LaneKey, Answered]) -> None:
+    def inherit(self, answered: Mapping[LaneKey, AnsweredUpdate]) -> None:
         """Takes over the answers of an earlier process of the task."""
         with self._lock:
             self._answered.update(answered)
@@ -510,7 +522,7 @@ class Primary:
             self._state = PrimaryState.REPLACED
             self._arrived.notify_all()
 
-    def _take(self) -> tuple[int, Capture] | None:
+    def _take(self) -> tuple[int, StateCapture] | None:
         """Returns references to the task between two updates; None if an update under way takes long."""
         with self._lock:
             self._paused = True

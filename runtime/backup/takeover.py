@@ -10,7 +10,7 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.backup import image
-from runtime.backup.primary import Answered, LaneKey, Primary, Send
+from runtime.backup.primary import AnsweredUpdate, LaneKey, Primary, Send
 from runtime.cluster.spec import ClusterSpec, TaskId
 from runtime.errors import (
     InvalidArgumentError,
@@ -23,7 +23,7 @@ from runtime.task.worker import Worker
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedTask:
     """The state that a process takes over from the last process, beside the state of the worker.
 
     Attributes:
@@ -34,7 +34,7 @@ class Resumed:
 
     incarnation: int
     takeovers: int
-    answered: Mapping[LaneKey, Answered]
+    answered: Mapping[LaneKey, AnsweredUpdate]
 
 
 def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
@@ -71,7 +71,9 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
     return str(TaskId(task.job, indices[(indices.index(task.index) + 1) % len(indices)]))
 
 
-def begin_backup(worker: Worker, holder: str, lag: int, incarnation: int, send: Send) -> Resumed:
+def begin_backup(
+    worker: Worker, holder: str, lag: int, incarnation: int, send: Send
+) -> ResumedTask:
     """Continues from the backup of this task, if there is one, and begins the next backup.
 
     Args:
@@ -82,7 +84,7 @@ def begin_backup(worker: Worker, holder: str, lag: int, incarnation: int, send: 
         send: sends a message to the holder and returns the answer.
     """
     process_id = concurrency.random_id(62)
-    resumed = take_up(worker, holder, process_id, send) or Resumed(incarnation, 0, {})
+    resumed = take_up(worker, holder, process_id, send) or ResumedTask(incarnation, 0, {})
     primary = Primary(
         worker.task,
         holder,
@@ -101,7 +103,7 @@ def begin_backup(worker: Worker, holder: str, lag: int, incarnation: int, send: 
     return resumed
 
 
-def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed | None:
+def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> ResumedTask | None:
     """Continues from the backup of this task, if the holder has a usable image, and logs the outcome.
 
     Args:
@@ -136,4 +138,4 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
     )
     metrics.add("backup_recoveries_total")
     about = found.about
-    return Resumed(int(about["incarnation"]), int(about["takeovers"]) + 1, answered)
+    return ResumedTask(int(about["incarnation"]), int(about["takeovers"]) + 1, answered)

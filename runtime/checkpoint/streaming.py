@@ -20,7 +20,7 @@ from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.checkpoint.snapshot import Snapshot, VariableSlice, by_task
 from runtime.tensor_spec import Array, TensorSpec
 from runtime.wire.channel import Lane
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.handles import PULL, PUSH
 
 BLOCK_BYTES = 16 << 20
@@ -88,13 +88,13 @@ class ChannelStream:
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
         """Receives the bytes of a byte range into memory of their own."""
-        layout = Layout([TensorSpec((byte_range.size,), _BYTE), COUNT_SPEC])
+        layout = TensorLayout([TensorSpec((byte_range.size,), _BYTE), COUNT_SPEC])
         data, updates = self._lane.call(PULL, 0, [byte_range.to_array()], layout)
         return data, int(updates[0])
 
     def push(self, byte_range: ByteRange, data: Array) -> None:
         """Sends the bytes of a byte range from their own memory."""
-        self._lane.call(PUSH, 0, [byte_range.to_array(), data], Layout([]), dynamic=True)
+        self._lane.call(PUSH, 0, [byte_range.to_array(), data], TensorLayout([]), dynamic=True)
 
     def close(self) -> None:
         """Closes the connection."""

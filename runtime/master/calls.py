@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
-from runtime.wire.codec import Layout, TensorBuffer
+from runtime.wire.codec import TensorBuffer, TensorLayout
 from runtime.wire.peer import Peer
 
 
@@ -42,7 +42,7 @@ class RemoteCall:
     wave: int
     handle: int
     inline: tuple[int, ...]
-    reply_layout: Layout | None
+    reply_layout: TensorLayout | None
     reply_slots: tuple[int, ...]
     dynamic: bool
     buffers: ReplyBuffers

@@ -39,7 +39,7 @@ from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.trust.security import Security, find_token, in_force
 from runtime.wire.channel import Lane
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.handles import BACKUP, FETCH
 from runtime.wire.messages import call_to_proto, device_from_proto
@@ -408,7 +408,7 @@ class RemoteTask:
         layout = (
             None
             if stage.output_specs is None
-            else Layout([stage.output_specs[i] for i in call.replies])
+            else TensorLayout([stage.output_specs[i] for i in call.replies])
         )
         # Outputs that other tasks fetch directly are no replies to the master.
         slots = tuple(call.outputs[i] for i in call.replies)

@@ -38,7 +38,7 @@ from runtime.rpc.threads import CallThreads
 from runtime.trust import diagnosis, roles, security
 from runtime.trust.certificates import Certificates, Credential
 from runtime.trust.roles import ANYBODY, Identity, identity_of
-from runtime.trust.security import Refusals, Security, call_proof, find_token, observer_key
+from runtime.trust.security import RefusalLog, Security, call_proof, find_token, observer_key
 from runtime.wire import versions
 
 _TASK = "bellwether-task"
@@ -250,7 +250,7 @@ class _LazyChannel:
             if self._channel is not None:
                 self._channel.close()
 
-    def look(self, secs: float) -> diagnosis.Look:
+    def look(self, secs: float) -> diagnosis.TaskLook:
         """Looks at the task for at most ``secs`` seconds, by another connection."""
         return diagnosis.look(self._target, self.certificates, self._task, secs)
 
@@ -537,7 +537,11 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """
 
     def __init__(
-        self, task: str, key: bytes | None, refusals: Refusals, dialled: Callable[[], Sequence[str]]
+        self,
+        task: str,
+        key: bytes | None,
+        refusals: RefusalLog,
+        dialled: Callable[[], Sequence[str]],
     ) -> None:
         self._dialled = dialled
         self._task = task

@@ -39,7 +39,7 @@ from runtime.task.worker import Worker
 from runtime.trust import roles
 from runtime.trust.certificates import Certificates
 from runtime.trust.roles import ANYBODY, Identity, identity_of
-from runtime.trust.security import WAYS_OUT, Refusals, Security
+from runtime.trust.security import WAYS_OUT, RefusalLog, Security
 from runtime.trust.token_files import KEY_BYTES
 from runtime.wire.connection import Reply, ServerContext
 from runtime.wire.listener import TensorServer
@@ -108,7 +108,7 @@ class TaskParts:
     backup_lag: int
     peers: TaskPeers
     audit: AuditLog
-    refusals: Refusals
+    refusals: RefusalLog
     worker: Worker
     tensors: TensorServer
     master: Master
@@ -146,7 +146,7 @@ def assemble(options: ServerOptions) -> TaskParts:
     )
     credential, life = read_credential(options), TaskLife(name)
     audit = AuditLog(name, options.audit_log)
-    refusals, pools = Refusals(name, audit), CallPools(limits)
+    refusals, pools = RefusalLog(name, audit), CallPools(limits)
     # The port may still be 0. `Server` notes the real port, and every part asks `peers` for it.
     peers = TaskPeers(options.cluster, task, credential.hosts, credential.security)
     over, lanes = concurrency.Event(), LaneTable[Reply](limits)

@@ -18,11 +18,11 @@ from runtime.errors import (
 from runtime.observe.audit import AuditLog
 from runtime.rpc import rpc
 from runtime.rpc.rpc import ClientCheck, Handler
-from runtime.server.calls import METHODS, Method
+from runtime.server.calls import METHODS, CallRules
 from runtime.server.pools import CallPools
 from runtime.trust import roles
 from runtime.trust.roles import OBSERVER, Identity
-from runtime.trust.security import Refusals
+from runtime.trust.security import RefusalLog
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     clients: ClientCheck
     pools: CallPools
     audit: AuditLog
-    refusals: Refusals
+    refusals: RefusalLog
 
     def intercept_service(
         self,
@@ -107,7 +107,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _check_rights(
-        self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool
+        self, method: CallRules, request: Any, context: grpc.ServicerContext, observer: bool
     ) -> None:
         """Checks that the client may make a call. A refusal is logged and audited.
 
@@ -135,7 +135,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def _record_call(
         self,
-        method: Method,
+        method: CallRules,
         request: Any,
         context: grpc.ServicerContext,
         call: Callable[[Any, grpc.ServicerContext], Message],

@@ -42,7 +42,7 @@ Entry: TypeAlias = tuple[str, str] | None
 """An action and its object for the audit log; None for a call without an entry."""
 
 
-class Method(NamedTuple):
+class CallRules(NamedTuple):
     """The rules for calls of one method, each a function of the request.
 
     Attributes:
@@ -78,15 +78,15 @@ def _order_rules(
     pool: Callable[[_Request], str],
     sender: Callable[[_Request], str | None] = lambda request: None,
     most_bytes: int | None = None,
-) -> Method:
+) -> CallRules:
     """Returns the rules for a method whose requests have an order each.
 
     Args:
         plane: First part of the names of the orders.
         audited: Audited orders, each with the field of its object.
-        pool: Pool, as of ``Method``.
-        sender: Sender, as of ``Method``.
-        most_bytes: Most bytes, as of ``Method``.
+        pool: Pool, as of ``CallRules``.
+        sender: Sender, as of ``CallRules``.
+        most_bytes: Most bytes, as of ``CallRules``.
     """
 
     def name(request: _Request) -> str:
@@ -101,7 +101,7 @@ def _order_rules(
             return None
         return f"{plane}.{order}", str(getattr(getattr(request, order), field)) if field else ""
 
-    return Method(name, pool, entry, sender, most_bytes)
+    return CallRules(name, pool, entry, sender, most_bytes)
 
 
 def _stage_order(*calls: stage_pb2.StageCallDef) -> str:
@@ -145,9 +145,9 @@ _RUN: Final = _order_rules(
 )
 
 
-def _forwarded_rules(of: Method) -> Method:
+def _forwarded_rules(of: CallRules) -> CallRules:
     """Returns the rules for a forwarded order: the rules of the order, with the master's own task as its sender."""
-    return Method(
+    return CallRules(
         lambda r: of.order(r.order),
         _waits,
         lambda r: of.entry(r.order),
@@ -156,35 +156,37 @@ def _forwarded_rules(of: Method) -> Method:
     )
 
 
-METHODS: Final[Mapping[str, Method]] = {
-    "/bellwether.WorkerService/Status": Method(_status_order, most_bytes=_CLUSTER_BYTES),
-    "/bellwether.WorkerService/Metrics": Method(_always_name("metrics"), most_bytes=_SHORT_BYTES),
-    "/bellwether.WorkerService/Register": Method(
+METHODS: Final[Mapping[str, CallRules]] = {
+    "/bellwether.WorkerService/Status": CallRules(_status_order, most_bytes=_CLUSTER_BYTES),
+    "/bellwether.WorkerService/Metrics": CallRules(
+        _always_name("metrics"), most_bytes=_SHORT_BYTES
+    ),
+    "/bellwether.WorkerService/Register": CallRules(
         lambda r: _stage_order(r.call), _always_name(REGISTRATIONS), _program_entry
     ),
-    "/bellwether.WorkerService/Unregister": Method(_always_name("unregister")),
-    "/bellwether.WorkerService/Trace": Method(_always_name("trace"), most_bytes=_SHORT_BYTES),
-    "/bellwether.WorkerService/Clear": Method(
+    "/bellwether.WorkerService/Unregister": CallRules(_always_name("unregister")),
+    "/bellwether.WorkerService/Trace": CallRules(_always_name("trace"), most_bytes=_SHORT_BYTES),
+    "/bellwether.WorkerService/Clear": CallRules(
         _always_name("clear"),
         _always_name(ORDERS),
         lambda r: ("clear", " ".join(r.containers) or "all"),
     ),
     "/bellwether.WorkerService/Checkpoint": _CHECKPOINT,
     "/bellwether.WorkerService/Run": _RUN,
-    "/bellwether.MasterService/CreateSession": Method(
+    "/bellwether.MasterService/CreateSession": CallRules(
         _session, _waits, lambda r: ("session.open", "")
     ),
-    "/bellwether.MasterService/RenewSession": Method(_session),
-    "/bellwether.MasterService/CloseSession": Method(_session),
-    "/bellwether.MasterService/RegisterPlan": Method(
+    "/bellwether.MasterService/RenewSession": CallRules(_session),
+    "/bellwether.MasterService/CloseSession": CallRules(_session),
+    "/bellwether.MasterService/RegisterPlan": CallRules(
         lambda r: _stage_order(*r.plan.stages), _waits
     ),
-    "/bellwether.MasterService/RunStep": Method(_always_name("step"), _waits),
+    "/bellwether.MasterService/RunStep": CallRules(_always_name("step"), _waits),
     "/bellwether.MasterService/ForwardCheckpoint": _forwarded_rules(_CHECKPOINT),
-    "/bellwether.MasterService/ForwardBytes": Method(_always_name("checkpoint.bytes"), _waits),
+    "/bellwether.MasterService/ForwardBytes": CallRules(_always_name("checkpoint.bytes"), _waits),
     "/bellwether.MasterService/ForwardRunOrder": _forwarded_rules(_RUN),
-    "/bellwether.MasterService/AdoptGenerations": Method(_session),
-    "/bellwether.MasterService/Reset": Method(
+    "/bellwether.MasterService/AdoptGenerations": CallRules(_session),
+    "/bellwether.MasterService/Reset": CallRules(
         _always_name("clear"), _waits, lambda r: ("reset", "")
     ),
 }

@@ -89,7 +89,7 @@ class RemoteSessions:
         self._limits = limits or Limits()
         self._lock = concurrency.RLock()
         self._sessions: dict[int, RemoteSession] = {}
-        self._watch: concurrency.Periodic | None = None
+        self._watch: concurrency.PeriodicCall | None = None
 
     def __len__(self) -> int:
         """Returns the number of sessions."""

@@ -132,7 +132,7 @@ class Server:
         self.listens_on, self.security = credential.hosts, credential.security
         self.certificates = credential.certificates
         self._home = HomeProcess("the server")
-        self._certificate_watch: concurrency.Periodic | None = None
+        self._certificate_watch: concurrency.PeriodicCall | None = None
         # The port is taken now and not in start(), because sessions and other tasks need the
         # address.
         _, port = split_address(self.address)

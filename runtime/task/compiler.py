@@ -44,9 +44,9 @@ class Compiler:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._lock = concurrency.Lock()
-        self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = (
-            OrderedDict()
-        )
+        self._entries: OrderedDict[
+            tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _CacheEntry
+        ] = OrderedDict()
         self.compilations = 0
         """The number of programs that were compiled, for tests."""
 
@@ -63,7 +63,7 @@ class Compiler:
         """
         key = (program.identity, device, tuple(donate))
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._entries.setdefault(key, _CacheEntry())
             self._entries.move_to_end(key)
             while len(self._entries) > self._kept:
                 self._entries.popitem(last=False)
@@ -75,7 +75,7 @@ class Compiler:
             return entry.executable
 
 
-class _Entry:
+class _CacheEntry:
     def __init__(self) -> None:
         self.lock = concurrency.Lock()
         self.executable: Executable | None = None
@@ -138,7 +138,7 @@ def _check_results(results: Sequence[jax.ShapeDtypeStruct], program: Program) ->
         )
 
 
-class _Step(NamedTuple):
+class _CompiledPart(NamedTuple):
     """The compiled program of a part.
 
     Attributes:
@@ -185,7 +185,7 @@ def _compile_parts(
     kept: Collection[int],
     avals: Sequence[jax.ShapeDtypeStruct],
     donate: Collection[int],
-) -> tuple[list[_Step], dict[int, jax.ShapeDtypeStruct]]:
+) -> tuple[list[_CompiledPart], dict[int, jax.ShapeDtypeStruct]]:
     """Compiles the parts in their order; returns their programs, and the types of all values.
 
     Args:
@@ -218,5 +218,5 @@ def _compile_parts(
             known[key] = _compile_one(part.expressions.compute, given, last)
         executable, results = known[key]
         specs.update(zip(part.gives, results, strict=True))
-        steps.append(_Step(executable, part.takes, part.gives, dropped))
+        steps.append(_CompiledPart(executable, part.takes, part.gives, dropped))
     return steps, specs

@@ -33,7 +33,7 @@ from runtime.state.store import Store, VariableClaim
 from runtime.state.write_gate import WriteGate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import Context, find_kernel
-from runtime.task.program_share import Turn, WatchedProgram
+from runtime.task.program_share import ProgramTurn, WatchedProgram
 from runtime.task.program_watch import ProgramWatch
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -215,7 +215,7 @@ class PreparedStage:
             self._watch.leave(turn, done)
 
     def _run_program(
-        self, inputs: Sequence[AnyArray], turn: Turn | None = None
+        self, inputs: Sequence[AnyArray], turn: ProgramTurn | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
         if self._wide:
             inputs = self._widened(inputs)
@@ -248,7 +248,7 @@ class PreparedStage:
 
     @uninterrupted
     def _with_variables(
-        self, inputs: Sequence[AnyArray], turn: Turn | None
+        self, inputs: Sequence[AnyArray], turn: ProgramTurn | None
     ) -> tuple[Sequence[jax.Array], list[AnyArray]]:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
@@ -263,7 +263,9 @@ class PreparedStage:
             if handed:
                 self._store.release(self._handed_slots)
 
-    def _computed(self, inputs: Sequence[AnyArray], turn: Turn | None) -> Sequence[jax.Array]:
+    def _computed(
+        self, inputs: Sequence[AnyArray], turn: ProgramTurn | None
+    ) -> Sequence[jax.Array]:
         """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim
         # them first.

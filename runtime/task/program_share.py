@@ -42,7 +42,7 @@ class WatchedProgram:
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class ProgramTurn:
     """One run of a program, with the wait for its variables.
 
     Attributes:
@@ -63,7 +63,7 @@ class Turn:
     done: jax.Array | None = None
 
 
-class Shares:
+class ClientShares:
     """The time that each client has kept others waiting.
 
     Times are of `monotonic()`, and never decrease.
@@ -78,7 +78,7 @@ class Shares:
     """
 
     def __init__(self, most: float) -> None:
-        self.turns: dict[Turn, None] = {}
+        self.turns: dict[ProgramTurn, None] = {}
         self.refused: dict[int, tuple[float, float]] = {}
         self._most_secs = most * WINDOW_SECS
         self._held: dict[int, float] = {}
@@ -90,7 +90,7 @@ class Shares:
         """Counts no time before ``now`` for the turns that have not ended."""
         self._front_since = now
 
-    def end(self, turn: Turn, now: float) -> bool:
+    def end(self, turn: ProgramTurn, now: float) -> bool:
         """Ends a turn, which may have ended before; returns True if its client is refused from now on."""
         is_front = next(iter(self.turns), None) is turn
         self.turns.pop(turn, None)

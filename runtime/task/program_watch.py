@@ -19,7 +19,7 @@ from runtime import concurrency
 from runtime.errors import ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.observe.audit import AuditLog
-from runtime.task.program_share import WINDOW_SECS, Shares, Turn, WatchedProgram
+from runtime.task.program_share import WINDOW_SECS, ClientShares, ProgramTurn, WatchedProgram
 
 _LOOK_SECS: Final = 1.0
 # The watch looks at least so many times in the seconds that a program may run.
@@ -48,10 +48,10 @@ class ProgramWatch:
         self._limits = limits
         self._closed = concurrency.Event()
         self._lock = concurrency.Lock()
-        self._shares = Shares(limits.program_share)
+        self._shares = ClientShares(limits.program_share)
         # Turns whose results are still computed when the call returns, by the id of their last
         # result.
-        self._computing: dict[int, Turn] = {}
+        self._computing: dict[int, ProgramTurn] = {}
         self._looked_at = 0.0
         self._thread: concurrency.Thread | None = None
 
@@ -68,7 +68,7 @@ class ProgramWatch:
         """Stops the thread."""
         self._closed.set()
 
-    def enter(self, program: WatchedProgram, client: int, updates: bool) -> Turn:
+    def enter(self, program: WatchedProgram, client: int, updates: bool) -> ProgramTurn:
         """Begins the turn of a program, before it waits for its variables.
 
         Args:
@@ -83,7 +83,7 @@ class ProgramWatch:
             ResourceExhaustedError: Programs of the client have kept others waiting for too long.
         """
         shares, now = self._shares, concurrency.monotonic()
-        turn = Turn(program, client, updates, now)
+        turn = ProgramTurn(program, client, updates, now)
         with self._lock:
             refusal = shares.refusal(client, now) if shares.refused else None
             if refusal is None:
@@ -91,7 +91,7 @@ class ProgramWatch:
                 return turn
         raise self._refused(client, *refusal)
 
-    def leave(self, turn: Turn, done: jax.Array | None) -> None:
+    def leave(self, turn: ProgramTurn, done: jax.Array | None) -> None:
         """Ends a turn, at once or by ``finish``.
 
         Args:
@@ -109,7 +109,7 @@ class ProgramWatch:
         if self._computing and (turn := self._computing.pop(id(done), None)) is not None:
             self._end(turn)
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: ProgramTurn) -> None:
         turns = self._shares.turns
         with self._lock:
             if len(turns) == 1:
@@ -125,7 +125,7 @@ class ProgramWatch:
         if now - self._looked_at > _ASLEEP_SECS:
             self._shares.forget(now)
 
-    def _end_turn(self, turn: Turn, now: float) -> None:
+    def _end_turn(self, turn: ProgramTurn, now: float) -> None:
         if self._shares.end(turn, now):
             _, secs = self._shares.refused[turn.client]
             logging.warning("%s", self._refused(turn.client, secs, secs))
@@ -144,7 +144,7 @@ class ProgramWatch:
     def _look(self) -> None:
         limit = self._limits.program_secs
         period = min(_LOOK_SECS, limit / _LOOKS)
-        before: Turn | None = None
+        before: ProgramTurn | None = None
         looks = 0
         while not self._closed.wait(period):
             with self._lock:
@@ -157,7 +157,7 @@ class ProgramWatch:
             if oldest is not None and looks * period >= limit:
                 self._kill(oldest.program)
 
-    def _oldest(self, now: float) -> Turn | None:
+    def _oldest(self, now: float) -> ProgramTurn | None:
         for turn in [*self._shares.turns]:
             if turn.done is not None and turn.done.is_ready():  # type: ignore[attr-defined]  # as above
                 # The call has failed between the run and the wait for its end.

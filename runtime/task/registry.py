@@ -19,7 +19,7 @@ from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 
 Inherited = Any
 """The description of a call by an earlier process of the task.
@@ -28,7 +28,7 @@ Only the function ``revive`` reads a description.
 """
 
 
-class Registration(NamedTuple):
+class CallRegistration(NamedTuple):
     """The arguments of a registration. Equal registrations share a registered call.
 
     Attributes:
@@ -51,7 +51,11 @@ class RegisteredCall:
     """A prepared stage call, with its layouts."""
 
     def __init__(
-        self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0
+        self,
+        call: StageCall,
+        prepared: PreparedStage,
+        registration: CallRegistration,
+        nbytes: int = 0,
     ) -> None:
         self.call = call
         self.nbytes = nbytes
@@ -74,7 +78,7 @@ class RegisteredCall:
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = (
-            None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
+            None if stage.inputs is None else TensorLayout([stage.inputs[i] for i in self.inline])
         )
         self.remember = stage.writes_state or bool(call.remote)
         """True if the reply is kept, so that the call never runs twice.
@@ -93,7 +97,7 @@ class RegisteredCall:
 
 
 @dataclass
-class _Row:
+class _HandleRow:
     """A handle with its call, or with the call's description by an earlier process, and the number of its sessions."""
 
     call: RegisteredCall | None = None
@@ -102,7 +106,7 @@ class _Row:
 
 
 @dataclass
-class _Kept:
+class _KeptProgram:
     """A program of the calls, the session that the bytes count for, and the number of calls with the program."""
 
     program: Program
@@ -110,7 +114,7 @@ class _Kept:
     calls: int = 0
 
 
-class Registry:
+class CallRegistry:
     """Stage calls by handle and by identity. Thread safe.
 
     A call is kept while a session lives that has registered the call and has a plan with the call.
@@ -135,9 +139,9 @@ class Registry:
         self._lock = concurrency.RLock()
         self._last_handle = 0
         # By handle.
-        self._rows: dict[int, _Row] = {}
-        self._by_registration: dict[Registration, RegisteredCall] = {}
-        self._programs: dict[ProgramIdentity, _Kept] = {}
+        self._rows: dict[int, _HandleRow] = {}
+        self._by_registration: dict[CallRegistration, RegisteredCall] = {}
+        self._programs: dict[ProgramIdentity, _KeptProgram] = {}
         # By session, the handles with the numbers of their registrations.
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()
         # The handles without a session, the oldest first.
@@ -222,7 +226,7 @@ class Registry:
         """
         with self._lock:
             self._last_handle = max(calls, default=0)
-            self._rows = {handle: _Row(inherited=call) for handle, call in calls.items()}
+            self._rows = {handle: _HandleRow(inherited=call) for handle, call in calls.items()}
             self._revive = revive
             for session, handles in sessions.items():
                 for handle in handles:
@@ -239,7 +243,7 @@ class Registry:
             return kept.program
         return program if program.blob else None
 
-    def find(self, registration: Registration, session: int) -> RegisteredCall | None:
+    def find(self, registration: CallRegistration, session: int) -> RegisteredCall | None:
         """Returns the call of a registration, and keeps the call for a session; None for a new registration.
 
         Raises:
@@ -282,10 +286,10 @@ class Registry:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
                 known = self._by_registration[call.registration] = call
-                self._rows.setdefault(call.handle, _Row()).call = call
+                self._rows.setdefault(call.handle, _HandleRow()).call = call
             # A handle of an earlier process is held, or spare, already.
             if handle:
-                self._rows.setdefault(handle, _Row()).call = known
+                self._rows.setdefault(handle, _HandleRow()).call = known
                 return known
             self._hold(known.handle, session)
             return known
@@ -294,7 +298,9 @@ class Registry:
         """Counts the bytes of a call, and those of a program that no other call has."""
         count, program = call.nbytes, call.call.stage.program
         kept = (
-            None if program is None else self._programs.get(program.identity, _Kept(program, owner))
+            None
+            if program is None
+            else self._programs.get(program.identity, _KeptProgram(program, owner))
         )
         if kept is not None and not kept.calls:
             count += len(kept.program.blob)

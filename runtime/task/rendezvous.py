@@ -28,7 +28,7 @@ RendezvousKey = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldTensor:
     """A held tensor.
 
     Attributes:
@@ -56,7 +56,7 @@ class Rendezvous:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = concurrency.Lock()
-        self._entries: dict[RendezvousKey, _Held] = {}
+        self._entries: dict[RendezvousKey, _HeldTensor] = {}
         self.resumed = False
         """True if the task continues from its backup.
 
@@ -76,7 +76,7 @@ class Rendezvous:
         with self._lock:
             if key in self._entries:
                 self._forget(key)
-            self._entries[key] = _Held(value, hold.times, hold.by, now, size)
+            self._entries[key] = _HeldTensor(value, hold.times, hold.by, now, size)
             self._ledger.reserve(key[0], size, checked=False)
             # One look at the oldest entry for each new entry keeps the number of forgotten ones
             # bounded.

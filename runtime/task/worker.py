@@ -42,12 +42,12 @@ from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.program_share import WatchedProgram
 from runtime.task.program_watch import ProgramWatch
-from runtime.task.registry import RegisteredCall, Registration, Registry
+from runtime.task.registry import CallRegistration, CallRegistry, RegisteredCall
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
 from runtime.tensor_spec import AnyArray, Array
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.connection import (
     Reply,
     call_memory,
@@ -58,10 +58,10 @@ from runtime.wire.connection import (
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.wire.messages import call_to_proto
 
-_FIXED: Mapping[int, Layout | None] = {
+_FIXED: Mapping[int, TensorLayout | None] = {
     FETCH: None,
     BACKUP: None,
-    PULL: Layout([BYTE_RANGE_SPEC]),
+    PULL: TensorLayout([BYTE_RANGE_SPEC]),
     PUSH: None,
 }
 """The input layouts of the fixed handles, which are not registered."""
@@ -136,7 +136,7 @@ class Worker:
         self.program_watch = ProgramWatch(self.task, limits, audit)
         self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from
-        self.registry = Registry(self.task, limits, self.ledger, environment.connected)
+        self.registry = CallRegistry(self.task, limits, self.ledger, environment.connected)
         self.checkpoint_participant = CheckpointParticipant(
             self.store,
             self.task,
@@ -271,7 +271,7 @@ class Worker:
         call = known
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
         digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
-        registration = Registration(digest, generation, of_plan, traced, foreign)
+        registration = CallRegistration(digest, generation, of_plan, traced, foreign)
         if self.waits.has_ended(session):
             session = NOBODY
         if not handle:
@@ -440,7 +440,7 @@ class Worker:
 
     # -- the tensor channel's handler -------------------------------------------------------------
 
-    def input_layout(self, handle: int) -> Layout | None:
+    def input_layout(self, handle: int) -> TensorLayout | None:
         """Returns the layout of a call's payload; None for a payload that describes itself."""
         if handle in _FIXED:
             return _FIXED[handle]

@@ -40,7 +40,7 @@ Context = Callable[[], ssl.SSLContext]
 _Signature = tuple[tuple[int, int, int], ...]
 
 
-class Pair(NamedTuple):
+class CertificatePair(NamedTuple):
     """The files of a certificate and of its key."""
 
     certificate: Path
@@ -275,7 +275,7 @@ def certificates_in(directory: str, host: str | None) -> Certificates:
     return Certificates(directory, host)
 
 
-def choose(directory: Path, host: str | None) -> Pair:
+def choose(directory: Path, host: str | None) -> CertificatePair:
     """Returns the files for a host.
 
     Tries in this order: a pair with the name of the host as file name, a pair with the name in the
@@ -372,17 +372,19 @@ def _authorities(directory: Path) -> Path:
     )
 
 
-def _pairs(directory: Path) -> list[Pair]:
+def _pairs(directory: Path) -> list[CertificatePair]:
     found = []
     for path in sorted(directory.iterdir()):
         if path.suffix not in _CERTIFICATES or path.name in AUTHORITIES:
             continue
         keys = [path.with_name(path.stem + ending) for ending in _KEYS]
-        found += [Pair(path, key) for key in keys if key.exists() and os.access(key, os.R_OK)][:1]
+        found += [
+            CertificatePair(path, key) for key in keys if key.exists() and os.access(key, os.R_OK)
+        ][:1]
     return found
 
 
-def _names(pair: Pair, host: str) -> bool:
+def _names(pair: CertificatePair, host: str) -> bool:
     try:
         names = _about(pair.certificate.read_bytes())[2]
     except (OSError, ValueError):

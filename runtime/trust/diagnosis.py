@@ -43,7 +43,7 @@ NO_ROOM: Final = (
 _STRANGER: Final = "what answers in its place has a certificate that is not for this server"
 
 
-class Look(NamedTuple):
+class TaskLook(NamedTuple):
     """The result of a look at a task.
 
     Attributes:
@@ -57,7 +57,7 @@ class Look(NamedTuple):
 
 def look(
     address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS
-) -> Look:
+) -> TaskLook:
     """Connects to a task as clients do, and returns the problem of the connection.
 
     Args:
@@ -70,20 +70,20 @@ def look(
     try:
         host, port = split_address(address)
     except InvalidArgumentError:
-        return Look(answered=True)
+        return TaskLook(answered=True)
     # gRPC connects by the proxy. A direct connection would test another path.
     if http_proxy.proxy() is not None:
-        return Look(answered=True)
+        return TaskLook(answered=True)
     # A task without TLS does not answer a handshake, so the look would take all its time.
     deadline = concurrency.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:
-        return Look(
+        return TaskLook(
             True,
             UnauthenticatedError(security.speaks_tls())
             if _speaks_tls(host, port, deadline)
             else None,
         )
-    found = Look()
+    found = TaskLook()
     # A task that dies at this moment hangs up as a full one does, but not on a second look.
     for _ in range(_LOOKS):
         found = _look(host, port, certificates, task, deadline)
@@ -127,7 +127,7 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
         return False
 
 
-def _look(host: str, port: int, certificates: Certificates, task: str, deadline: float) -> Look:
+def _look(host: str, port: int, certificates: Certificates, task: str, deadline: float) -> TaskLook:
     """Checks that a task and this process accept each other's certificates."""
     wanted = certificates.name_of(task)
     try:
@@ -145,24 +145,24 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
             try:
                 secure.do_handshake()
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError):
-                return Look(problem=UnavailableError(NO_ROOM))
+                return TaskLook(problem=UnavailableError(NO_ROOM))
             names = shown_names(secure)
             if wanted and not roles.has_name(names, wanted):
                 text = f"{_STRANGER}: {roles.not_for_this_server(names, wanted)}"
-                return Look(True, PermissionDeniedError(text))
+                return TaskLook(True, PermissionDeniedError(text))
             secure.sendall(_GREETING)
             # With TLS 1.3 a server checks the client's certificate after the handshake. gRPC hangs
             # up without a reason.
             if not secure.recv(1):
-                return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
-            return Look(True)
+                return TaskLook(True, UnauthenticatedError(security.refuses_us(certificates)))
+            return TaskLook(True)
     except UnauthenticatedError as error:
-        return Look(True, error)
+        return TaskLook(True, error)
     # The handshake has passed, so the end of the connection is a refusal of the client's
     # certificate.
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
-        return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
+        return TaskLook(True, UnauthenticatedError(security.refuses_us(certificates)))
     except ssl.SSLError as error:
-        return Look(True, UnauthenticatedError(security.no_handshake(error)))
+        return TaskLook(True, UnauthenticatedError(security.no_handshake(error)))
     except OSError:
-        return Look()
+        return TaskLook()

@@ -403,7 +403,7 @@ def observer_key(key: bytes) -> bytes:
     return hmac.digest(key, OBSERVER_OF, hashlib.sha256)
 
 
-class Refusals:
+class RefusalLog:
     """The log of refused clients. Thread safe.
 
     Each client and action gets at most one line a minute.

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from runtime.errors import InternalError, OpError, ResourceExhaustedError
 from runtime.tensor_spec import Array, aligned_buffer
 from runtime.wire import frames, sockets
-from runtime.wire.codec import Layout, decode_dynamic
-from runtime.wire.link import Link
+from runtime.wire.codec import TensorLayout, decode_dynamic
+from runtime.wire.link import TaskLink
 
 
-class Expected(NamedTuple):
+class ExpectedAnswer(NamedTuple):
     """The answer that a lane waits for.
 
     Attributes:
@@ -23,15 +23,15 @@ class Expected(NamedTuple):
 
     seq: int
     handle: int
-    layout: Layout | None
+    layout: TensorLayout | None
 
 
 def read_other(
-    link: Link,
-    waiter: sockets.Waiter,
+    link: TaskLink,
+    waiter: sockets.TransferWaiter,
     fields: tuple[int, int, int, int, int, int, int],
     start: memoryview,
-    expected: Expected,
+    expected: ExpectedAnswer,
 ) -> list[Array] | OpError:
     """Returns an answer of which the header has come: tensors, or the error of the handler.
 
@@ -79,7 +79,9 @@ def read_other(
     )
 
 
-def _receive_payload(link: Link, waiter: sockets.Waiter, length: int, start: memoryview) -> Array:
+def _receive_payload(
+    link: TaskLink, waiter: sockets.TransferWaiter, length: int, start: memoryview
+) -> Array:
     assert link.sock is not None
     try:
         data = aligned_buffer(length)

@@ -29,13 +29,13 @@ from runtime.tensor_spec import Array
 from runtime.wire import answers, frames, sockets, times
 from runtime.wire.codec import (
     Buffer,
-    Layout,
     Segments,
     TensorBuffer,
+    TensorLayout,
     encode_payload,
 )
-from runtime.wire.dial import Dialer
-from runtime.wire.link import Link, Wait
+from runtime.wire.dial import TaskDialer
+from runtime.wire.link import LaneWait, TaskLink
 
 _PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 
@@ -52,13 +52,13 @@ class Lane:
         progress: Counter that grows while the bytes of a long transfer move.
     """
 
-    def __init__(self, dialer: Dialer, number: int) -> None:
+    def __init__(self, dialer: TaskDialer, number: int) -> None:
         """Makes a lane without a connection; `Peer.acquire` returns connected lanes."""
         self.task = dialer.task
         self.number = number
         self.progress = 0
         self._max_payload = dialer.options.max_payload_bytes
-        self.link = Link(dialer, number)
+        self.link = TaskLink(dialer, number)
         # The call under way, or None in `_pending`. Its buffers stay until the reply, to be sent
         # again after a break.
         self._head = bytearray(frames.HEADER_BYTES)
@@ -66,7 +66,7 @@ class Lane:
         self._pending: Segments | None = None
         self._pending_bytes = 0
         self._pending_handle = 0
-        self._wait = Wait()
+        self._wait = LaneWait()
         # True while a call is half sent.
         self._sending = False
         # `_given_up` is the error that ends the call unless its answer still comes. Set once at
@@ -168,7 +168,7 @@ class Lane:
         except (OSError, CancelledError) as error:
             self.link.fault = error
 
-    def receive(self, layout: Layout | None, out: TensorBuffer | None = None) -> list[Array]:
+    def receive(self, layout: TensorLayout | None, out: TensorBuffer | None = None) -> list[Array]:
         """Waits for the reply of the call under way.
 
         Args:
@@ -248,7 +248,7 @@ class Lane:
         handle: int,
         step: int,
         buffers: Sequence[Buffer],
-        layout: Layout | None,
+        layout: TensorLayout | None,
         *,
         out: TensorBuffer | None = None,
         dynamic: bool = False,
@@ -389,7 +389,7 @@ class Lane:
                 self._sending = False
 
     def _read_answer(
-        self, layout: Layout | None, out: TensorBuffer | None
+        self, layout: TensorLayout | None, out: TensorBuffer | None
     ) -> list[Array] | OpError:
         sock, receive = self.link.sock, self.link.recvmsg_into
         assert sock is not None
@@ -428,7 +428,7 @@ class Lane:
             if count != length:
                 sockets.receive_rest(sock, window[count:], self)
             return list(out.arrays)
-        expected = answers.Expected(self._seq, self._pending_handle, layout)
+        expected = answers.ExpectedAnswer(self._seq, self._pending_handle, layout)
         return answers.read_other(self.link, self, fields, window[:count], expected)
 
     def _send_again(self) -> None:

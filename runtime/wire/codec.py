@@ -1,7 +1,7 @@
 """Tensors as bytes: fixed layouts that are read in place, and a self-describing form for all else.
 
 A payload is a row of tensors, each at an offset that is a multiple of 64 bytes. So XLA can use the
-tensors where they were received. With a `Layout` both ends know the offsets beforehand, and only
+tensors where they were received. With a `TensorLayout` both ends know the offsets beforehand, and only
 the elements are sent. The dynamic form starts with a table (little-endian)::
 
     "BWD1"  count:u32  { name_length:u8 name ndim:u8 dim:u64*ndim nbytes:u64 } * count
@@ -43,7 +43,7 @@ _MAGIC: Final = b"BWD1"
 _HEAD: Final = struct.Struct("<4sI")
 
 
-class Layout:
+class TensorLayout:
     """The places of a fixed row of tensors in a payload.
 
     Attributes:
@@ -52,7 +52,7 @@ class Layout:
         nbytes: Length of the payload in bytes, without padding after the last tensor.
 
     Examples:
-        >>> layout = Layout([TensorSpec((3,), np.dtype("float32")), TensorSpec((), np.dtype("int64"))])
+        >>> layout = TensorLayout([TensorSpec((3,), np.dtype("float32")), TensorSpec((), np.dtype("int64"))])
         >>> layout.offsets, layout.nbytes
         ((0, 64), 72)
     """
@@ -115,7 +115,7 @@ class TensorBuffer:
 
     __slots__ = ("arrays", "data", "layout", "window")
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TensorLayout) -> None:
         """Allocates the memory; the contents are arbitrary."""
         self.layout = layout
         self.data = data = aligned_buffer(layout.nbytes)
@@ -127,7 +127,7 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
     """Returns the pieces of a payload, with room for the header in front.
 
     Args:
-        buffers: Tensors in order; the payload is padded like a `Layout`.
+        buffers: Tensors in order; the payload is padded like a `TensorLayout`.
         dynamic: True to send shapes and dtypes along.
 
     Returns:

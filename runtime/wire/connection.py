@@ -32,18 +32,18 @@ from runtime.tensor_spec import Array
 from runtime.trust import roles
 from runtime.trust.certificates import Context, shown_names
 from runtime.trust.roles import ANYBODY, Identity, identity_of
-from runtime.trust.security import NOT_TLS, Refusals, no_handshake, speaks_tls
+from runtime.trust.security import NOT_TLS, RefusalLog, no_handshake, speaks_tls
 from runtime.wire import frames, sockets, times
 from runtime.wire.codec import (
     Buffer,
-    Layout,
     Segments,
+    TensorLayout,
     encode_payload,
 )
-from runtime.wire.greeting import Greeting
+from runtime.wire.greeting import ClientGreeting
 from runtime.wire.handles import ORDERS
 from runtime.wire.receiver import LARGE_BUFFER_BYTES, CallReceiver
-from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
+from runtime.wire.reply_cache import CallSuperseded, LaneRecord, LaneTable
 
 # Most handles with cached permissions. A full cache is emptied, so handles without end cost no
 # memory without end.
@@ -75,7 +75,7 @@ class Reply(NamedTuple):
 class Handler(Protocol):
     """The part of a server that runs the calls. Threads of many connections use it at once."""
 
-    def input_layout(self, handle: int) -> Layout | None:
+    def input_layout(self, handle: int) -> TensorLayout | None:
         """Returns the layout of a handle's inputs, or None for self-describing tensors.
 
         Raises:
@@ -154,7 +154,7 @@ class ServerContext:
     limits: Limits = field(default_factory=Limits)
     own: Identity = ANYBODY
     tls: Context | None = None
-    refusals: Refusals = field(default_factory=lambda: Refusals("a server"))
+    refusals: RefusalLog = field(default_factory=lambda: RefusalLog("a server"))
     lanes: LaneTable[Reply]
     stopping: concurrency.Event = field(default_factory=concurrency.Event)
     leaving: concurrency.Event = field(default_factory=concurrency.Event)
@@ -169,13 +169,13 @@ def notify(hook: Callable[..., None], *about: int) -> None:
         logging.exception("%s() of the handler failed", hook.__name__)
 
 
-class _Local(concurrency.local):
+class _ThreadCall(concurrency.local):
     lane = 0
     who = ANYBODY
     connection: "Connection | None" = None
 
 
-_local = _Local()
+_local = _ThreadCall()
 
 
 def current_lane() -> int:
@@ -242,7 +242,7 @@ def _peer_host(sock: socket.socket) -> str:
     return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
 
 
-class State(enum.IntEnum):
+class ConnectionState(enum.IntEnum):
     """The state of a connection. A connection of a lower state gives way to a new one first."""
 
     SILENT = 0
@@ -256,7 +256,7 @@ class State(enum.IntEnum):
 
 
 @dataclass(slots=True)
-class Traffic:
+class ConnectionTraffic:
     """The counters of a connection.
 
     Attributes:
@@ -300,14 +300,14 @@ class Connection:
 
     def __init__(self, context: ServerContext, sock: socket.socket) -> None:
         """Takes over an accepted socket."""
-        self.state = State.SILENT
+        self.state = ConnectionState.SILENT
         self.thread: concurrency.Thread | None = None
         self.client = 0
         self.lane = 0
         self.who = ANYBODY
         self.busy = False
         self.gone = False
-        self.traffic = Traffic()
+        self.traffic = ConnectionTraffic()
         self.receiver = CallReceiver(context.limits)
         self.accepted_at = self.heard_at = concurrency.monotonic()
         self.idle_since = math.inf
@@ -320,7 +320,7 @@ class Connection:
         self._context = context
         self._sock = sock
         of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
-        self._greeting = Greeting(
+        self._greeting = ClientGreeting(
             context.task, context.key, context.incarnation, of_other_user=of_other_user
         )
         # Guards `_sock` and `_closed`: after the close the descriptor may belong to another socket,
@@ -382,9 +382,9 @@ class Connection:
         except OpError as error:
             # The client is none of ours, or its bytes are damaged.
             self.log_refusal(error)
-        except (Superseded, OSError) as error:
+        except (CallSuperseded, OSError) as error:
             no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS)
-            if not no_tls or self.state is State.SERVED:
+            if not no_tls or self.state is ConnectionState.SERVED:
                 logging.debug("Connection of client %x, lane %d: %r", self.client, self.lane, error)
             else:
                 self.log_refusal(UnauthenticatedError(no_handshake(error)))
@@ -437,7 +437,7 @@ class Connection:
         """
         # A client that has gone, or has not read for long, goes without the goodbye.
         with self._sock_lock, contextlib.suppress(OSError):
-            if not self._closed and self.state is State.SERVED:
+            if not self._closed and self.state is ConnectionState.SERVED:
                 self._sock.send(frames.LEAVES, 0 if self.is_tls else socket.MSG_DONTWAIT)
 
     def note_hang_up(self) -> None:
@@ -504,7 +504,7 @@ class Connection:
         # No goodbye may overtake the welcome, so both are sent under the lock. The state changes
         # before the client knows: until then the listener may end the connection for a newcomer.
         with self._sock_lock:
-            self.state = State.SERVED
+            self.state = ConnectionState.SERVED
             self._sock.sendall(
                 frames.pack_header(
                     frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0
@@ -640,7 +640,7 @@ class Connection:
             self._send_reply(seq, handle, answer)
 
     def _run_handler(
-        self, record: LaneRecord[Reply], layout: Layout | None, fields: _Fields
+        self, record: LaneRecord[Reply], layout: TensorLayout | None, fields: _Fields
     ) -> Reply | OpError:
         handle, step, length = fields[3], fields[5], fields[6]
         kept: Reply | None = None
@@ -704,7 +704,7 @@ class Connection:
 
 
 def _check_form(
-    limits: Limits, layout: Layout | None, flags: int, handle: int, length: int
+    limits: Limits, layout: TensorLayout | None, flags: int, handle: int, length: int
 ) -> None:
     """Checks that a call has the form that its handle takes."""
     if layout is None:

@@ -1,6 +1,6 @@
 """Connections to one task: finding the task, connecting, and the hello.
 
-The lanes of a `Peer` share a `Dialer`. It connects by the Unix socket of a task on this host, or
+The lanes of a `Peer` share a `TaskDialer`. It connects by the Unix socket of a task on this host, or
 else by TCP. A proxy in the environment replaces both.
 """
 
@@ -48,7 +48,7 @@ class ChannelOptions:
     prefer_unix: bool = True
 
 
-class Welcome(NamedTuple):
+class LaneWelcome(NamedTuple):
     """A connection that is ready for frames.
 
     Attributes:
@@ -63,7 +63,7 @@ class Welcome(NamedTuple):
 
 
 @dataclass(eq=False)
-class Dialer:
+class TaskDialer:
     """A maker of connections from one client to one task.
 
     Any number of threads may use a dialer. The network is not touched before the first call. The
@@ -120,7 +120,7 @@ class Dialer:
         attempt: int,
         timeout: float,
         adopt: Callable[[socket.socket], None],
-    ) -> Welcome:
+    ) -> LaneWelcome:
         """Connects to the task and says hello.
 
         Args:
@@ -142,7 +142,7 @@ class Dialer:
         """
         deadline = concurrency.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
-        hello = frames.Hello(
+        hello = frames.LaneHello(
             self.client_id, lane, attempt, concurrency.random_bytes(frames.NONCE_BYTES)
         )
         _send(sock, frames.HELLO, frames.encode_hello(hello))
@@ -160,13 +160,13 @@ class Dialer:
             raise
         if kind != frames.WELCOME:
             raise ConnectionAbortedError(f"the answer to hello has kind {kind}")
-        return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
+        return LaneWelcome(sock, incarnation, bool(flags & frames.RESUMED))
 
     def _prove(
         self,
         sock: socket.socket,
         token: Token | None,
-        hello: frames.Hello,
+        hello: frames.LaneHello,
         incarnation: int,
         challenge: bytes,
     ) -> None:

@@ -67,7 +67,7 @@ HELLO_BYTES: Final = _HELLO.size
 _ERROR: Final = struct.Struct("<II")
 
 
-class Hello(NamedTuple):
+class LaneHello(NamedTuple):
     """The first message of a client.
 
     Attributes:
@@ -84,12 +84,12 @@ class Hello(NamedTuple):
     nonce: bytes
 
 
-def encode_hello(hello: Hello) -> bytes:
+def encode_hello(hello: LaneHello) -> bytes:
     """Returns the payload of a HELLO."""
     return _HELLO.pack(*hello)
 
 
-def decode_hello(payload: bytes) -> Hello:
+def decode_hello(payload: bytes) -> LaneHello:
     """Reads the payload of a HELLO.
 
     Raises:
@@ -97,7 +97,7 @@ def decode_hello(payload: bytes) -> Hello:
     """
     if len(payload) != HELLO_BYTES:
         raise DataLossError(f"a hello has {HELLO_BYTES} bytes, and not {len(payload)}")
-    return Hello(*_HELLO.unpack(payload))
+    return LaneHello(*_HELLO.unpack(payload))
 
 
 def pack_error(seq: int, error: OpError) -> bytes:

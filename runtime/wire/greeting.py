@@ -21,7 +21,7 @@ _ABOUT: Final = struct.Struct("<QQQI")
 _MOST: Final = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYTES}
 
 
-class Greeting:
+class ClientGreeting:
     """The greeting of one connection: the frames of the client before the welcome.
 
     Args:
@@ -48,10 +48,10 @@ class Greeting:
         self._in_payload = False
         self._said = bytearray()
         self._nonce = b""
-        self._hello: frames.Hello | None = None
+        self._hello: frames.LaneHello | None = None
 
     @property
-    def hello(self) -> frames.Hello:
+    def hello(self) -> frames.LaneHello:
         """The hello of the client. Present once ``wanted`` is 0."""
         assert self._hello is not None
         return self._hello
@@ -114,7 +114,7 @@ class Greeting:
 
 
 def tensor_proof(
-    key: bytes, side: bytes, nonce: bytes, hello: frames.Hello, task: str, incarnation: int
+    key: bytes, side: bytes, nonce: bytes, hello: frames.LaneHello, task: str, incarnation: int
 ) -> bytes:
     """Returns the proof of a client or server for a tensor connection: 32 bytes, of no use on a second connection.
 
@@ -123,7 +123,7 @@ def tensor_proof(
         side: b"client" or b"server". With equal proofs a stranger could return the server's proof
             to the server.
         nonce: Random bytes drawn by the server for the connection.
-        hello: frames.Hello of the client.
+        hello: Hello of the client.
         task: Task dialled by the client, the server's own.
         incarnation: Incarnation of the server.
     """

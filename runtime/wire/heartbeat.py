@@ -13,7 +13,7 @@ from runtime import concurrency
 from runtime.errors import AbortedError, OpError, TaskLeftError
 from runtime.wire import times
 from runtime.wire.channel import Lane
-from runtime.wire.dial import Dialer
+from runtime.wire.dial import TaskDialer
 
 
 class Heartbeat:
@@ -29,7 +29,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        dialer: Dialer,
+        dialer: TaskDialer,
         number: int,
         *,
         lanes: Callable[[], list[Lane]],

@@ -27,14 +27,14 @@ from runtime.errors import (
 )
 from runtime.wire import frames, sockets, times
 from runtime.wire.codec import Segments
-from runtime.wire.dial import Dialer
+from runtime.wire.dial import TaskDialer
 
 _MAX_BREAKS = 32
 """Most breaks in a row during one call. With one more, the call gives up."""
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
+class LaneWait:
     """The wait of a lane, for a connection or for the answer to a call.
 
     Attributes:
@@ -78,7 +78,7 @@ class Wait:
         return math.inf if self.deadline is None else self.deadline + late
 
 
-class Link:
+class TaskLink:
     """The connection of one lane to its task.
 
     One thread at a time uses a link. Other threads may only call `cancel`, `interrupt` and
@@ -100,7 +100,7 @@ class Link:
         cancelled: Event set by `cancel`.
     """
 
-    def __init__(self, dialer: Dialer, number: int) -> None:
+    def __init__(self, dialer: TaskDialer, number: int) -> None:
         """Makes a link without a connection; arguments as of `Lane`."""
         self.task = dialer.task
         self.endpoint: Endpoint | None = None
@@ -126,7 +126,7 @@ class Link:
         """The task and its last known endpoint, for messages."""
         return self._dialer.name
 
-    def connect(self, wait: Wait, send: Callable[[], None] | None) -> None:
+    def connect(self, wait: LaneWait, send: Callable[[], None] | None) -> None:
         """Connects until an attempt succeeds or the task is surely gone.
 
         Args:

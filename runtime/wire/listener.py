@@ -18,7 +18,7 @@ from runtime import concurrency
 from runtime.cluster.endpoint import Endpoint, host_id
 from runtime.errors import OpError, ResourceExhaustedError
 from runtime.wire import times
-from runtime.wire.connection import Connection, Reply, ServerContext, State, notify
+from runtime.wire.connection import Connection, ConnectionState, Reply, ServerContext, notify
 from runtime.wire.listening import ListeningSockets
 
 _AT_ONCE: Final = 64
@@ -257,7 +257,7 @@ class TensorServer:
                         elif fd == self._wake:
                             os.eventfd_read(fd)
                         elif (connection := self._connections.get(fd)) is not None:
-                            if connection.state >= State.ENTERING:
+                            if connection.state >= ConnectionState.ENTERING:
                                 connection.note_hang_up()
                             else:
                                 self._greet(connection, events)
@@ -273,7 +273,7 @@ class TensorServer:
         finally:
             self._listening.close()
             for connection in list(self._connections.values()):
-                if connection.state < State.ENTERING:
+                if connection.state < ConnectionState.ENTERING:
                     self._remove(connection)
 
     def _accept_some(self, listener: socket.socket) -> None:
@@ -314,12 +314,14 @@ class TensorServer:
         limits = self._limits
         living = [connection for connection in self._connections.values() if not connection.gone]
         # Newcomers give way first: the silent before those in their greeting, and the oldest first.
-        newcomers = [connection for connection in living if connection.state < State.SERVED]
+        newcomers = [
+            connection for connection in living if connection.state < ConnectionState.SERVED
+        ]
         is_full = len(living) >= limits.connections
         if newcomers and (is_full or len(newcomers) >= limits.handshakes):
             oldest = min(newcomers, key=lambda newcomer: newcomer.state)
             if not self._flooded:
-                what = "says nothing" if oldest.state is State.SILENT else "says no hello"
+                what = "says nothing" if oldest.state is ConnectionState.SILENT else "says no hello"
                 self._tell(oldest, "handshakes", f"a connection that {what} gives way to a new one")
             self._flooded = True
             self._end_newcomer(oldest)
@@ -349,7 +351,7 @@ class TensorServer:
         connection.log_refusal(self._limits.exceeded(limit, what))
 
     def _end_newcomer(self, connection: Connection) -> None:
-        if connection.state >= State.ENTERING:
+        if connection.state >= ConnectionState.ENTERING:
             connection.interrupt()
         else:
             self._remove(connection)
@@ -374,7 +376,7 @@ class TensorServer:
             elif events & select.EPOLLRDHUP:
                 raise ConnectionResetError("the client has hung up")
         except BlockingIOError:
-            connection.state = State.GREETING
+            connection.state = ConnectionState.GREETING
             assert self._epoll is not None
             self._epoll.modify(connection.fd, _NEWS)
         except OpError as error:
@@ -393,7 +395,7 @@ class TensorServer:
         """
         name = f"tensor connection {self._accepted}"
         connection.thread = self._threads.create(self._serve, connection, name=name)
-        before, connection.state = connection.state, State.ENTERING
+        before, connection.state = connection.state, ConnectionState.ENTERING
         assert self._epoll is not None
         try:
             self._epoll.modify(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
@@ -428,7 +430,7 @@ class TensorServer:
         # Newcomers have `hello_secs` for the greeting, and the TLS handshake before it.
         late, self._flooded = now - self._limits.hello_secs, False
         for connection in list(self._connections.values()):
-            if connection.state < State.SERVED:
+            if connection.state < ConnectionState.SERVED:
                 if connection.accepted_at < late:
                     self._end_newcomer(connection)
                 continue

@@ -15,7 +15,7 @@ from runtime.trust.certificates import Certificates
 from runtime.trust.security import FindToken
 from runtime.wire import times
 from runtime.wire.channel import Lane
-from runtime.wire.dial import ChannelOptions, Dialer
+from runtime.wire.dial import ChannelOptions, TaskDialer
 from runtime.wire.heartbeat import Heartbeat
 
 # Unique in the process: two peers with one client id must not take over each other's lanes.
@@ -62,7 +62,7 @@ class Peer:
         self.task = task
         self._home = HomeProcess("the connection")
         self.options = options or ChannelOptions()
-        self._dialer = Dialer(task, resolve, client_id, find_token, self.options, certificates)
+        self._dialer = TaskDialer(task, resolve, client_id, find_token, self.options, certificates)
         # `_lanes` holds all lanes that are not dropped, the idle ones among them, and needs
         # `_lock`. `_idle` needs none: append, pop and remove of a list are atomic.
         self._idle: list[Lane] = []

@@ -8,7 +8,7 @@ from runtime.errors import DataLossError
 from runtime.limits import Limits
 from runtime.tensor_spec import Array, aligned_buffer
 from runtime.wire import frames, sockets
-from runtime.wire.codec import Layout, decode_dynamic
+from runtime.wire.codec import TensorLayout, decode_dynamic
 
 # A frame is received in one piece: its header ends where the aligned payload begins.
 _PAYLOAD_AT: Final = 64
@@ -43,7 +43,7 @@ class CallReceiver:
         self._frame_from = 0
         # The arrays over the buffer by handle. Emptied with each new buffer, so that no view keeps
         # an old one.
-        self._views: dict[int, tuple[Layout, list[Array]]] = {}
+        self._views: dict[int, tuple[TensorLayout, list[Array]]] = {}
         self._small_calls = 0
 
     def allocate(self, nbytes: int = _FIRST_BUFFER_BYTES) -> None:
@@ -53,7 +53,7 @@ class CallReceiver:
         self.window = self._raw.data[_HEADER_AT:]
         self._views.clear()
 
-    def inputs(self, layout: Layout | None, handle: int, length: int) -> list[Array]:
+    def inputs(self, layout: TensorLayout | None, handle: int, length: int) -> list[Array]:
         """Returns the tensors of the received call, as views of the buffer.
 
         Args:

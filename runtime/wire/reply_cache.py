@@ -15,7 +15,7 @@ from runtime.trust.roles import ANYBODY, Identity
 from runtime.wire import times
 
 
-class Owner(Protocol):
+class LaneOwner(Protocol):
     """A connection that speaks for a lane."""
 
     gone: bool
@@ -27,7 +27,7 @@ class Owner(Protocol):
 Kept = TypeVar("Kept")
 
 
-class Superseded(Exception):
+class CallSuperseded(Exception):
     """The end of a connection without an answer.
 
     No client waits for the answer any more.
@@ -65,7 +65,7 @@ class LaneRecord(Generic[Kept]):
         self.memory: dict[str, Any] = {}
         """Notes of the handler on the newest call, for the run after one that was cut off."""
         self.attempt = -1
-        self.owner: Owner | None = None
+        self.owner: LaneOwner | None = None
         # When the last connection closed; of no meaning while there is an `owner`.
         self.closed_at = 0.0
 
@@ -74,7 +74,7 @@ class LaneRecord(Generic[Kept]):
         with self.lock:
             self.seq, self._kept, self.closed_at = seq, kept, now
 
-    def begin(self, owner: Owner, seq: int) -> Kept | None:
+    def begin(self, owner: LaneOwner, seq: int) -> Kept | None:
         """Starts a call, or returns the reply of an earlier run.
 
         Waits while the call still runs for an earlier connection of the lane.
@@ -87,7 +87,7 @@ class LaneRecord(Generic[Kept]):
             The reply to send again. None if the caller must run the call, then `finish` it.
 
         Raises:
-            Superseded: A newer connection speaks for the lane, or the client has hung up.
+            CallSuperseded: A newer connection speaks for the lane, or the client has hung up.
             FailedPreconditionError: The lane has reached a later call already.
         """
         with self.lock:
@@ -96,7 +96,7 @@ class LaneRecord(Generic[Kept]):
                 self._changed.wait(times.EARLIER_RUN_SECS)
                 self._waiting -= 1
             if self.owner is not owner or owner.gone:
-                raise Superseded
+                raise CallSuperseded
             if seq == self.seq and self._kept is not None:
                 return self._kept
             if seq < self.seq:
@@ -121,7 +121,7 @@ class LaneRecord(Generic[Kept]):
             if self._waiting:
                 self._changed.notify_all()
 
-    def take_over(self, owner: Owner | None, attempt: int, now: float) -> Owner | None:
+    def take_over(self, owner: LaneOwner | None, attempt: int, now: float) -> LaneOwner | None:
         """Changes or removes the owner, and returns the owner before."""
         with self.lock:
             before, self.owner = self.owner, owner
@@ -194,10 +194,10 @@ class LaneTable(Generic[Kept]):
         client: int,
         lane: int,
         attempt: int,
-        owner: Owner,
+        owner: LaneOwner,
         now: float,
         who: Identity = ANYBODY,
-    ) -> tuple[LaneRecord[Kept], bool, Owner | None]:
+    ) -> tuple[LaneRecord[Kept], bool, LaneOwner | None]:
         """Makes a connection the owner of a lane.
 
         Args:
@@ -212,7 +212,7 @@ class LaneTable(Generic[Kept]):
             The memory of the lane, True if the lane was known, and the owner before.
 
         Raises:
-            Superseded: A connection with a later attempt has attached before.
+            CallSuperseded: A connection with a later attempt has attached before.
             PermissionDeniedError: The id belongs to another client.
             ResourceExhaustedError: The client has too many connections.
         """
@@ -227,7 +227,7 @@ class LaneTable(Generic[Kept]):
                 self._clients[client] = lanes
                 record = lanes[lane] = LaneRecord()
             elif attempt <= record.attempt:
-                raise Superseded
+                raise CallSuperseded
             if who.names:
                 self._who[client] = who
             return record, known, record.take_over(owner, attempt, now)
@@ -264,7 +264,7 @@ class LaneTable(Generic[Kept]):
             del lanes[min(closed, key=lambda lane: lanes[lane].closed_at)]
 
     def detach(
-        self, client: int, lane: int, record: LaneRecord[Kept], owner: Owner, now: float
+        self, client: int, lane: int, record: LaneRecord[Kept], owner: LaneOwner, now: float
     ) -> None:
         """Notes that a connection has closed. The memory stays until `expire`.
 

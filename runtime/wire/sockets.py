@@ -32,7 +32,7 @@ _CREDENTIALS: Final = struct.Struct("@iII")
 """The credentials that Linux reports of a peer: process, user, group."""
 
 
-class Waiter(Protocol):
+class TransferWaiter(Protocol):
     """The object for which a transfer runs."""
 
     progress: int
@@ -175,7 +175,7 @@ def ends_with(sock: socket.socket, frame: bytes) -> bool:
     return tail == frame
 
 
-def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> None:
+def receive_rest(sock: socket.socket, window: memoryview, waiter: TransferWaiter) -> None:
     """Fills `window` from the socket.
 
     Args:
@@ -199,7 +199,9 @@ def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> Non
         window = window[count:]
 
 
-def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter: Waiter) -> None:
+def send_rest(
+    sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter: TransferWaiter
+) -> None:
     """Sends the bytes of `segments` that a first sendmsg has left over.
 
     Args:

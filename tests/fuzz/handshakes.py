@@ -290,7 +290,7 @@ class Flood:
     def _begins(self, port: Port, number: int) -> bytes:
         if port == "grpc":
             return PREFACE
-        hello = frames.encode_hello(frames.Hello(number + 1, 1, 1, bytes(frames.NONCE_BYTES)))
+        hello = frames.encode_hello(frames.LaneHello(number + 1, 1, 1, bytes(frames.NONCE_BYTES)))
         return frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello
 
     def _send(self, sock: socket.socket, said: bytes, chance: random.Random) -> None:

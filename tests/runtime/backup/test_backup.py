@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import runtime as rt
 from runtime.backup import image
 from runtime.backup.holder import (
+    BackupEntry,
     BackupHolder,
-    Entry,
     Header,
     chunks,
     packed,
@@ -25,7 +25,7 @@ from runtime.backup.holder import (
     read_message,
     unpacked,
 )
-from runtime.backup.primary import Capture, CapturedEntry, Primary
+from runtime.backup.primary import CapturedEntry, Primary, StateCapture
 from runtime.errors import AbortedError, UnavailableError
 from runtime.wire.connection import Reply
 from runtime.wire.reply_cache import LaneTable
@@ -61,17 +61,17 @@ class Source:
         self.state: dict[str, int] = {}
         self.unusable_because = ""
 
-    def capture(self, _: Any) -> Capture:
+    def capture(self, _: Any) -> StateCapture:
         state = {} if self.unusable_because else dict(self.state)
-        return Capture(
+        return StateCapture(
             self.unusable_because,
             {n: CapturedEntry(v, lambda v=v: number(v)) for n, v in state.items()},
             lambda: None,
         )
 
 
-def number(value: int) -> Entry:
-    return Entry({"value": value}, (np.full(8, value),))
+def number(value: int) -> BackupEntry:
+    return BackupEntry({"value": value}, (np.full(8, value),))
 
 
 def made(
@@ -145,7 +145,7 @@ def test_kept_image_is_always_whole(turns: list[Any]) -> None:
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 40)), st.integers(1, 100))
 def test_pieces_are_whole_and_small(sizes: dict[str, int], limit: int) -> None:
     """The pieces of an image hold every entry once and keep their limit of bytes."""
-    entries = {name: Entry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
+    entries = {name: BackupEntry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
     messages = chunks(entries, limit)
     assert list(itertools.chain.from_iterable(messages)) == list(entries)
     assert all(

@@ -12,7 +12,7 @@ from runtime.master.calls import RemoteCall
 from runtime.master.exchange import Exchange, StepRun
 from runtime.task.ending import StepEnding
 from runtime.tensor_spec import TensorSpec
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 
 
 class Lane:
@@ -64,7 +64,7 @@ EXCHANGE_TURNS = st.tuples(
 def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], foreign: bool) -> None:
     """Open calls have a connection each, which the end of the step ends until the connection is returned."""
     peers = [Peer() for _ in range(2)]
-    layout = Layout([TensorSpec((), np.dtype(np.float32))])
+    layout = TensorLayout([TensorSpec((), np.dtype(np.float32))])
     calls: list[Any] = [
         RemoteCall(
             peers[n % 2], f"task {n % 2}", 0, n, (), layout, (n,), False, [], True, False, False

@@ -118,7 +118,7 @@ PORTS = ("grpc", "tensors", "metrics")
 def greeting(way: str) -> bytes:
     """How a client begins."""
     if way == "tensors":
-        hello = frames.encode_hello(frames.Hello(secrets.randbits(60) | 1, 1, 1, bytes(16)))
+        hello = frames.encode_hello(frames.LaneHello(secrets.randbits(60) | 1, 1, 1, bytes(16)))
         return frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello
     return PREFACE if way == "grpc" else b"GET /metrics HTTP/1.0\r\n\r\n"
 

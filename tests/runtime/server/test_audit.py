@@ -17,7 +17,7 @@ from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from runtime.server import calls
-from runtime.trust.security import Refusals
+from runtime.trust.security import RefusalLog
 from tests.kit.changes import SetVariables
 from tests.runtime.kit import TARGET, addresses, servers
 from tests.runtime.stranger import challenge
@@ -148,7 +148,7 @@ def test_foreign_text_begins_no_line(tmp_path: pathlib.Path) -> None:
 
 def test_failed_calls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Failed calls of a client are logged once a minute, with the first one's number."""
-    refusals = Refusals(PS)
+    refusals = RefusalLog(PS)
     for number in range(5):
         refusals.report_failure(
             "127.0.0.1", f"call {number} of client 7", ValueError("no such shape")

@@ -39,7 +39,7 @@ from runtime.state.leadership import Leadership
 from runtime.trust import roles
 from runtime.trust.roles import ClientRole, identity_of
 from runtime.trust.security import VARIABLE, Security
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.wire.peer import Peer
 from tests.kit import certificates
@@ -291,7 +291,7 @@ def test_role_uses_channel_by_table(cluster: Cluster, role: str) -> None:
         )
     for handle, arrays in ((PULL, [leadership]), (PUSH, [leadership, np.zeros(1, np.uint8)])):
         with cluster.lane(security) as lane, pytest.raises(rt.OpError) as caught:
-            lane.call(handle, 0, arrays, Layout([]), dynamic=handle == PUSH)
+            lane.call(handle, 0, arrays, TensorLayout([]), dynamic=handle == PUSH)
         assert isinstance(caught.value, rt.PermissionDeniedError) is (
             bool(role) and role != "chief"
         )
@@ -819,7 +819,7 @@ def test_stages_run_for_their_session(cluster: Cluster) -> None:
                         rt.PermissionDeniedError,
                         match=f"stage {handle} is not one of this session's",
                     ):
-                        lane.call(handle, 1, [], Layout([]))
+                        lane.call(handle, 1, [], TensorLayout([]))
         step()
         assert sess.run(w).tolist() == [2.0] * 3
 

@@ -33,7 +33,7 @@ from runtime.rpc import rpc
 from runtime.trust.roles import ClientRole
 from runtime.trust.security import VARIABLE, Security, observer_key
 from runtime.wire import frames
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.greeting import tensor_proof
 from runtime.wire.handles import BACKUP, PULL
@@ -342,7 +342,7 @@ class Stranger:
                             call,
                             0,
                             [],
-                            None if call == BACKUP else Layout([]),
+                            None if call == BACKUP else TensorLayout([]),
                             dynamic=call == BACKUP,
                         )
                 finally:
@@ -479,7 +479,9 @@ def replayed_hello(who: Stranger) -> str:
                 assert status_of(channel, proof) == "OK"
         with grpc.insecure_channel(f"127.0.0.1:{who.number}") as channel:
             return status_of(channel, proof)
-    hello = frames.Hello(secrets.randbits(60) | 1, 1, 1, secrets.token_bytes(frames.NONCE_BYTES))
+    hello = frames.LaneHello(
+        secrets.randbits(60) | 1, 1, 1, secrets.token_bytes(frames.NONCE_BYTES)
+    )
     with who.connected() as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
         _, incarnation, payload = read(file)
@@ -553,7 +555,9 @@ def old_incarnation(who: Stranger) -> str:
         return who.ours(given, incarnation=ELSE, reconnect_secs=0.5)
     if who.port == "grpc":
         return who.orders(who.training.security, "register")
-    hello = frames.Hello(secrets.randbits(60) | 1, 1, 1, secrets.token_bytes(frames.NONCE_BYTES))
+    hello = frames.LaneHello(
+        secrets.randbits(60) | 1, 1, 1, secrets.token_bytes(frames.NONCE_BYTES)
+    )
     with who.connected() as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
         _, _, payload = read(file)

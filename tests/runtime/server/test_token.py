@@ -330,7 +330,7 @@ def test_tensor_channel_takes_token_only(server: rt.Server, way: str) -> None:
     with connected(server, way) as file:
         assert refused(say_hello(file, 7, key, "/job:ps/task:0"))
     with connected(server, way) as file:  # no proof at all, but a call
-        send(file, frames.HELLO, frames.encode_hello(frames.Hello(7, 1, 1, bytes(16))))
+        send(file, frames.HELLO, frames.encode_hello(frames.LaneHello(7, 1, 1, bytes(16))))
         assert read(file)[0] == frames.CHALLENGE
         send(file, frames.CALL, b"")
         assert read(file)[0] == frames.ERROR
@@ -340,7 +340,7 @@ def test_tensor_channel_takes_token_only(server: rt.Server, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_replayed_hello_is_refused(server: rt.Server, way: str) -> None:
     """A hello and proof that were seen on the wire cannot be used again."""
-    key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
+    key, hello = key_of(server), frames.LaneHello(7, 1, 1, secrets.token_bytes(16))
     proofs = []
     with connected(server, way) as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
@@ -363,7 +363,7 @@ def test_replayed_hello_is_refused(server: rt.Server, way: str) -> None:
 @pytest.mark.parametrize("field", ["incarnation", "client", "lane", "attempt"])
 def test_proof_is_for_one_connection(server: rt.Server, field: str) -> None:
     """A proof holds for its own incarnation, client, lane and attempt."""
-    key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
+    key, hello = key_of(server), frames.LaneHello(7, 1, 1, secrets.token_bytes(16))
     with connected(server, "tcp") as file:
         send(file, frames.HELLO, frames.encode_hello(hello))
         _, incarnation, payload = read(file)
@@ -528,7 +528,7 @@ def test_public_server_asks_for_token(
         assert find_token(server.address, None, 60) is None
         assert code_of(server.address) is UNAUTHENTICATED
         with connected(server, "tcp") as file:
-            send(file, frames.HELLO, frames.encode_hello(frames.Hello(7, 1, 1, bytes(16))))
+            send(file, frames.HELLO, frames.encode_hello(frames.LaneHello(7, 1, 1, bytes(16))))
             assert read(file)[0] == frames.CHALLENGE
     (line,) = [r.getMessage() for r in caplog.records if "asks for a token" in r.getMessage()]
     assert TASK in line and "nothing is encrypted" in line

@@ -11,7 +11,7 @@ import pytest
 
 import runtime as rt
 from runtime.state.ledger import NOBODY
-from runtime.task.program_share import Shares, Turn, WatchedProgram
+from runtime.task.program_share import ClientShares, ProgramTurn, WatchedProgram
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.kit import in_thread
@@ -31,14 +31,14 @@ class Load(NamedTuple):
 
 def refused(loads: dict[int, Load], secs: float = 600.0) -> dict[int, int]:
     """Runs programs one after the other, in the order in which they come; returns how many of each were refused."""
-    shares, counts, now = Shares(SHARE), dict.fromkeys(loads, 0), 0.0
+    shares, counts, now = ClientShares(SHARE), dict.fromkeys(loads, 0), 0.0
     coming = [(0.0, client) for client in loads]
 
     def admit_until(end: float) -> None:
         while coming and coming[0][0] <= end:
             began, client = heapq.heappop(coming)
             if shares.refusal(client, began) is None:
-                shares.turns[Turn(PROGRAM, client, loads[client].updates, began)] = None
+                shares.turns[ProgramTurn(PROGRAM, client, loads[client].updates, began)] = None
             else:
                 counts[client] += 1
                 heapq.heappush(coming, (began + 1.0, client))
@@ -90,8 +90,8 @@ def test_honest_client_is_never_refused(loads: dict[int, Load]) -> None:
 
 def test_sleep_counts_for_nobody() -> None:
     """A process that was frozen in a program blames no client."""
-    shares = Shares(SHARE)
-    turns = [Turn(PROGRAM, client, True, 0.0) for client in (1, 2)]
+    shares = ClientShares(SHARE)
+    turns = [ProgramTurn(PROGRAM, client, True, 0.0) for client in (1, 2)]
     shares.turns.update(dict.fromkeys(turns))
     shares.forget(1000.0)
     assert not shares.end(turns[0], 1001.0) and not shares.refused
@@ -99,9 +99,9 @@ def test_sleep_counts_for_nobody() -> None:
 
 def test_turns_that_waited_extend_a_refusal() -> None:
     """Many connections of a client do not shorten its refusal."""
-    shares = Shares(SHARE)
-    first, second = Turn(PROGRAM, 1, True, 0.0), Turn(PROGRAM, 1, True, 0.0)
-    shares.turns.update(dict.fromkeys((first, second, Turn(PROGRAM, 2, True, 0.0))))
+    shares = ClientShares(SHARE)
+    first, second = ProgramTurn(PROGRAM, 1, True, 0.0), ProgramTurn(PROGRAM, 1, True, 0.0)
+    shares.turns.update(dict.fromkeys((first, second, ProgramTurn(PROGRAM, 2, True, 0.0))))
     assert shares.end(first, 60.0) and shares.refused[1] == (120.0, 60.0)
     assert not shares.end(second, 100.0) and shares.refused[1] == (160.0, 100.0)
     assert shares.refusal(1, 130.0) == (30.0, 100.0) and shares.refusal(1, 160.0) is None

@@ -19,7 +19,7 @@ from runtime.trust.security import FindToken
 from runtime.trust.token_files import Token
 from runtime.wire import frames
 from runtime.wire.channel import Lane
-from runtime.wire.codec import Layout
+from runtime.wire.codec import TensorLayout
 from runtime.wire.connection import Reply, ServerContext, current_lane
 from runtime.wire.greeting import tensor_proof
 from runtime.wire.listener import TensorServer
@@ -33,12 +33,12 @@ CLIENT = 0xC0FFEE
 
 ADD, SUM, ECHO, BLOCK, FAIL, BUG, LANE, ECHO_FIXED, WRONG, STRIDED, NOTHING, SLOW_ADD = range(1, 13)
 
-NUMBER = Layout([TensorSpec((), np.dtype(np.int64))])
-PADDED_NUMBER = Layout(
+NUMBER = TensorLayout([TensorSpec((), np.dtype(np.int64))])
+PADDED_NUMBER = TensorLayout(
     [TensorSpec((), np.dtype(np.int64)), TensorSpec((4096,), np.dtype(np.uint8))]
 )
-EMPTY = Layout([])
-MIXED = Layout(
+EMPTY = TensorLayout([])
+MIXED = TensorLayout(
     [
         TensorSpec((3,), "bfloat16"),  # type: ignore[arg-type]
         TensorSpec((), np.dtype(bool)),
@@ -47,7 +47,7 @@ MIXED = Layout(
         TensorSpec((1000,), np.dtype(np.float32)),
     ]
 )
-INPUTS: dict[int, Layout | None] = {
+INPUTS: dict[int, TensorLayout | None] = {
     ADD: PADDED_NUMBER,
     SUM: EMPTY,
     ECHO: None,
@@ -84,7 +84,7 @@ class Desk:
         self.seen: Callable[[list[Any]], None] = lambda inputs: None
         self.reply: Callable[[], Reply] | None = None
 
-    def input_layout(self, handle: int) -> Layout | None:
+    def input_layout(self, handle: int) -> TensorLayout | None:
         if handle not in INPUTS:
             raise NotFoundError(f"no stage has the handle {handle}")
         return INPUTS[handle]
@@ -257,7 +257,7 @@ def say_hello(
         lane: number of the lane.
         attempt: number of the connection of that lane.
     """
-    hello = frames.Hello(client, lane, attempt, bytes(frames.NONCE_BYTES))
+    hello = frames.LaneHello(client, lane, attempt, bytes(frames.NONCE_BYTES))
     send(file, frames.HELLO, frames.encode_hello(hello))
     kind, incarnation, payload = read(file)
     if kind != frames.CHALLENGE:

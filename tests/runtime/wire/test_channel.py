@@ -31,7 +31,7 @@ from runtime.limits import Limits
 from runtime.tensor_spec import TensorSpec
 from runtime.trust.certificates import Certificates
 from runtime.wire import frames, sockets
-from runtime.wire.codec import Layout, TensorBuffer
+from runtime.wire.codec import TensorBuffer, TensorLayout
 from runtime.wire.connection import Reply
 from runtime.wire.dial import ChannelOptions
 from tests.kit.certificates import make
@@ -154,7 +154,7 @@ def test_empty_calls_are_answered(pair):
 def test_many_and_large_tensors(pair, count):
     """A call carries thousands of tensors and tensors of megabytes unchanged."""
     values = [np.full(9_000_000 // count, n % 251, np.uint8) for n in range(count)]
-    layout = Layout([TensorSpec.of(value) for value in values])
+    layout = TensorLayout([TensorSpec.of(value) for value in values])
     kit_layouts = {**kit.INPUTS, 100: layout}
     pair.desk.input_layout = kit_layouts.__getitem__
     echoed = []
@@ -168,7 +168,7 @@ def test_many_and_large_tensors(pair, count):
 def test_strided_tensors_arrive_in_order(pair):
     """A strided array arrives with its elements in order."""
     lane = pair.peer.acquire()
-    layout = Layout([TensorSpec((4,), np.dtype(np.int64))])
+    layout = TensorLayout([TensorSpec((4,), np.dtype(np.int64))])
     assert lane.call(kit.STRIDED, 1, [], layout)[0].tolist() == [1, 6, 11, 16]
     strided = [MIXED[0], MIXED[1], MIXED[2], np.arange(12).reshape(2, 6)[:, ::2], MIXED[4]]
     assert same(lane.call(kit.ECHO_FIXED, 1, strided, kit.MIXED), strided)

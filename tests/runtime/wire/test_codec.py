@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from runtime.errors import DataLossError, InvalidArgumentError
 from runtime.tensor_spec import NUMERIC_DTYPES, TensorSpec
 from runtime.wire.codec import (
-    Layout,
     TensorBuffer,
+    TensorLayout,
     aligned_buffer,
     decode_dynamic,
     encode_dynamic,
@@ -52,7 +52,7 @@ def join(segments):
 @hypothesis.given(st.lists(numeric_arrays(), max_size=6))
 def test_fixed_payload_matches_layout(values):
     """A payload of a fixed layout is read in place, aligned, and equals the arrays that were sent."""
-    layout = Layout([TensorSpec.of(value) for value in values])
+    layout = TensorLayout([TensorSpec.of(value) for value in values])
     segments, length = encode_payload(values, False)
     payload = join(segments)
     assert segments[0] == b"" and length == len(payload) == layout.nbytes
@@ -162,7 +162,7 @@ def test_object_addresses_never_leave():
     with pytest.raises(InvalidArgumentError, match="dynamic=True"):
         encode_payload([np.array([b"x"], object)], False)
     with pytest.raises(InvalidArgumentError, match="string"):
-        Layout([TensorSpec((1,), np.dtype(object))])
+        TensorLayout([TensorSpec((1,), np.dtype(object))])
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 1000, 5_000_000])
@@ -177,6 +177,6 @@ def test_jax_uses_received_memory_in_place():
     """JAX puts a received array on the CPU device without a copy."""
     import jax
 
-    buffer = TensorBuffer(Layout([TensorSpec((1000,), np.dtype(np.float32))]))
+    buffer = TensorBuffer(TensorLayout([TensorSpec((1000,), np.dtype(np.float32))]))
     array = jax.device_put(buffer.arrays[0])
     assert array.unsafe_buffer_pointer() == buffer.arrays[0].ctypes.data

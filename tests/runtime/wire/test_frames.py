@@ -20,7 +20,7 @@ def test_header_is_32_bytes():
 @hypothesis.given(u64, u64, u32, st.binary(min_size=16, max_size=16))
 def test_hello_round_trips(client, lane, attempt, nonce):
     """A hello decodes to what was encoded."""
-    hello = frames.Hello(client, lane, attempt, nonce)
+    hello = frames.LaneHello(client, lane, attempt, nonce)
     assert frames.decode_hello(frames.encode_hello(hello)) == hello
 
 

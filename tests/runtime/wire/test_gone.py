@@ -122,11 +122,11 @@ def test_silence_is_told_once() -> None:
 def test_unconnected_client_is_given_up_once() -> None:
     """The table gives up a client once for each time that the client loses all connections."""
 
-    class Owner:
+    class LaneOwner:
         gone = False
 
     table: LaneTable[None] = LaneTable()
-    first, second = Owner(), Owner()
+    first, second = LaneOwner(), LaneOwner()
     one, _, _ = table.attach(1, 1, 1, first, 0.0)
     two, _, _ = table.attach(1, 2, 1, second, 0.0)
     assert table.give_up(100.0) == []
@@ -136,7 +136,7 @@ def test_unconnected_client_is_given_up_once() -> None:
     assert table.give_up(7.0) == []
     assert table.give_up(9.0) == [1]
     assert table.give_up(10.0) == []  # told
-    third = Owner()
+    third = LaneOwner()
     table.attach(1, 1, 2, third, 20.0)
     table.detach(1, 1, one, third, 30.0)
     assert table.give_up(31.0) == [1]

@@ -10,20 +10,20 @@ import pytest
 
 from runtime.errors import DataLossError, InvalidArgumentError, OpError, UnauthenticatedError
 from runtime.wire import frames
-from runtime.wire.greeting import Greeting, tensor_proof
+from runtime.wire.greeting import ClientGreeting, tensor_proof
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import SECRET, TASK
 from tests.runtime.wire.test_many_connections import connected, hello, is_open, serving
 
-HELLO = frames.Hello(7, 1, 1, bytes(range(16)))
+HELLO = frames.LaneHello(7, 1, 1, bytes(range(16)))
 
 
 def frame(kind: int, payload: bytes) -> bytes:
     return frames.pack_header(frames.MAGIC, kind, 0, 0, 0, 0, len(payload)) + payload
 
 
-def heard(greeting: Greeting, said: bytes, cuts: list[int]) -> bytes:
+def heard(greeting: ClientGreeting, said: bytes, cuts: list[int]) -> bytes:
     """Tells a greeting something in pieces; gives all that it answers."""
     answers, at = b"", 0
     pieces = iter(cuts)
@@ -37,7 +37,7 @@ def heard(greeting: Greeting, said: bytes, cuts: list[int]) -> bytes:
 @hypothesis.given(st.lists(st.integers(1, 40)))
 def test_greeting_may_come_in_pieces(cuts: list[int]) -> None:
     """A greeting is read in whatever pieces it comes."""
-    greeting = Greeting(TASK, SECRET, 77)
+    greeting = ClientGreeting(TASK, SECRET, 77)
     challenge = heard(greeting, frame(frames.HELLO, frames.encode_hello(HELLO)), cuts)
     fields = frames.unpack_header(challenge)
     assert (fields[1], fields[5], fields[6]) == (
@@ -54,7 +54,7 @@ def test_greeting_may_come_in_pieces(cuts: list[int]) -> None:
 
 def test_without_key_hello_is_enough() -> None:
     """A hello is the whole greeting where there is no key."""
-    greeting = Greeting(TASK, None, 77)
+    greeting = ClientGreeting(TASK, None, 77)
     assert heard(greeting, frame(frames.HELLO, frames.encode_hello(HELLO)), []) == b""
     assert greeting.wanted == 0 and greeting.hello == HELLO
 
@@ -84,14 +84,14 @@ def test_without_key_hello_is_enough() -> None:
 def test_bad_greeting_ends(said: bytes, error: type[OpError]) -> None:
     """Bytes that are no greeting end the greeting with an error."""
     with pytest.raises(error):
-        heard(Greeting(TASK, SECRET, 77), said, [])
+        heard(ClientGreeting(TASK, SECRET, 77), said, [])
 
 
 def test_other_user_is_told_so() -> None:
     """A process of another user is told so."""
     with pytest.raises(UnauthenticatedError, match="another user"):
         heard(
-            Greeting(TASK, SECRET, 77, of_other_user=True),
+            ClientGreeting(TASK, SECRET, 77, of_other_user=True),
             frame(frames.HELLO, frames.encode_hello(HELLO)),
             [],
         )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import FailedPreconditionError
 from runtime.limits import Limits
-from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
+from runtime.wire.reply_cache import CallSuperseded, LaneRecord, LaneTable
 
 
 class Client:
@@ -51,9 +51,9 @@ def test_old_connection_cannot_begin():
     a, b = Client(), Client()
     record, _, _ = table.attach(1, 1, 1, a, 0.0)
     table.attach(1, 1, 2, b, 0.0)
-    with pytest.raises(Superseded):
+    with pytest.raises(CallSuperseded):
         record.begin(a, 1)
-    with pytest.raises(Superseded):
+    with pytest.raises(CallSuperseded):
         table.attach(1, 1, 1, a, 0.0)
 
 
@@ -84,7 +84,7 @@ def test_superseded_wait_ends():
     ended = threading.Event()
 
     def wait():
-        with pytest.raises(Superseded):
+        with pytest.raises(CallSuperseded):
             record.begin(b, 1)
         ended.set()
 
@@ -141,7 +141,7 @@ def test_every_remembered_call_runs_once(events):
     pending = False
     for event in events:
         if event == "stale":
-            with pytest.raises(Superseded):
+            with pytest.raises(CallSuperseded):
                 table.attach(1, 1, attempt, Client(), 0.0)
             continue
         if not pending:
