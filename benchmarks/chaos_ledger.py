@@ -100,7 +100,7 @@ class Books:
 
     Attributes:
         done: steps that a worker knows it has done.
-        unknown: steps that were begun and whose end nobody knows: their worker was killed, or they
+        unknown: steps that were begun and whose end is unknown: their worker was killed, or they
             were run again.
         kept: the global step at the end.
         lost: steps lost by restores: as the chief logged it, or as far as any worker knew where it
@@ -176,7 +176,7 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
                         f"period {period}: a worker lost steps without a restore: {entry.text}"
                     )
     books.done = sum(map(len, counted))
-    nobodys = 0
+    unclaimed = 0
     for period, numbers in enumerate(counted):
         first = back[period - 1].step if period else 0
         end = back[period] if period < len(back) else Restore(0.0, 0, final_step)
@@ -193,13 +193,13 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
             books.wrong.append(
                 f"period {period}: step {min(numbers)} was done again after a restore to {first}"
             )
-        nobodys += live - first - len(set(numbers))
+        unclaimed += live - first - len(set(numbers))
         if period < len(back):
             books.lost += live - end.step
             books.untold += max(0, live - max(told[period], end.live or 0, end.step))
-    if not 0 <= nobodys <= books.unknown:
+    if not 0 <= unclaimed <= books.unknown:
         books.wrong.append(
-            f"{nobodys} counted steps are nobody's, but {books.unknown} have an unknown end"
+            f"{unclaimed} counted steps are of no worker, but {books.unknown} have an unknown end"
         )
     if not books.done <= books.kept + books.lost <= books.done + books.unknown:
         books.wrong.append(f"it does not add up: {books}")

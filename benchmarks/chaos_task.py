@@ -1,7 +1,7 @@
 """The training program of the chaos run: the MNIST model, and a ledger of every step.
 
 It trains until the file ``end_step`` of the chaos directory tells at which global step to stop.
-Constant learning rate: nobody knows beforehand how many steps there will be.
+The learning rate is constant, because the number of steps is not known beforehand.
 """
 
 import os

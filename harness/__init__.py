@@ -36,8 +36,7 @@ def _check_runtime() -> None:
         where = f"is {file}" if file else "has no file" if found is not None else "is not found"
         raise ImportError(
             f"`import runtime` {where}, which is not Bellwether's runtime: rename that one, or "
-            "have "
-            f"{pathlib.Path(__file__).parents[1]} come before it on sys.path (PYTHONPATH)"
+            f"have {pathlib.Path(__file__).parents[1]} come before it on sys.path (PYTHONPATH)"
         )
 
 
@@ -47,11 +46,9 @@ __all__ = sorted(_HOMES)
 
 _RETIRED = frozenset(
     "CheckpointState CollectiveReplicas FeedFnHook FinalOpsHook GlobalStepWaiterHook MlflowTracker "
-    "ProfilerHook "
-    "QueueRunner SingularMonitoredSession Tracker WandbTracker add_queue_runner checkpoint_exists "
-    "checkpoints_iterator export_function get_checkpoint_state init_from_checkpoint join_group "
-    "save_pytree "
-    "start_queue_runners".split()
+    "ProfilerHook QueueRunner SingularMonitoredSession Tracker WandbTracker add_queue_runner "
+    "checkpoint_exists checkpoints_iterator export_function get_checkpoint_state "
+    "init_from_checkpoint join_group save_pytree start_queue_runners".split()
 )
 """The names of earlier versions, each with a line in ``runtime.retired``."""
 

@@ -93,7 +93,7 @@ def test_wrong_books_are_noticed() -> None:
     beyond = add_up([ledger(OPEN, *steps(1, 2, 3))], 2)
     assert any("step 3 was done, but 2 is logged" in wrong for wrong in beyond.wrong)
     nobodys = add_up([ledger(OPEN, *steps(1, 3))], 3)
-    assert any("1 counted steps are nobody's" in wrong for wrong in nobodys.wrong)
+    assert any("1 counted steps are of no worker" in wrong for wrong in nobodys.wrong)
     silently = add_up([ledger(OPEN, *steps(1, 2), ("log", RECOVERED), *steps(1, 2))], 2)
     assert any("without a restore" in wrong for wrong in silently.wrong)
     too_low = add_up(

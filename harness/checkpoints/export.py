@@ -49,8 +49,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
     if missing:
         raise NotFoundError(
             f"checkpoint {reader.path} has no {', '.join(missing)}; it has {', '.join(shapes)}: "
-            "give the name that "
-            "rt.variables was given"
+            "give the name that rt.variables was given"
         )
     # A leaf without a shape, such as a Python number, takes any array.
     wrong = [

@@ -202,8 +202,7 @@ def match_arrays(
     if missing:
         parts.append(
             "Saver(partial=True), also as saver= of a Supervisor, restores what is there and "
-            "begins the rest with "
-            "initial values; a var_list maps names."
+            "begins the rest with initial values; a var_list maps names."
         )
     raise (InvalidArgumentError if wrong else NotFoundError)(" ".join(parts))
 

@@ -187,7 +187,7 @@ class SaveJob:
             )
         self.history.with_nan = self.with_nan
 
-    # -- called by Orbax, in this order --------------------------------------------------------------------------
+    # -- called by Orbax, in this order ------------------------------------------------------------
 
     def begin(self, sequence: int) -> CheckpointManifest:
         """Returns the manifest without its files.

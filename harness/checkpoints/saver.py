@@ -118,7 +118,7 @@ class Saver:
         saved = self._find_variables(graph)
         return [v for v in graph.get_collection(GraphKeys.GLOBAL_VARIABLES) if v not in saved]
 
-    # -- saving ------------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -193,7 +193,7 @@ class Saver:
         if self._running is not None and self._running.done():
             self._running.result()
 
-    # -- restoring ---------------------------------------------------------------------------------------------
+    # -- restoring ---------------------------------------------------------------------------------
 
     def restore(
         self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True
@@ -309,8 +309,7 @@ class Saver:
         if refused:
             raise DataLossError(
                 f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(refused)}; bring "
-                "back a copy of one, or "
-                "start afresh in another directory"
+                "back a copy of one, or start afresh in another directory"
             )
         return None
 
@@ -353,7 +352,7 @@ class Saver:
             manifest.snapshot,
         )
 
-    # -- what there is -----------------------------------------------------------------------------------------
+    # -- what there is -----------------------------------------------------------------------------
 
     @property
     def last_checkpoints(self) -> list[str]:

@@ -147,8 +147,7 @@ def _to_json(value: object) -> Any:
         return {"__dict__": items} if any(mark in value for mark in _MARKS) else dict(items)
     raise InvalidArgumentError(
         f"a checkpointable state holds a {type(value).__name__}: numbers, strings, bytes, numpy "
-        "arrays, and lists and "
-        "dictionaries (with string keys) of these can be saved"
+        "arrays, and lists and dictionaries (with string keys) of these can be saved"
     )
 
 

@@ -202,8 +202,7 @@ class DataShards:
                 kind = type(inner).__name__
                 raise rt.InvalidArgumentError(
                     f"{self.name}: {kind} may drop a gradient whose batch would count as trained: "
-                    "make it "
-                    f"{kind}(shards.counted(optimizer), ...)"
+                    f"make it {kind}(shards.counted(optimizer), ...)"
                 )
             inner = inner.optimizer
         return _CountedOptimizer(optimizer, self)
@@ -224,7 +223,7 @@ class DataShards:
         """
         return LeasedBatches(self, session, coord)
 
-    # -- questions to the table ------------------------------------------------------------------------------------
+    # -- questions to the table --------------------------------------------------------------------
 
     def lease(self, session: rt.SessionLike, owner: int) -> tuple[int, list[int]]:
         """Leases a block for a worker.
@@ -380,8 +379,7 @@ class _CountedOptimizer(WrappedOptimizer):
             where = self._shards.table.device
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: this optimizer updates nothing on {where!r}, where the "
-                "table of leases is: give "
-                "apply_gradients the global step"
+                "table of leases is: give apply_gradients the global step"
             )
         return rt.group(*updates, self._shards.count(beside), name=f"{self.name}/counted")
 
@@ -407,8 +405,7 @@ class LeasedBatches:
         if underlying(self._session).config.prefetch:
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: with prefetch the gradients of a batch are still under way "
-                "when the next lease "
-                "is asked for: leave SessionConfig.prefetch out"
+                "when the next lease is asked for: leave SessionConfig.prefetch out"
             )
         self._owner = owner_of(underlying(self._session).task)
         self._shards.check(self._session)

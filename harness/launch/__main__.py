@@ -98,9 +98,8 @@ _GRACE_SECS = flags.DEFINE_float(
     "grace_secs",
     policy.LaunchOptions.grace_secs,
     "Seconds that tasks asked to stop have before they are killed: the workers first, then as long "
-    "for the ps tasks. "
-    "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A "
-    "second signal kills.",
+    "for the ps tasks. Give the chief time for its last checkpoint: more than the trainer's "
+    "--preempt_grace_secs. A second signal kills.",
     lower_bound=0.0,
 )
 _PER_TASK = flags.DEFINE_bool(
@@ -120,8 +119,7 @@ _TERMINATION_LOG = flags.DEFINE_string(
     "termination_log",
     None,
     "With --per_task: file that the first task which takes all others down with it leaves its exit "
-    "code and a reason "
-    "in.",
+    "code and a reason in.",
 )
 _GPUS_PER_WORKER = flags.DEFINE_integer(
     "gpus_per_worker",

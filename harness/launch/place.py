@@ -73,8 +73,7 @@ def _check_step(tasks: int, asked: str) -> None:
     if found != tasks:
         raise ForAllError(
             f"{asked} are {tasks} tasks, and this Slurm step has {found}: give sbatch "
-            f"--ntasks={tasks}, or the "
-            "launcher other numbers"
+            f"--ntasks={tasks}, or the launcher other numbers"
         )
 
 

@@ -185,8 +185,7 @@ class ClusterRunner:
         if self._tasks_out.failure and not before:
             self._log_line(
                 f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, "
-                "their lines are lost"
-                " until there is room"
+                "their lines are lost until there is room"
             )
 
     def _log_line(self, text: str) -> None:

@@ -31,9 +31,8 @@ flags.DEFINE_integer(
     "metrics_port",
     None,
     "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Under "
-    "harness.launch "
-    "this is the first task's, and each further task has the next one, the ps first. Off when not "
-    "given.",
+    "harness.launch this is the first task's, and each further task has the next one, the ps "
+    "first. Off when not given.",
     lower_bound=0,
     upper_bound=65535,
 )
@@ -41,8 +40,7 @@ flags.DEFINE_string(
     "metrics_host",
     "127.0.0.1",
     "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Off the "
-    "loopback it asks for "
-    "what the task asks for: a certificate, or a bearer token.",
+    "loopback it asks for what the task asks for: a certificate, or a bearer token.",
 )
 flags.DEFINE_bool(
     "log_json", False, "Log one JSON object a line: time, level, task, source, message."
@@ -51,8 +49,7 @@ flags.DEFINE_string(
     "profile_steps",
     None,
     "Steps of the chief to profile, as in 100:105: five, from global step 100 on. A jax.profiler "
-    "trace is written "
-    "below --logdir; Perfetto opens it.",
+    "trace is written below --logdir; Perfetto opens it.",
 )
 _LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "DEBUG": "D"}
 
@@ -164,8 +161,7 @@ def watched_at(
         except (OSError, OverflowError, rt.OpError) as error:
             logging.error(
                 "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 "
-                "for any free one, or "
-                "another --metrics_host",
+                "for any free one, or another --metrics_host",
                 port,
                 host,
                 error,

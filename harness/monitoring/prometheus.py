@@ -220,8 +220,7 @@ class MetricsServer:
             if security is None:
                 raise rt.InvalidArgumentError(
                     f"figures at {host} are for others, too, and nothing says for whom: give "
-                    "BELLWETHER_SECURITY a "
-                    "directory of certificates, or a file with a token"
+                    "BELLWETHER_SECURITY a directory of certificates, or a file with a token"
                 )
             if server.certificates is not None:
                 # A method, as certificates are renewed while the endpoint runs.

@@ -88,8 +88,7 @@ class Optimizer:
             part, keeps_state = mixing
             raise rt.InvalidArgumentError(
                 f"{name}: with {part} the update of a variable depends on other variables, but "
-                "here each is updated by "
-                "itself, on its own task: "
+                "here each is updated by itself, on its own task: "
                 + (
                     f"leave {part} out; what all gradients together need must be a stateless "
                     "before_push"
@@ -138,8 +137,7 @@ class Optimizer:
         if loss.shape:
             raise rt.InvalidArgumentError(
                 f"{self.name}: the loss {loss.name!r} is not one number but has shape "
-                f"{list(loss.shape)}: give its "
-                "mean, rt.numpy.mean(loss), or its sum"
+                f"{list(loss.shape)}: give its mean, rt.numpy.mean(loss), or its sum"
             )
         with loss.graph.as_default():
             variables = list(
@@ -267,8 +265,7 @@ class Optimizer:
             # The error is of optax, or of a function of the user's.
             cure = (
                 "each variable is updated by itself: give Optimizer(params=...), the tree of "
-                "variables that masks and "
-                "labels are written for"
+                "variables that masks and labels are written for"
                 if self._tree is None
                 else "masks and labels must fit params"
             )

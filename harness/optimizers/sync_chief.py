@@ -166,7 +166,7 @@ class SyncRunner:
         calls[f"{self.name}-release"] = functools.partial(self._release_tasks, sess, coord)
         return create_threads(calls, self.name, coord, daemon=daemon, start=start)
 
-    # -- beginning a session ---------------------------------------------------------------------------------------
+    # -- beginning a session -----------------------------------------------------------------------
 
     def _lead_steps(self, sess: rt.Session, coord: Coordinator) -> None:
         """Claims all ps, again after each loss of a ps, and ends steps that have waited for too long."""
@@ -282,7 +282,7 @@ class SyncRunner:
             return 0.0
         return waited
 
-    # -- listening and deciding --------------------------------------------------------------------------------
+    # -- listening and deciding --------------------------------------------------------------------
 
     def _listen_all(self, index: int, sess: rt.Session, coord: Coordinator) -> None:
         claim = 0

@@ -113,7 +113,7 @@ class SyncReplicas(WrappedOptimizer):
         self._timeout_secs = sync_timeout_secs
         self._made: _MadeOperations | None = None
 
-    # -- building ----------------------------------------------------------------------------------------------
+    # -- building ----------------------------------------------------------------------------------
 
     def apply_gradients(
         self,
@@ -159,8 +159,7 @@ class SyncReplicas(WrappedOptimizer):
         if number is not None and number >= self._total:
             raise rt.InvalidArgumentError(
                 f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: "
-                "give the number of "
-                "workers, or worker="
+                "give the number of workers, or worker="
             )
         return number
 
@@ -233,7 +232,7 @@ class SyncReplicas(WrappedOptimizer):
             )
         return self._made
 
-    # -- what it knows -----------------------------------------------------------------------------------------
+    # -- what it knows -----------------------------------------------------------------------------
 
     @property
     def accepted(self) -> rt.Tensor:

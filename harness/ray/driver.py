@@ -235,7 +235,7 @@ class _RayCluster:
             ray.kill(actor)
         remove_placement_group(self._group)
 
-    # -- places ----------------------------------------------------------------------------------------------------
+    # -- places ------------------------------------------------------------------------------------
 
     def _place_task(self, task: LaunchTask) -> None:
         """Makes an actor for a task, in its bundle. The address comes as an event."""
@@ -283,7 +283,7 @@ class _RayCluster:
         )
         self._say_at = concurrency.monotonic() + SAY_SECS
 
-    # -- events ----------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _await_answer(
         self,
@@ -366,7 +366,7 @@ class _RayCluster:
         _print_line(f"the actor of {task} is gone: {_first_line(error)}")
         return policy.TaskExited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
 
-    # -- instructions ----------------------------------------------------------------------------------------------
+    # -- instructions ------------------------------------------------------------------------------
 
     def _follow_instructions(self, instructions: Iterable[policy.Instruction]) -> None:
         for instruction in instructions:

@@ -93,8 +93,7 @@ class FileWriter:
                 raise
             raise rt.PermissionDeniedError(
                 f"nothing can be written to the logdir {self._logdir} ({error.strerror}): give a "
-                "directory that this "
-                "task's user may write to"
+                "directory that this task's user may write to"
             ) from None
         self._file = file
         # A program that ends without closing loses nothing.
@@ -114,7 +113,7 @@ class FileWriter:
         file = self._file
         return None if file is None else file.path
 
-    # -- adding ------------------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------
 
     def add_summary(self, summary: bytes | Message, global_step: SupportsInt | None = None) -> None:
         """Adds a summary.
@@ -229,7 +228,7 @@ class FileWriter:
             event.step = int(global_step)
         self.add_event(event)
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def flush(self) -> bool:
         """Tries to write all events; returns True if they are on disk. Lost events are logged."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,7 +113,7 @@ class LocalCluster(TaskProcesses):
         while self._held:
             self._held.popitem()[1].close()
 
-    # -- tasks -------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     @property
     def tasks(self) -> list[str]:
@@ -147,10 +146,7 @@ class LocalCluster(TaskProcesses):
             }
         if task in self._held:
             self._held.pop(task).close()
-        argv = arguments(self._command, self._topology, identity)
-        if argv[0] in ("python", "python3"):
-            argv[0] = sys.executable
-        return self.spawn(task, argv, environ)
+        return self.spawn(task, arguments(self._command, self._topology, identity), environ)
 
     def cut(self, one: str, other: str, *, reset: bool = False) -> None:
         """Cuts the network between two tasks until ``heal``; ``reset`` resets connections."""
@@ -160,7 +156,7 @@ class LocalCluster(TaskProcesses):
         """Ends a cut."""
         self._network().heal(self._checked_name(one), self._checked_name(other))
 
-    # -- what they do ------------------------------------------------------------------------------------------
+    # -- what they do ------------------------------------------------------------------------------
 
     def step(self) -> int | None:
         """Returns the global step from its task; None when the task does not answer now."""
@@ -209,7 +205,7 @@ class LocalCluster(TaskProcesses):
                 )
             self._await_change()
 
-    # -- faults ------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -306,7 +302,7 @@ class LocalCluster(TaskProcesses):
                 continue
             undo.remove((at, fault))
 
-    # -- names -------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------
 
     def _checked_name(self, task: str) -> str:
         self.lives(task)

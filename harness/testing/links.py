@@ -82,7 +82,7 @@ class Links:
     def _run_in_loop(self, work: Coroutine[None, None, None], secs: float | None = None) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(secs)
 
-    # -- in the loop's thread ----------------------------------------------------------------------------------
+    # -- in the loop's thread ----------------------------------------------------------------------
 
     async def _listen_for_tasks(self, tasks: list[str]) -> None:
         for task in tasks:

@@ -351,7 +351,7 @@ class TaskProcesses:
             for text in texts:
                 self._show(life.task, text)
 
-    # -- faults ------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def signal(self, task: str, signum: int) -> None:
         """Sends a signal to the process group of a task.
@@ -399,7 +399,7 @@ class TaskProcesses:
                 raise TimeoutError(f"{life.task} has not followed {name} for {_FREEZE_SECS:g} s")
             concurrency.sleep(_FREEZE_POLL_SECS)
 
-    # -- what they do ------------------------------------------------------------------------------------------
+    # -- what they do ------------------------------------------------------------------------------
 
     def lives(self, task: str = "") -> list[Life]:
         """Returns the processes of a task, or of all tasks, in the order of their starts."""

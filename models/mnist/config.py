@@ -85,15 +85,13 @@ class RunConfig:
     security: str | None = _text(
         None,
         "Directory of certificates (python -m harness.certs makes one), or file with a token, the "
-        "same on every task. "
-        "insecure lets everybody in. Default: $BELLWETHER_SECURITY. Needed where tasks are on "
-        "several hosts.",
+        "same on every task. insecure lets everybody in. Default: $BELLWETHER_SECURITY. Needed "
+        "where tasks are on several hosts.",
     )
     logdir: str = _text(
         "runs/mnist",
         "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that is "
-        "given one keeps "
-        "checkpoints nowhere else, whoever asks.",
+        "given one keeps checkpoints nowhere else, whoever asks.",
     )
     data_dir: str | None = _text(
         None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
@@ -133,8 +131,7 @@ class RunConfig:
         "shared",
         ["shared", "stream"],
         "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to "
-        "the chief, which "
-        "writes.",
+        "the chief, which writes.",
     )
     patience: int | None = _count(
         None,
@@ -151,8 +148,7 @@ class RunConfig:
     preempt_grace_secs: float = _number(
         30.0,
         "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it "
-        "later (--grace_secs "
-        "of harness.launch, a cluster manager) must give it more.",
+        "later (--grace_secs of harness.launch, a cluster manager) must give it more.",
         low=0.0,
     )
     exit_codes: str = _choice(
@@ -176,8 +172,7 @@ class RunConfig:
     elastic: bool = _switch(
         False,
         "Workers join and leave while training runs: the data is dealt out to those who are there, "
-        "and a step of "
-        "--sync takes their gradients. The same on every task.",
+        "and a step of --sync takes their gradients. The same on every task.",
     )
     max_staleness: int | None = _count(
         None,
@@ -194,8 +189,7 @@ class RunConfig:
     ps_backups_lag: int = _count(
         100,
         "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its "
-        "mirror before it is "
-        "more. 0 loses no step: each one waits for the mirror.",
+        "mirror before it is more. 0 loses no step: each one waits for the mirror.",
         low=0,
     )
 

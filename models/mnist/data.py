@@ -168,8 +168,7 @@ def _make_digits(reason: Exception) -> MnistData:
     except ImportError as error:
         raise DataError(
             f"{reason}; set --data_dir to a directory with the four MNIST files, or install "
-            "scikit-learn, "
-            "whose digits are used where there is no network"
+            "scikit-learn, whose digits are used where there is no network"
         ) from error
     small, labels = load_digits(return_X_y=True)  # [1797, 64], 0 to 16
     enlarged = [

@@ -63,11 +63,21 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{config.me.job}/{config.me.index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
-    with harness.preemptible(config.preempt_grace_secs):
+    with harness.preemptible(config.preempt_grace_secs), errors_of(config.me):
         if config.me.job == "evaluator":
             evaluate_checkpoints(config)
         else:
             between_graph(config)
+
+
+@contextlib.contextmanager
+def errors_of(me: harness.Member) -> Iterator[None]:
+    """Ends the process with one line and the code for an error of the cluster."""
+    try:
+        yield
+    except rt.OpError as error:
+        logging.debug("where it happened:", exc_info=True)
+        exit_codes.leave(exit_codes.of_error(error), f"{me.job} {me.index}: {error}")
 
 
 def between_graph(config: RunConfig) -> None:
@@ -77,23 +87,13 @@ def between_graph(config: RunConfig) -> None:
     if config.me.job == "ps":
         # A ps only adds numbers. The accelerators of the host are for workers.
         jax.config.update("jax_platforms", "cpu")
-    try:
-        server = make_server(config)
-    except rt.OpError as error:
-        exit_codes.leave(exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}")
     with (
-        server,
+        make_server(config) as server,
         monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host),
     ):
         if config.me.job == "ps":
             sys.exit(exit_codes.of_join(server.join()))
-        try:
-            train(config, dataclasses.replace(config.me, cluster=server.cluster, server=server))
-        except rt.OpError as error:
-            logging.debug("where it happened:", exc_info=True)
-            exit_codes.leave(
-                exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}"
-            )
+        train(config, dataclasses.replace(config.me, cluster=server.cluster, server=server))
 
 
 def evaluate_checkpoints(config: RunConfig) -> None:
@@ -109,17 +109,13 @@ def evaluate_checkpoints(config: RunConfig) -> None:
         accuracy, cost = sums / len(split.labels)
         return {"accuracy": float(accuracy), "cost": float(cost)}
 
-    try:
-        harness.Evaluator(
-            evaluate,
-            config.logdir,
-            master=config.me.target,
-            best_by="accuracy",
-            patience=config.patience,
-        ).run()
-    except rt.OpError as error:
-        logging.debug("where it happened:", exc_info=True)
-        exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.me.index}: {error}")
+    harness.Evaluator(
+        evaluate,
+        config.logdir,
+        master=config.me.target,
+        best_by="accuracy",
+        patience=config.patience,
+    ).run()
 
 
 def make_server(config: RunConfig) -> rt.Server:

@@ -103,7 +103,7 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
     return path
 
 
-# -- graphs and what belongs to them -------------------------------------------------------------------------------
+# -- graphs and what belongs to them ---------------------------------------------------------------
 
 
 class _AnyGraph(type):
@@ -164,7 +164,7 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
 """Class -> TensorFlow's attribute of its objects -> the function that makes the attribute of an object."""
 
 
-# -- scopes --------------------------------------------------------------------------------------------------------
+# -- scopes ----------------------------------------------------------------------------------------
 
 
 @public.add()
@@ -223,7 +223,7 @@ def get_collection_ref(key: str) -> list[Any]:
     return rt.get_default_graph().get_collection_ref(key)
 
 
-# -- control -------------------------------------------------------------------------------------------------------
+# -- control ---------------------------------------------------------------------------------------
 
 
 @public.add()

@@ -85,7 +85,7 @@ class Dataset(Structured):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shapes: {self.output_shapes}, types: {self.output_types}>"
 
-    # -- sources -----------------------------------------------------------------------------------------------
+    # -- sources -----------------------------------------------------------------------------------
 
     @staticmethod
     def from_tensors(tensors: Nest) -> Dataset:
@@ -207,7 +207,7 @@ class Dataset(Structured):
         files = _of_one(object, [], [pattern], opened)
         return files if shuffle is False else files.shuffle(1 << 30, seed)
 
-    # -- one element after the other -----------------------------------------------------------------------------
+    # -- one element after the other ---------------------------------------------------------------
 
     def map(
         self,
@@ -312,7 +312,7 @@ class Dataset(Structured):
             self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
         )
 
-    # -- which ones, and in which order ------------------------------------------------------------------------------
+    # -- which ones, and in which order ------------------------------------------------------------
 
     def repeat(self, count: Number = None) -> Dataset:
         """Repeats all elements; for ever by default, or for -1."""
@@ -456,7 +456,7 @@ class Dataset(Structured):
         """Calls a function of datasets with this dataset."""
         return transformation_func(self)
 
-    # -- several as one ------------------------------------------------------------------------------------------------
+    # -- several as one ----------------------------------------------------------------------------
 
     def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
         """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
@@ -536,7 +536,7 @@ class Dataset(Structured):
         ]
         return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
 
-    # -- iterators -----------------------------------------------------------------------------------------------------
+    # -- iterators ---------------------------------------------------------------------------------
 
     def make_one_shot_iterator(self) -> iterators.Iterator:
         """Makes an iterator that needs no initializer, and passes over the elements once.

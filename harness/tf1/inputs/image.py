@@ -47,7 +47,7 @@ class ResizeMethod:
     BICUBIC = 2
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def _pillow() -> Any:
@@ -180,7 +180,7 @@ def encode_jpeg(
     return _encode(image, "JPEG", name, quality=quality)
 
 
-# -- how an operation is made ----------------------------------------------------------------------------------------
+# -- how an operation is made ----------------------------------------------------------------------
 
 
 def _picture(value: rt.TensorLike) -> rt.Tensor:
@@ -233,7 +233,7 @@ def _resized(sizes: Sizes, height: int | None, width: int | None) -> Sizes:
     return None if sizes is None else (*sizes[:-3], height, width, sizes[-1])
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- size ------------------------------------------------------------------------------------------
 
 
 def _scale(size: int, new: int, align_corners: bool) -> float:
@@ -498,7 +498,7 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
     )
 
 
-# -- turned over -------------------------------------------------------------------------------------------------------
+# -- turned over -----------------------------------------------------------------------------------
 
 
 def _flips(shown: str, axis: int, described: str) -> None:
@@ -567,7 +567,7 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
     )
 
 
-# -- light and colour --------------------------------------------------------------------------------------------------
+# -- light and colour ------------------------------------------------------------------------------
 
 
 @public.add("per_image_standardization", "per_image_whitening")

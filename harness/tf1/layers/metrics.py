@@ -27,7 +27,7 @@ METRIC_VARIABLES = "metric_variables"
 """The collection of what metrics count."""
 
 
-# -- what is counted, and what becomes of it -------------------------------------------------------------------------
+# -- what is counted, and what becomes of it -------------------------------------------------------
 
 
 def _ratio(total: jax.Array, count: jax.Array) -> jax.Array:
@@ -108,7 +108,7 @@ def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array
     return jnp.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2)
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def _metric(

@@ -156,7 +156,7 @@ def l2_normalize(
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
 
 
-# -- losses --------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def _labels_and_logits(
@@ -324,7 +324,7 @@ def top_k(
     return TopKV2(*top_k_op(input, k, name))
 
 
-# -- dropout and normalisation ---------------------------------------------------------------------------------------
+# -- dropout and normalisation ---------------------------------------------------------------------
 
 
 @op("dropout")
@@ -452,7 +452,7 @@ def local_response_normalization(
     return input / divisor
 
 
-# -- embeddings ----------------------------------------------------------------------------------------------------
+# -- embeddings ------------------------------------------------------------------------------------
 
 
 @op("embedding_lookup")

@@ -86,7 +86,7 @@ def check(path: pathlib.Path) -> Program:
     return Program(path, tuple(uses(tree)), python2)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def parse(source: bytes) -> tuple[ast.Module, bool]:
@@ -128,7 +128,7 @@ def _converted(source: str) -> str | None:
         return None
 
 
-# -- what names stand for ---------------------------------------------------------------------------------------------
+# -- what names stand for --------------------------------------------------------------------------
 
 
 def uses(tree: ast.AST) -> list[Use]:
@@ -234,7 +234,7 @@ def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
     return found
 
 
-# -- telling ----------------------------------------------------------------------------------------------------------
+# -- telling ---------------------------------------------------------------------------------------
 
 
 def files(paths: Iterable[str]) -> list[pathlib.Path]:

@@ -91,7 +91,7 @@ def _variance_scaling(
     return variance_scaling_initializer(factor, mode.lower(), distribution, seed, dtype)
 
 
-# -- arguments for many calls ----------------------------------------------------------------------------------------
+# -- arguments for many calls ----------------------------------------------------------------------
 
 
 class _Scoped(concurrency.local):
@@ -148,7 +148,7 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
         _scoped.given = before
 
 
-# -- layers: those of tf.layers by other argument names, with other defaults ------------------------------------------
+# -- layers: those of tf.layers by other argument names, with other defaults -----------------------
 
 
 def _normalized(

@@ -273,8 +273,7 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
     if not tasks.isdecimal() or not 0 < ps < int(tasks):
         raise rt.InvalidArgumentError(
             f"a Slurm step of {tasks} tasks (SLURM_STEP_NUM_TASKS) cannot have {ps} ps and workers "
-            "too: raise srun "
-            "--ntasks, or change join_cluster(ps=...)"
+            "too: raise srun --ntasks, or change join_cluster(ps=...)"
         )
     try:
         slurm = rt.SlurmClusterResolver({"ps": ps, "worker": int(tasks) - ps})
@@ -306,8 +305,7 @@ def _find_flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     if strict and rest:
         raise rt.InvalidArgumentError(
             f"{' '.join(rest)}: neither this program nor a task of a cluster has such a flag, see "
-            "--help; a task has "
-            f"{', '.join(f'--{name}' for name in _FLAGS)}"
+            f"--help; a task has {', '.join(f'--{name}' for name in _FLAGS)}"
         )
     return found
 

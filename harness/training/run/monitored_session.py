@@ -216,7 +216,7 @@ class MonitoredSession:
         """The coordinator of the threads."""
         return self._coord
 
-    # -- steps -------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -366,7 +366,7 @@ class MonitoredSession:
         self._coord.request_stop()
         self._saw_stop = True
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Gives the session itself."""
@@ -577,29 +577,19 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else ""
     )
     summary_dir = summary_dir or checkpoint_dir
-    standard: Sequence[
-        tuple[str, tuple[float | None, int | None], Callable[[Any, Any], SessionRunHook]]
-    ] = (
-        (
-            summary_dir,
-            (None, log_step_count_steps),
-            lambda secs, steps: StepCounterHook(steps, secs, summary_dir),
-        ),
-        (
-            summary_dir,
-            summaries,
-            lambda secs, steps: SummarySaverHook(steps, secs, summary_dir, scaffold=scaffold),
-        ),
-        (
-            checkpoint_dir,
-            saves,
-            lambda secs, steps: CheckpointSaverHook(
-                checkpoint_dir, secs, steps, scaffold=scaffold, save_graph_def=save_graph_def
-            ),
-        ),
-    )
     # In TF1's order: the counter, the summaries, the checkpoints.
-    own = [make(*every) for directory, every, make in standard if directory and any(every)]
+    own: list[SessionRunHook] = []
+    if summary_dir and log_step_count_steps:
+        own.append(StepCounterHook(log_step_count_steps, None, summary_dir))
+    if summary_dir and any(summaries):
+        secs, steps = summaries
+        own.append(SummarySaverHook(steps, secs, summary_dir, scaffold=scaffold))
+    if checkpoint_dir and any(saves):
+        own.append(
+            CheckpointSaverHook(
+                checkpoint_dir, *saves, scaffold=scaffold, save_graph_def=save_graph_def
+            )
+        )
     chief = ChiefSessionCreator(
         scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs
     )

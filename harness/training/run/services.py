@@ -320,8 +320,7 @@ def check_basename(name: str) -> None:
     if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
         raise ValueError(
             "checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, "
-            f"not {name!r}: they "
-            "lie right below the log directory"
+            f"not {name!r}: they lie right below the log directory"
         )
 
 
@@ -447,9 +446,8 @@ class TimedSummaries:
             self._needs_feed = True
             logging.warning(
                 "the summaries depend on a fed placeholder, so they cannot be written by a timer "
-                "(%s): fetch them in a "
-                "training step and pass them to Supervisor.summary_computed, and give the "
-                "Supervisor summary_op=None",
+                "(%s): fetch them in a training step and pass them to Supervisor.summary_computed, "
+                "and give the Supervisor summary_op=None",
                 error,
             )
 

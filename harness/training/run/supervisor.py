@@ -180,7 +180,7 @@ class Supervisor:
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
         return self._parts.summary_writer
 
-    # -- a session ---------------------------------------------------------------------------------------------
+    # -- a session ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def managed_session(
@@ -285,8 +285,19 @@ class Supervisor:
             # A silent task is waited for: its step is neither lost nor doubled when the task
             # answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
-        source = _session_source(
-            self, self._graph, master, config, max_wait_secs, wait_for_checkpoint
+        source = ManagerSource(
+            self.session_manager,
+            TaskRole.CHIEF if self.is_chief else TaskRole.OTHER,
+            self._graph,
+            master,
+            config,
+            max_wait_secs,
+            init_op=self.init_op,
+            saver=self.saver,
+            checkpoint_dir=self.logdir,
+            wait_for_checkpoint=wait_for_checkpoint,
+            init_feed_dict=self.init_feed_dict,
+            init_fn=self.init_fn,
         )
         session = self._life.open(
             source, self._graph, recover=recover, global_step=self.global_step
@@ -306,7 +317,7 @@ class Supervisor:
             raise
         return session
 
-    # -- services ----------------------------------------------------------------------------------------------
+    # -- services ----------------------------------------------------------------------------------
 
     def start_standard_services(self, sess: ManagedSession) -> list[Thread] | None:
         """Starts the threads that save checkpoints, write summaries and count steps.
@@ -385,7 +396,7 @@ class Supervisor:
             global_step = int(sess.run(self.global_step))
         self.summary_writer.add_summary(summary, global_step)
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def stop(
         self,
@@ -499,7 +510,7 @@ class Supervisor:
         """Waits until a stop is requested."""
         self.coord.wait_for_stop()
 
-    # -- TF1's older names -------------------------------------------------------------------------------------
+    # -- TF1's older names -------------------------------------------------------------------------
 
     PrepareSession = prepare_or_wait_for_session
     StartQueueRunners = start_queue_runners
@@ -511,28 +522,3 @@ class Supervisor:
     StopOnException = stop_on_exception
     WaitForStop = wait_for_stop
     SummaryComputed = summary_computed
-
-
-def _session_source(
-    supervisor: Supervisor,
-    graph: rt.Graph,
-    master: str,
-    config: rt.SessionConfig | None,
-    max_wait_secs: float,
-    wait_for_checkpoint: bool,
-) -> ManagerSource:
-    """Returns the source of a Supervisor's sessions."""
-    return ManagerSource(
-        supervisor.session_manager,
-        TaskRole.CHIEF if supervisor.is_chief else TaskRole.OTHER,
-        graph,
-        master,
-        config,
-        max_wait_secs,
-        init_op=supervisor.init_op,
-        saver=supervisor.saver,
-        checkpoint_dir=supervisor.logdir,
-        wait_for_checkpoint=wait_for_checkpoint,
-        init_feed_dict=supervisor.init_feed_dict,
-        init_fn=supervisor.init_fn,
-    )

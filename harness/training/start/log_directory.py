@@ -175,8 +175,6 @@ def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:
         return ""
     return (
         f"another job writes into {directory}: the chief of the job at {', '.join(theirs)}, "
-        f"{where}. Each would "
-        "restore and delete the other's checkpoints. This one waits for the end of that one: stop "
-        "it, or give this job "
-        "a log directory of its own"
+        f"{where}. Each would restore and delete the other's checkpoints. This one waits for the "
+        "end of that one: stop it, or give this job a log directory of its own"
     )

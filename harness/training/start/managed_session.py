@@ -110,8 +110,7 @@ class SeenSteps:
             # lost steps.
             logging.warning(
                 "%s at step %d: the chief has replaced the values meanwhile, and its log says how "
-                "many steps are lost "
-                "(step %d was the last seen here)",
+                "many steps are lost (step %d was the last seen here)",
                 text,
                 now,
                 known,
@@ -365,7 +364,7 @@ class ManagedSession:
     make_callable = rt.Session.make_callable
     as_default = rt.Session.as_default
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- its end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Closes the session; a step under way ends with CancelledError.

@@ -140,11 +140,9 @@ def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
         else f"whose newest checkpoint is {report.checkpoint}"
     )
     return (
-        f"the live model{at} is that of a run in {_first_names(others)}, but the log directory of this "
-        f"chief is {logdir}, "
-        f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all "
-        "tasks and start the ps "
-        "tasks again too: the variables live on them"
+        f"the live model{at} is that of a run in {_first_names(others)}, but the log directory of "
+        f"this chief is {logdir}, {own}: that model is kept and trained on. If you meant to begin "
+        "a new run, stop all tasks and start the ps tasks again too: the variables live on them"
     )
 
 
@@ -163,10 +161,8 @@ def rival(report: ClusterReport, logdir: str) -> str:
         return ""
     return (
         f"another run trains on this cluster, and its chief, {report.chief}, lives: its log "
-        "directory is "
-        f"{_first_names(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that "
-        "one, or start this "
-        "one on ps tasks of its own"
+        f"directory is {_first_names(others)}, and this one's is {logdir}. A cluster has one run "
+        "at a time: stop that one, or start this one on ps tasks of its own"
     )
 
 

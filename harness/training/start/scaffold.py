@@ -103,8 +103,7 @@ class Scaffold:
             if len(graph.get_collection(key)) > 1:
                 raise RuntimeError(
                     f"More than one item in the collection {key!r}. Please indicate which one to "
-                    "use by passing it to "
-                    "the Scaffold constructor."
+                    "use by passing it to the Scaffold constructor."
                 )
         # Each part that is missing is looked for in the graph's collections before it is made.
         for name, make in _DEFAULTS.items():

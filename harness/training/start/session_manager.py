@@ -182,7 +182,7 @@ class SessionManager:
         if self._has_own_grace_period:
             self._grace_period = grace_period
 
-    # -- the three ways ----------------------------------------------------------------------------------------
+    # -- the three ways ----------------------------------------------------------------------------
 
     def prepare_session(
         self,
@@ -279,7 +279,7 @@ class SessionManager:
         records = self.records(master, config, TaskRole.OTHER)
         return self._until_ready(_SessionRequest(TaskRole.OTHER, master, config, options, records))
 
-    # -- their parts -------------------------------------------------------------------------------------------
+    # -- their parts -------------------------------------------------------------------------------
 
     def records(
         self, master: str, config: rt.SessionConfig | None, role: TaskRole
@@ -371,8 +371,7 @@ class SessionManager:
             session.close()
             raise rt.InvalidArgumentError(
                 "this task is a parameter server, and is about to train: have it call "
-                "server.join() instead, before "
-                "the graph is made",
+                "server.join() instead, before the graph is made",
                 task=session.task,
             )
         return session
@@ -548,8 +547,7 @@ class SessionManager:
         if lost:
             logging.warning(
                 "%d global variables are in no checkpoint: %s; a chief that is started again "
-                "cannot go on. Make the "
-                "Saver after minimize(), and of all variables",
+                "cannot go on. Make the Saver after minimize(), and of all variables",
                 len(lost),
                 ", ".join(sorted(lost)),
             )

@@ -190,8 +190,7 @@ def _log_too_late(run: TaskRun, records: Iterable[RunRecordView]) -> None:
     if now is not None and now > saved:
         logging.warning(
             "the chief has ended training without this task: its last checkpoint is of step %d, "
-            "steps %d to %d are "
-            "not saved",
+            "steps %d to %d are not saved",
             saved,
             saved + 1,
             now,

@@ -84,8 +84,7 @@ def save_the_end(
                 room_until = concurrency.monotonic() + ROOM_SECS
                 logging.error(
                     "the last checkpoint waits for %s, %g minutes at most: nothing is lost until "
-                    "then; Ctrl-C gives it "
-                    "up (%s)",
+                    "then; Ctrl-C gives it up (%s)",
                     "room" if full else "its file system",
                     ROOM_SECS / 60,
                     error,
@@ -114,8 +113,7 @@ def save_the_end(
         who = "was lost" if loss is not None and loss.task else "a task was lost"
         text = (
             f"{who} while training was ending: back from step {reached} to step {now}, "
-            f"{reached - now} steps are lost; "
-            f"{_ADVICE}"
+            f"{reached - now} steps are lost; {_ADVICE}"
         )
         _tell(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
 

@@ -325,8 +325,7 @@ class Lifecycle:
         reached = "" if run.reached is None else f" (step {run.reached} was the last seen here)"
         logging.warning(
             "this process ends without having come through Supervisor.stop() or the end of its "
-            "session's block: nobody "
-            "is told that it is done%s",
+            "session's block: nobody is told that it is done%s",
             f", and what was trained since the last checkpoint is not saved{reached}"
             if self.is_chief
             else "",
