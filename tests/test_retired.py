@@ -13,6 +13,7 @@ from harness import exit_codes
 from harness.command_line import ToolParser
 from runtime import retired
 from runtime.retired import REPLACEMENTS, explain_flags
+from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.cluster
 
@@ -91,9 +92,9 @@ def test_flags_end_at_two_dashes() -> None:
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_retired_variable_ends_a_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_retired_variable_ends_a_server(set_variables: SetVariables, name: str) -> None:
     """A retired environment variable ends a Server."""
-    monkeypatch.setenv(name, "1")
+    set_variables({name: "1"})
     with pytest.raises(rt.InvalidArgumentError, match=f"^{name} is gone: since 0."):
         rt.Server({"worker": ["localhost:0"]}, "worker", 0)
 
@@ -125,7 +126,7 @@ def test_retired_method_is_explained(name: str) -> None:
         sync.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_retired_variable_ends_launched_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retired_variable_ends_launched_task() -> None:
     """A retired variable ends a launched task for good."""
     name = (VARIABLES or [""])[0]
     if not name:

@@ -1,5 +1,6 @@
 """Tasks that were started in other directories, or on hosts that see other files than the chief."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def chief_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def chief_directory(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """The working directory of this process, the chief; the tasks that ``kit`` starts have another one."""
     (tmp_path / "chief").mkdir()
-    monkeypatch.chdir(tmp_path / "chief")
-    return tmp_path / "chief"
+    with contextlib.chdir(tmp_path / "chief"):
+        yield tmp_path / "chief"
 
 
 @pytest.mark.parametrize("face", ["supervisor", "monitored session"])

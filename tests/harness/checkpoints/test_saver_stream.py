@@ -26,6 +26,7 @@ from runtime.proto import services_pb2_grpc
 from runtime.rpc import rpc
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.harness.checkpoints import stream_chief
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program
 from tests.runtime import kit
 
@@ -363,11 +364,11 @@ def test_client_without_channel_streams(tmp_path: pathlib.Path, small_blocks: No
 
 
 def test_stream_rests_during_training(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, set_times: SetTimes
 ) -> None:
     """A stream rests while training goes on, and only then."""
     monkeypatch.setattr(pacing, "CORES_TO_SHARE", 1 << 20)  # as on a machine with few cores
-    monkeypatch.setattr(pacing, "REST_SECS", 0.001)
+    set_times(pacing, REST_SECS=0.001)
     rests: list[float] = []
     rest = pacing.Pace.rest
 

@@ -8,7 +8,6 @@ import socket
 import sys
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from harness.launch.policy import (
 )
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import ClusterTopology, arguments, claimed_flags, environment
+from tests.kit.changes import SetVariables
 
 PS0, CHIEF, WORKER1 = LaunchTask("ps", 0), LaunchTask("worker", 0), LaunchTask("worker", 1)
 OPTIONS = LaunchOptions(
@@ -267,17 +267,17 @@ def test_task_names_are_aligned() -> None:
         assert stream.getvalue().decode() == expected
 
 
-def test_colour_needs_a_willing_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_needs_a_willing_terminal(set_variables: SetVariables) -> None:
     """Colour is used on a terminal only, and not when NO_COLOR is set."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    set_variables(NO_COLOR=None)
     assert wants_colour(Terminal())
     assert not wants_colour(io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
+    set_variables(NO_COLOR="1")
     assert not wants_colour(Terminal())
 
 

@@ -15,6 +15,7 @@ import runtime as rt
 from harness import monitoring
 from harness.launch import policy
 from harness.training.stop.preemption import preemptible
+from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.cluster
 
@@ -83,11 +84,11 @@ def test_each_task_has_its_port(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("number", ["0", "60000"])
 def test_taken_port_costs_figures_only(
-    number: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    number: str, caplog: pytest.LogCaptureFixture, set_variables: SetVariables
 ) -> None:
     """A metrics port that is taken or out of range costs the figures only."""
     flags.FLAGS.mark_as_parsed()
-    monkeypatch.setenv("BELLWETHER_TASK_NUMBER", number)
+    set_variables(BELLWETHER_TASK_NUMBER=number)
     with (
         socket.create_server(("", 0)) as taken,
         rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server,

@@ -9,6 +9,7 @@ import pytest
 
 from harness.launch.place import JOBS, LOWEST_PORT, TASKS, in_slurm, main
 from harness.launch.ports import LOWEST
+from tests.kit.changes import SetVariables
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 STEP = {
@@ -32,20 +33,16 @@ HET = {
 }
 
 
-def step(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
-    for name in [name for name in os.environ if name.startswith("SLURM")] + [
-        "CUDA_VISIBLE_DEVICES"
-    ]:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**STEP, **changes}.items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
+def step(set_variables: SetVariables, **changes: str | None) -> None:
+    others = (name for name in os.environ if name.startswith("SLURM"))
+    set_variables(dict.fromkeys([*others, "CUDA_VISIBLE_DEVICES"]))
+    set_variables(STEP, **changes)
 
 
-def test_slurm_step_places_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_step_places_a_task(set_variables: SetVariables) -> None:
     """The variables of a Slurm step give hosts, job, index, GPU, stop command and restart count."""
     step(
-        monkeypatch,
+        set_variables,
         SLURM_PROCID="1",
         SLURM_LOCALID="1",
         SLURM_GPUS_ON_NODE="2",
@@ -61,7 +58,7 @@ def test_slurm_step_places_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.stop == ("scancel", "--signal=TERM", "707.0")
     assert place.environ == {"CUDA_VISIBLE_DEVICES": "1"}
     assert place.said == ""  # the first task says it for all
-    monkeypatch.setenv("SLURM_PROCID", "0")
+    set_variables(SLURM_PROCID="0")
     assert in_slurm(1, 2).said == "job 707 was requeued, this is restart 2"
 
 
@@ -72,10 +69,10 @@ def test_ports_are_below_ephemeral_ports() -> None:
 
 
 def test_heterogeneous_step_stops_every_group(
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
 ) -> None:
     """A step of a heterogeneous job is stopped in each of its groups."""
-    step(monkeypatch, **HET, SLURM_PROCID="2", SLURM_LOCALID="1")
+    step(set_variables, **HET, SLURM_PROCID="2", SLURM_LOCALID="1")
     place = in_slurm(1, 2)
     assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == [
         "n2",
@@ -86,10 +83,10 @@ def test_heterogeneous_step_stops_every_group(
 
 
 def test_joining_step_adds_workers(
-    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
 ) -> None:
     """The tasks of a step that joins a cluster are further workers."""
-    step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
+    step(set_variables, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
     place = in_slurm(0, 3, ["a:1", "b:1"], 4, 23456)
     assert (place.job, place.index, place.number) == ("worker", 6, 0)
     assert (place.ps_hosts, place.worker_hosts) == (("a:1", "b:1"), ("",) * 6 + ("n2:23456",))
@@ -104,35 +101,35 @@ def test_joining_step_adds_workers(
     "name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"]
 )
 def test_missing_slurm_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    set_variables: SetVariables, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """A missing variable of Slurm is named in one line."""
     for asked in (
         '{"ps": 1, "workers": 2}',
         '{"ps": 0, "workers": 3, "ps_hosts": ["a:1"], "first": 4, "port": 23456}',
     ):
-        step(monkeypatch, **{name: None})
+        step(set_variables, **{name: None})
         assert main([asked]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"launch: {name} is not set")
 
 
 def test_common_problem_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    set_variables: SetVariables, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A problem that all tasks find is said by the first only, and a task's own problem by that
     task.
     """
     said = []
     for rank in ("0", "1", "2"):
-        step(monkeypatch, SLURM_PROCID=rank)
+        step(set_variables, SLURM_PROCID=rank)
         assert main(['{"ps": 2, "workers": 2}']) == 2
         said.append(capsys.readouterr().err)
     assert said[0].startswith(
         "launch: --ps=2 --workers=2 are 4 tasks, and this Slurm step has 3: give"
     )
     assert said[1:] == ["", ""]
-    step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n9")  # but this only one task may find
+    step(set_variables, SLURM_PROCID="2", SLURMD_NODENAME="n9")  # but this only one task may find
     assert main(['{"ps": 1, "workers": 2}']) == 2
     assert capsys.readouterr().err.startswith("launch: rank 2 runs on n9, not on n2")
 

@@ -20,6 +20,7 @@ from harness.manifests.request import ClusterRequest
 from harness.manifests.sizing import HEADROOM, MIB, JobWorkload, sizes
 from models.mnist.config import RunConfig
 from tests.harness.manifests import schema
+from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.cluster
 
@@ -141,17 +142,14 @@ def environment(container: Any, **fields: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def clean(set_variables: SetVariables) -> Iterator[SetVariables]:
     with flagsaver.flagsaver():
-        yield monkeypatch
+        yield set_variables
 
 
-def config(
-    command: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> RunConfig:
+def config(command: list[str], environ: dict[str, str], set_variables: SetVariables) -> RunConfig:
     """What the trainer makes of the command of a pod."""
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    set_variables(environ)
     assert command[:3] == ["python", "-m", "models.mnist.trainer"]
     given = [os.path.expandvars(a.replace("$(", "${").replace(")", "}")) for a in command[3:]]
     if "exit_codes" not in flags.FLAGS:
@@ -161,7 +159,7 @@ def config(
         return RunConfig.from_flags()
 
 
-def test_jobset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+def test_jobset_pods_find_their_place(clean: SetVariables) -> None:
     """Every pod of a JobSet finds its job, index and address by the labels of JobSet."""
     asked = REQUESTS["large"]
     network = of_kind("JobSet", "jobset", asked)["spec"]["network"]
@@ -188,7 +186,7 @@ def test_jobset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
     assert seen.count(True) == 1
 
 
-def test_tfjob_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+def test_tfjob_pods_find_their_place(clean: SetVariables) -> None:
     """Every pod of a TFJob finds its job and index by the TF_CONFIG of the operator."""
     asked = REQUESTS["large"]
     counts = {
@@ -219,7 +217,7 @@ def test_tfjob_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
 
 
 def test_dynamic_tfjob_pods_find_place(
-    clean: pytest.MonkeyPatch,
+    clean: SetVariables,
 ) -> None:
     """Every pod of a TFJob with dynamic workers finds its place in the operator's sparse cluster."""
     asked = dataclasses.replace(REQUESTS["elastic"], evaluators=1)
@@ -250,7 +248,7 @@ def test_dynamic_tfjob_pods_find_place(
     assert chiefs == 1
 
 
-def test_statefulset_pods_find_their_place(clean: pytest.MonkeyPatch) -> None:
+def test_statefulset_pods_find_their_place(clean: SetVariables) -> None:
     """Every pod of a StatefulSet and a Job finds its place by its index."""
     asked = REQUESTS["large"]
     made = objects("statefulset", asked)

@@ -18,6 +18,7 @@ from jax.profiler import ProfileData
 from harness import monitoring
 from harness.monitoring.program import JsonFormatter, StepProfiler, TaskFormatter
 from tests.harness.monitoring.trace_format import problems
+from tests.kit.changes import SetVariables
 from tests.kit.processes import ROOT
 
 
@@ -132,17 +133,13 @@ def test_past_steps_are_not_profiled(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_launcher_lines_omit_the_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_launcher_lines_omit_the_task(set_variables: SetVariables) -> None:
     """Under the launcher a log line leaves the task out, and a JSON line does not."""
     handler = absl_logging.get_absl_handler()
     old = handler.formatter
     try:
         for launched, expected in ((True, "] x"), (False, "worker/1 file.py:12] x")):
-            monkeypatch.setenv("BELLWETHER_ATTEMPT", "0") if launched else monkeypatch.delenv(
-                "BELLWETHER_ATTEMPT"
-            )
+            set_variables(BELLWETHER_ATTEMPT="0" if launched else None)
             monitoring.configure_logging("worker/1")
             assert handler.format(record("x")).endswith(expected)
             assert ("worker/1" in handler.format(record("x"))) is not launched

@@ -27,6 +27,7 @@ from models.mnist import data
 from models.mnist import files as mnist_files
 from models.mnist.files import DataError
 from tests.kit import real_mnist
+from tests.kit.changes import SetTimes, SetVariables
 
 ROOT = Path(__file__).parents[3]
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = mnist_files.SHA256
@@ -67,11 +68,9 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, set_variables: SetVariables) -> Path:
     """An empty cache, no MNIST_DIR, and no proxy between the tests and their own mirrors."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.delenv("MNIST_DIR", raising=False)
+    set_variables(XDG_CACHE_HOME=str(tmp_path / "cache"), no_proxy="*", MNIST_DIR=None)
     return tmp_path / "cache" / "bellwether" / "mnist"
 
 
@@ -267,17 +266,17 @@ class TestGivenDirectory:
         np.testing.assert_array_equal(mnist.test.labels, list(files[TEST_LABELS][8:]))
 
     def test_data_dir_beats_the_environment(
-        self, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, files: dict[str, bytes], set_variables: SetVariables
     ) -> None:
         """--data_dir beats MNIST_DIR."""
-        monkeypatch.setenv("MNIST_DIR", str(write(tmp_path / "environment", files)))
+        set_variables(MNIST_DIR=str(write(tmp_path / "environment", files)))
         assert "environment (MNIST_DIR)" in data.load(None, checksums=sums(files)).source
         flag = write(tmp_path / "flag", files)
         assert "flag (--data_dir)" in data.load(str(flag), checksums=sums(files)).source
 
     @pytest.mark.parametrize("missing", sorted(mnist_files.SHA256))
     def test_missing_file_is_named(
-        self, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, missing: str
+        self, tmp_path: Path, files: dict[str, bytes], set_variables: SetVariables, missing: str
     ) -> None:
         """A missing file is named with the flag or variable of its directory."""
         directory = write(
@@ -285,7 +284,7 @@ class TestGivenDirectory:
         )
         with pytest.raises(DataError, match=f"--data_dir={directory} has neither {missing} nor"):
             data.load(str(directory), checksums=sums(files))
-        monkeypatch.setenv("MNIST_DIR", str(directory))
+        set_variables(MNIST_DIR=str(directory))
         with pytest.raises(DataError, match=f"MNIST_DIR={directory} has neither {missing} nor"):
             data.load(None, checksums=sums(files))
 
@@ -424,11 +423,10 @@ class TestDownload:
         cache: Path,
         files: dict[str, bytes],
         make_mirror: MakeMirror,
-        monkeypatch: pytest.MonkeyPatch,
+        set_times: SetTimes,
     ) -> None:
         """A lock that is never released is named."""
-        monkeypatch.setattr(mnist_files, "_LOG_SECS", 0.1)
-        monkeypatch.setattr(mnist_files, "_LOCK_SECS", 0.3)
+        set_times(mnist_files, _LOG_SECS=0.1, _LOCK_SECS=0.3)
         cache.mkdir(parents=True)
         with (cache / "lock").open("w") as holder:
             fcntl.flock(holder, fcntl.LOCK_EX)

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from models.mnist import data, model
 from tests.kit import real_mnist
+from tests.kit.changes import SetVariables
 
 
 def arrays(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
@@ -135,10 +136,9 @@ def test_model_learns_mnist() -> None:
 
 
 @pytest.mark.chaos
-def test_model_learns_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_learns_digits(tmp_path: Path, set_variables: SetVariables) -> None:
     """The model learns the digits to 92 % in 300 steps."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("MNIST_DIR", raising=False)
+    set_variables(XDG_CACHE_HOME=str(tmp_path), MNIST_DIR=None)
     mnist = data.load(mirrors=[])
     assert mnist.name == "digits"
     assert train(mnist, optax.adam(0.01), 300) > 0.92

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 from harness import exit_codes
 from models.mnist.config import RunConfig
 from runtime.cluster.spec import TaskId
+from tests.kit.changes import SetVariables
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.cluster
@@ -58,9 +59,7 @@ def test_conflicting_roles_are_one_line(
     assert said in str(parsed(*arguments).problem())
 
 
-def test_tfjob_gives_every_role(
-    parsed: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tfjob_gives_every_role(parsed: Callable[..., RunConfig], set_variables: SetVariables) -> None:
     """TF_CONFIG of a TFJob gives every task its role."""
     jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
     for job, index, leads in [
@@ -69,9 +68,8 @@ def test_tfjob_gives_every_role(
         ("evaluator", 0, False),
         ("ps", 0, False),
     ]:
-        monkeypatch.setenv(
-            "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
-        )
+        told = {"cluster": jobs, "task": {"type": job, "index": index}}
+        set_variables(TF_CONFIG=json.dumps(told))
         with flagsaver.flagsaver():
             config = parsed()
         assert (config.me.job, config.me.index, config.me.is_chief) == (job, index, leads)
@@ -83,13 +81,12 @@ def test_tfjob_gives_every_role(
 
 
 def test_dynamic_tfjob_worker_finds_place(
-    parsed: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+    parsed: Callable[..., RunConfig], set_variables: SetVariables
 ) -> None:
     """A dynamic worker and a ps of a TFJob find their places."""
     sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}})
-    )
+    told = {"sparseCluster": sparse, "task": {"type": "worker", "index": 4}}
+    set_variables(TF_CONFIG=json.dumps(told))
     config = parsed()
     assert (
         config.me.cluster.task_address("worker", 4) == "e:1"
@@ -97,12 +94,8 @@ def test_dynamic_tfjob_worker_finds_place(
         and config.workers == 5
     )
     assert not config.me.is_chief and config.problem() is None
-    monkeypatch.setenv(
-        "TF_CONFIG",
-        json.dumps(
-            {"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}}
-        ),
-    )
+    told = {"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}}
+    set_variables(TF_CONFIG=json.dumps(told))
     config = parsed()
     assert config.me.cluster.tasks() == {TaskId("ps", 1): "q:1"} and config.problem() is None
 

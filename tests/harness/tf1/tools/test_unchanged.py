@@ -13,6 +13,7 @@ import pytest
 import harness
 import harness.tf1 as tf
 from harness.tf1.tools import mnist_data, modules
+from tests.kit.changes import SetVariables
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 PROGRAM = ROOT / "tests" / "harness" / "tf1" / "programs" / "unchanged.py"
@@ -219,17 +220,16 @@ def test_reader_batches_cover_the_epoch(mnist: pathlib.Path) -> None:
 
 
 def test_missing_or_damaged_data_is_named(
-    mnist: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    mnist: pathlib.Path, tmp_path: pathlib.Path, set_variables: SetVariables
 ) -> None:
     """Missing or damaged MNIST files are named."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("MNIST_DIR", str(mnist))
+    set_variables(XDG_CACHE_HOME=str(tmp_path / "cache"), MNIST_DIR=str(mnist))
     assert mnist_data.read_data_sets(tmp_path / "none", validation_size=0).train.num_examples == 120
     with pytest.raises(ValueError, match="between 0 and 120"):
         mnist_data.read_data_sets(mnist, validation_size=121)
     with pytest.raises(ValueError, match="a batch of 31 of 30"):
         mnist_data.read_data_sets(mnist, validation_size=0).test.next_batch(31)
-    monkeypatch.delenv("MNIST_DIR")
+    set_variables(MNIST_DIR=None)
     with pytest.raises(
         FileNotFoundError, match="no MNIST in .*none.*train-images-idx3-ubyte.*https://"
     ):

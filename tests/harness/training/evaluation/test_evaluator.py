@@ -14,6 +14,7 @@ import harness
 import runtime as rt
 from harness.training.evaluation import evaluator as evaluator_module
 from harness.training.stop.run_end import end_mark, note_end
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program
 from tests.kit.waits import until
 
@@ -279,10 +280,10 @@ sys.stdin.read()
 
 
 def test_second_evaluator_waits(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, set_times: SetTimes
 ) -> None:
     """A second evaluator of a name waits for the first and says so."""
-    monkeypatch.setattr(evaluator_module, "LOG_EVERY_SECS", 0.0)
+    set_times(evaluator_module, LOG_EVERY_SECS=0.0)
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     worth_of = Worth()

@@ -1,5 +1,6 @@
 """join_cluster: who a process is, by flags, TF_CONFIG, Slurm or nobody; and whole programs under the launcher."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -24,6 +25,7 @@ from harness.launch.tasks import (
     watching,
 )
 from harness.training.run.join import Member, find_identity
+from tests.kit.changes import SetVariables
 from tests.kit.processes import Program
 
 TF_CONFIG = {
@@ -39,12 +41,11 @@ SLURM = {
 
 
 @pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
+def environ(set_variables: SetVariables) -> Any:
     """Sets variables of this process, which resolvers read."""
 
     def put(variables: dict[str, str]) -> dict[str, str]:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+        set_variables(variables)
         return variables
 
     return put
@@ -93,12 +94,11 @@ def test_jobset_pod_finds_its_place(environ: Any) -> None:
     assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
 
 
-def test_evaluator_joins_without_server(environ: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluator_joins_without_server(environ: Any) -> None:
     """An evaluator has no server and the address of a ps."""
     config = {"cluster": TF_CONFIG["cluster"], "task": {"type": "evaluator", "index": 0}}
     environ({"TF_CONFIG": json.dumps(config)})
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    with harness.join_cluster() as me, me.device():
+    with harness.join_cluster([]) as me, me.device():
         assert (me.job, me.server, me.target, me.is_chief) == (
             "evaluator",
             None,
@@ -108,12 +108,9 @@ def test_evaluator_joins_without_server(environ: Any, monkeypatch: pytest.Monkey
         assert rt.constant(1.0).device == ""
 
 
-def test_wrong_flags_end_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_flags_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong flags of a task end the program with one line and the code for configuration."""
-    monkeypatch.setattr(sys, "argv", ["train.py", "--ps_hosts=a:1"])
-    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+    with pytest.raises(SystemExit) as ended, harness.join_cluster(["--ps_hosts=a:1"]):
         raise AssertionError("it has joined")
     assert ended.value.code == exit_codes.CONFIGURATION.plain
     (line,) = capsys.readouterr().err.splitlines()
@@ -121,17 +118,14 @@ def test_wrong_flags_end_with_one_line(
 
 
 def test_missing_credential_names_the_task(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environ: Any
+    set_variables: SetVariables, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line about a missing credential begins with the task."""
     (port,) = free_ports(1)
-    monkeypatch.delenv("BELLWETHER_SECURITY", raising=False)
-    environ({"BELLWETHER_BIND": "0.0.0.0"})
+    set_variables(BELLWETHER_SECURITY=None, BELLWETHER_BIND="0.0.0.0")
     hosts = f"--worker_hosts=localhost:{port}"
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", "--ps_hosts=", hosts, "--job_name=worker", "--task_index=0"]
-    )
-    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+    argv = ["--ps_hosts=", hosts, "--job_name=worker", "--task_index=0"]
+    with pytest.raises(SystemExit) as ended, harness.join_cluster(argv):
         raise AssertionError("it has joined")
     assert ended.value.code == exit_codes.CONFIGURATION.plain
     (line,) = capsys.readouterr().err.splitlines()
@@ -234,13 +228,11 @@ def test_wrong_engine_variables_are_one_line(
     variables: dict[str, str | None],
     said: str,
     environ: Any,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Wrong variables of an engine end the program with one line and the code for configuration."""
     environ({name: value for name, value in variables.items() if value is not None})
-    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
-    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+    with pytest.raises(SystemExit) as ended, harness.join_cluster(argv):
         raise AssertionError("it has joined")
     assert ended.value.code == exit_codes.CONFIGURATION.plain
     (line,) = capsys.readouterr().err.splitlines()
@@ -302,29 +294,30 @@ def test_launcher_sets_tf_config() -> None:
     assert found["task"] == {"type": "worker", "index": 1}
 
 
-def test_joining_program_receives_no_flags(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joining_program_receives_no_flags(tmp_path: pathlib.Path) -> None:
     """A program that joins by itself receives no flags of a task."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "joins.py").write_text("with harness.join_cluster() as me: ...\n")
     (tmp_path / "flags.py").write_text("flags.DEFINE_string('job_name', None, '')\n")
     task = LaunchTask("worker", 0)
-    assert arguments(["python", "-m", "package.joins", "--lr=1"], TOPOLOGY, task)[1:] == [
-        "-m",
-        "package.joins",
-        "--lr=1",
-    ]
-    assert not takes_flags(["python", "package/joins.py"])
-    for command in (
-        ["python", "flags.py"],
-        ["python", "-m", "elsewhere"],
-        ["./train"],
-        ["python", "missing.py"],
-    ):
-        assert takes_flags(command)
-        assert arguments(command, TOPOLOGY, task)[-2:] == ["--job_name=worker", "--task_index=0"]
+    with contextlib.chdir(tmp_path):
+        assert arguments(["python", "-m", "package.joins", "--lr=1"], TOPOLOGY, task)[1:] == [
+            "-m",
+            "package.joins",
+            "--lr=1",
+        ]
+        assert not takes_flags(["python", "package/joins.py"])
+        for command in (
+            ["python", "flags.py"],
+            ["python", "-m", "elsewhere"],
+            ["./train"],
+            ["python", "missing.py"],
+        ):
+            assert takes_flags(command)
+            assert arguments(command, TOPOLOGY, task)[-2:] == [
+                "--job_name=worker",
+                "--task_index=0",
+            ]
 
 
 def test_workers_have_own_gpus() -> None:

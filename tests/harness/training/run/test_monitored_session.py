@@ -1,5 +1,6 @@
 """Monitored sessions: the order of hooks, what they add to a step, how training ends, what a lost task does."""
 
+import contextlib
 import pathlib
 import shutil
 import threading
@@ -21,6 +22,7 @@ from harness.training.run.hooks import (
     SessionRunValues,
 )
 from harness.training.stop import stop_orders
+from tests.kit.changes import SetTimes
 from tests.kit.events import read_events
 from tests.kit.losses import loss_of
 
@@ -73,10 +75,10 @@ class Recorder(SessionRunHook):
     ],
 )
 def test_chief_saves_when_ps_goes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
+    tmp_path: pathlib.Path, set_times: SetTimes, monitored: bool
 ) -> None:
     """The chief saves when a task with variables has been told to go."""
-    monkeypatch.setattr(stop_orders, "GOES_TOO_SECS", 0.01)
+    set_times(stop_orders, GOES_TOO_SECS=0.01)
 
     def saved() -> int:
         return int(pathlib.Path(latest_checkpoint(tmp_path) or "0").name)
@@ -355,13 +357,10 @@ def test_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
         harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
 
 
-def test_no_directory_means_no_files(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_directory_means_no_files(tmp_path: pathlib.Path) -> None:
     """Without a directory no file is written."""
-    monkeypatch.chdir(tmp_path)
     _, more = counting()
-    with harness.MonitoredTrainingSession() as sess:
+    with contextlib.chdir(tmp_path), harness.MonitoredTrainingSession() as sess:
         sess.run(more)
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,7 @@ import harness
 import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
 from harness.training.stop import lifecycle
+from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 
 
@@ -362,9 +363,9 @@ def test_checkpoint_beats_init_fn(tmp_path: pathlib.Path) -> None:
     assert called == [1]
 
 
-def test_service_failure_ends_waiting_step(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_failure_ends_waiting_step(target: str, set_times: SetTimes) -> None:
     """The failure of a service is raised by a step that waits."""
-    monkeypatch.setattr(lifecycle, "FAILURE_GRACE_SECS", 0.1)
+    set_times(lifecycle, FAILURE_GRACE_SECS=0.1)
     counting()
     never = rt.FIFOQueue(1, np.int64, ()).dequeue()
     sv = harness.Supervisor(saver=None)

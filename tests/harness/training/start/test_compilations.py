@@ -1,5 +1,6 @@
 """Start-up, counted instead of timed: what is imported, and that a second start compiles nothing."""
 
+import contextlib
 import grp
 import json
 import os
@@ -15,6 +16,7 @@ import jax
 import pytest
 
 import harness
+from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.cluster
 
@@ -35,6 +37,7 @@ SETTINGS = (
     "jax_persistent_cache_enable_xla_caches",
 )
 TRAINER = """
+import contextlib
 import json
 import jax, jax.numpy as jnp
 import numpy as np
@@ -66,9 +69,9 @@ print(json.dumps({**counts, "directory": directory, "kept": kept, "loss": float(
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, set_variables: SetVariables) -> Path:
     """The directory of this user's programs; nothing is there yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    set_variables(XDG_CACHE_HOME=str(tmp_path / "cache"))
     return tmp_path / "cache" / "bellwether" / "programs"
 
 
@@ -249,14 +252,16 @@ def test_private_group_is_trusted(cache: Path, keep: Callable[..., tuple[str | N
 
 
 def test_missing_home_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[..., tuple[str | None, str]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    set_variables: SetVariables,
+    keep: Callable[..., tuple[str | None, str]],
 ) -> None:
     """A user without a home is told so, and no directory is made."""
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("HOME", raising=False)
+    set_variables(XDG_CACHE_HOME=None, HOME=None)
     monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
-    monkeypatch.chdir(tmp_path)
-    found, log = keep()
+    with contextlib.chdir(tmp_path):
+        found, log = keep()
     assert (
         found is None
         and "this user has no home: set XDG_CACHE_HOME to a directory of this user's" in log

@@ -13,6 +13,7 @@ import harness
 import runtime as rt
 from harness import tf1
 from harness.checkpoints import layout
+from tests.kit.changes import SetTimes
 
 
 @pytest.fixture(autouse=True)
@@ -198,13 +199,13 @@ def test_deferred_saver_uses_session_graph(tmp_path: pathlib.Path) -> None:
 
 
 def test_tensorflow_checkpoints_are_named(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, set_times: SetTimes
 ) -> None:
     """Checkpoints of TensorFlow are named as unreadable."""
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1200"\n')
     for kind in ("index", "data-00000-of-00001"):
         (tmp_path / f"model.ckpt-1200.{kind}").write_bytes(b"x")
-    monkeypatch.setattr(layout, "LOG_EVERY_SECS", 0)
+    set_times(layout, LOG_EVERY_SECS=0)
     assert harness.latest_checkpoint(str(tmp_path)) is None
     with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
         harness.load_checkpoint(f"{tmp_path}/model.ckpt-1200")

@@ -21,6 +21,7 @@ import pytest
 import harness
 from harness.training.stop import preemption
 from harness.training.stop.preemption import _IMPORTING, _LOCKING, interrupt_between_locks
+from tests.kit.changes import SetTimes
 from tests.kit.interruptions import Interruption
 
 TIMES = 20
@@ -307,10 +308,13 @@ IMPORTED = (
 
 @pytest.mark.parametrize("secs", [100.0, 0.1])
 def test_sigterm_waits_for_imports(
-    secs: float, imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    secs: float,
+    imported: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    set_times: SetTimes,
 ) -> None:
     """SIGTERM waits for an import up to its limit."""
-    monkeypatch.setattr(preemption, "IMPORT_SECS", secs)
+    set_times(preemption, IMPORT_SECS=secs)
     monkeypatch.setattr(gc, "told_meanwhile", False, raising=False)
     with pytest.raises(SystemExit):
         with harness.preemptible(grace_secs=100):
@@ -320,10 +324,10 @@ def test_sigterm_waits_for_imports(
 
 
 def test_imported_program_ends_at_once(
-    imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    imported: Callable[[str], None], set_times: SetTimes
 ) -> None:
     """A program that is imported as a module ends at once."""
-    monkeypatch.setattr(preemption, "IMPORT_SECS", 100.0)
+    set_times(preemption, IMPORT_SECS=100.0)
     with pytest.raises(SystemExit):
         imported(
             "import harness, signal, threading\n"
