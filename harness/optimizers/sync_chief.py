@@ -112,7 +112,7 @@ class SyncRunner:
     ) -> None:
         self.leads = leads
         self.name = name
-        self._tasks = list(tasks)
+        self.tasks = list(tasks)
         self._needed = needed
         self._total = total
         self._elastic = elastic
@@ -152,7 +152,7 @@ class SyncRunner:
             The threads; none with one ps, on a task that is not the chief, or while threads of an
             earlier call run.
         """
-        if not self._tasks or not is_chief(sess, self.leads):
+        if not self.tasks or not is_chief(sess, self.leads):
             return []
         coord = coord or Coordinator()
         with self._changed:
@@ -161,7 +161,7 @@ class SyncRunner:
                 return []
             self._running = True
         calls = {f"{self.name}-lead": functools.partial(self._lead_steps, sess, coord)}
-        for i in range(len(self._tasks)):
+        for i in range(len(self.tasks)):
             calls[f"{self.name}-listen-{i}"] = functools.partial(self._listen_all, i, sess, coord)
         calls[f"{self.name}-release"] = functools.partial(self._release_tasks, sess, coord)
         return create_threads(calls, self.name, coord, daemon=daemon, start=start)
@@ -197,34 +197,34 @@ class SyncRunner:
             )
             for i in plan.behind:
                 sess.run(
-                    self._tasks[i].follow,
-                    {self._tasks[i].order: self._order_feed(i, plan.step, plan.workers)},
+                    self.tasks[i].follow,
+                    {self.tasks[i].order: self._order_feed(i, plan.step, plan.workers)},
                 )
         if plan.forget:
             # Another task has refused gradients that wait at the leader: their workers must push
             # again.
             self._send_claims(sess, (0, *plan.forget))
         with self._changed:
-            self._reports = [_NOTHING for _ in self._tasks]
+            self._reports = [_NOTHING for _ in self.tasks]
             self._lost = None
             self._claim_count += 1
             self._changed.notify_all()
 
     def _leadership_of_tasks(self, sess: rt.Session) -> list[tuple[int, int]]:
         """Returns epoch and owner of the leadership under which to order each ps."""
-        placed = sess.placement([task.beside for task in self._tasks])
-        names = [placed[task.beside].task_name for task in self._tasks]
+        placed = sess.placement([task.beside for task in self.tasks])
+        names = [placed[task.beside].task_name for task in self.tasks]
         try:
             under = sess.authority.over(names)
         except (rt.UnavailableError, rt.AbortedError) as error:
             # A session recovers within a step only, so a step that changes nothing is run.
-            sess.run([task.status for task in self._tasks])
+            sess.run([task.status for task in self.tasks])
             raise rt.FailedPreconditionError(error.message, task=error.task) from error
         return [(under[name].epoch, under[name].owner) for name in names]
 
     def _send_claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
-        assert len(self._leaderships) == len(self._tasks), "every ps obeys before it is claimed"
-        answers = sess.run([task.claim for task in self._tasks], self._takeover_feeds(forget))
+        assert len(self._leaderships) == len(self.tasks), "every ps obeys before it is claimed"
+        answers = sess.run([task.claim for task in self.tasks], self._takeover_feeds(forget))
         self._sessions = [int(numbers[0]) for numbers, _ in answers]
         return [
             ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers))
@@ -235,7 +235,7 @@ class SyncRunner:
         wanted = self._wanted_gradients()
         return {
             task.takeover: np.array([*self._leaderships[i], wanted, i in forget], np.int64)
-            for i, task in enumerate(self._tasks)
+            for i, task in enumerate(self.tasks)
         }
 
     def _wanted_gradients(self) -> int:
@@ -275,7 +275,7 @@ class SyncRunner:
         """Asks all ps for their gradients, and decides when time is up; returns how long the step has waited."""
         waited = [
             self._gather_report(i, sess, claim, _NOTHING.step, 0, 0)
-            for i in range(len(self._tasks))
+            for i in range(len(self.tasks))
         ][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
             self._decide_step(sess, claim, time_is_up=True)
@@ -318,7 +318,7 @@ class SyncRunner:
         self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int
     ) -> float:
         """Takes the report of a ps; returns for how many seconds the present step of the ps has waited."""
-        task = self._tasks[index]
+        task = self.tasks[index]
         known = self._sessions[index], step, count, self._changes[index]
         request = np.array([*self._leaderships[index], *known, limit_millis], np.int64)
         (found, millis, changes), workers, seen = sess.run(task.gather, {task.request: request})
@@ -358,9 +358,9 @@ class SyncRunner:
                     self._members = frozenset(workers)
                 feeds = {
                     t.order: self._order_feed(i, leader.step, workers, wanted)
-                    for i, t in enumerate(self._tasks)
+                    for i, t in enumerate(self.tasks)
                 }
-            sess.run([task.commit for task in self._tasks], feeds)
+            sess.run([task.commit for task in self.tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
                     # A task may have reported the next step already.
@@ -393,7 +393,7 @@ class SyncRunner:
             return
         try:
             underlying(sess).run(
-                [task.claim for task in self._tasks],
+                [task.claim for task in self.tasks],
                 self._takeover_feeds(()),
                 timeout_secs=_RELEASE_SECS,
             )

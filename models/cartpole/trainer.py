@@ -92,7 +92,8 @@ class Player:
         self._rng = np.random.default_rng(seed)
         self._seen, _ = self.env.reset(seed=seed)
         self._scores = np.zeros(games)
-        self._over = np.zeros(games, bool)
+        self.over = np.zeros(games, bool)
+        """True for games that ended with the last move."""
         self._network = jax.jit(network)
 
     def play(self, params: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -107,18 +108,18 @@ class Player:
             moves.append(move)
             values.append(value)
             # The step after the end of a game only resets the game, so its move does not count.
-            kept.append(~self._over)
+            kept.append(~self.over)
             self._seen, reward, fell, cut, _ = self.env.step(move)
-            self._scores = np.where(self._over, 0, self._scores + reward)
+            self._scores = np.where(self.over, 0, self._scores + reward)
             # A game that lasted 500 moves is cut. Only a fallen pole counts as lost.
-            self._over = fell | cut
-            self.finished.extend(self._scores[self._over])
+            self.over = fell | cut
+            self.finished.extend(self._scores[self.over])
             # The factor keeps values between 0 and 1.
             rewards.append(reward * (1 - DISCOUNT))
-            over.append(self._over)
+            over.append(self.over)
             lost.append(fell)
         value = np.asarray(self._network(params, self._seen)[1])
-        advantage = np.zeros(len(self._over))
+        advantage = np.zeros(len(self.over))
         advantages = []
         for t in reversed(range(TIME)):
             error = rewards[t] + DISCOUNT * value * ~lost[t] - values[t]

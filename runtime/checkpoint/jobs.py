@@ -163,6 +163,11 @@ class JobTable:
             self._jobs[number] = job
             return job
 
+    def list_jobs(self) -> list[CheckpointJob]:
+        """Returns the jobs that hold arrays or files."""
+        with self._changed:
+            return list(self._jobs.values())
+
     def get(self, number: int) -> CheckpointJob | None:
         """Returns the job of a number; None if there is no such job."""
         with self._changed:

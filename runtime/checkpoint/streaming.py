@@ -83,23 +83,23 @@ class ChannelStream:
     """
 
     def __init__(self, lane: Lane, release: Callable[[Lane], None]) -> None:
-        self._lane = lane
+        self.lane = lane
         self._release = release
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
         """Receives the bytes of a byte range into memory of their own."""
         layout = TensorLayout([TensorSpec((byte_range.size,), _BYTE), COUNT_SPEC])
-        data, updates = self._lane.call(PULL, 0, [byte_range.to_array()], layout)
+        data, updates = self.lane.call(PULL, 0, [byte_range.to_array()], layout)
         return data, int(updates[0])
 
     def push(self, byte_range: ByteRange, data: Array) -> None:
         """Sends the bytes of a byte range from their own memory."""
-        self._lane.call(PUSH, 0, [byte_range.to_array(), data], TensorLayout([]), dynamic=True)
+        self.lane.call(PUSH, 0, [byte_range.to_array(), data], TensorLayout([]), dynamic=True)
 
     def close(self) -> None:
         """Closes the connection."""
-        self._lane.close(goodbye=True)
-        self._release(self._lane)
+        self.lane.close(goodbye=True)
+        self._release(self.lane)
 
 
 class TaskStreams(contextlib.ExitStack):

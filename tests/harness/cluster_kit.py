@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import harness
 from harness.launch.ports import free_ports
 from tests.harness import cluster_program
 from tests.kit.processes import Task
@@ -70,3 +71,33 @@ def consistent(values: list[Any]) -> int:
     step, first, second = values
     assert set(first) == set(second) == {float(step)}, values
     return int(step)
+
+
+def pause(*workers: Task) -> int:
+    """Pauses workers that train; returns the steps that they have done."""
+    for worker in workers:
+        worker.tell("pause")
+    return sum(worker.hear("TRAINED")[1] for worker in workers)
+
+
+def check_freeze(ps: Task, index: int, *workers: Task) -> None:
+    """Freezes a ps under workers that train, and checks that no step is lost or doubled."""
+    for worker in workers:
+        worker.tell("train")
+        worker.hear("STEP")
+    ps.freeze()
+    for worker in workers:
+        worker.hear("LOG", f"No answer from /job:ps/task:{index}")
+    for worker in workers:
+        worker.tell("pause")
+    ps.thaw()
+    done = sum(worker.hear("TRAINED")[1] for worker in workers)
+    assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
+    assert consistent(workers[0].request("values")) == done
+
+
+def saved_step(logdir: Path) -> int:
+    """The step of the newest checkpoint."""
+    path = harness.latest_checkpoint(str(logdir))
+    assert path is not None
+    return int(Path(path).name)

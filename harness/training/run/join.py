@@ -290,10 +290,18 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
 def _find_flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     """Returns the flags of the cluster by name: those of absl where the program parses them, else of ``argv``."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    # One dash too, as absl accepts it.
     for name in _FLAGS:
-        parser.add_argument(f"--{name}", f"-{name}")
-    parsed, rest = parser.parse_known_args([argument for argument in argv if argument != "--"])
+        parser.add_argument(f"--{name}")
+    # One dash too, as absl accepts it. argparse knows two dashes only: of a flag with one dash it
+    # would take a beginning too, such as a program's own -p.
+    one_dash = {f"-{name}" for name in _FLAGS}
+    parsed, rest = parser.parse_known_args(
+        [
+            f"-{word}" if word.partition("=")[0] in one_dash else word
+            for word in argv
+            if word != "--"
+        ]
+    )
     found = {name: value for name, value in vars(parsed).items() if value} | _absl_flags()
     for argument in rest:
         given = argument.lstrip("-").partition("=")[0]

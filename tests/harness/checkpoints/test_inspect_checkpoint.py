@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,28 +16,13 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import inspection
-
-
-@dataclass(frozen=True)
-class Ran:
-    returncode: int
-    stdout: str
-    stderr: str
+from tests.kit.commands import Ran, run_main
 
 
 @pytest.fixture
 def inspect(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """The command, in this process."""
-
-    def run(*arguments: object) -> Ran:
-        capsys.readouterr()
-        try:
-            code = inspection.main(list(map(str, arguments)))
-        except SystemExit as error:
-            code = int(error.code or 0)
-        return Ran(code, *capsys.readouterr())
-
-    return run
+    return lambda *arguments: run_main(inspection.main, capsys, arguments)
 
 
 @pytest.fixture(scope="module")

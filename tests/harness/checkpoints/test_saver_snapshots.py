@@ -31,13 +31,14 @@ class Training:
 
     def __init__(self, server: Server, sess: rt.Session, variables: dict[str, rt.Variable]) -> None:
         self.sess = sess
+        self.variables = list(variables.values())
         self.steps = 0
-        self._server = server
+        self.server = server
         self._op = rt.group(*[v.assign_add(1) for v in variables.values()])
         self._stop = threading.Event()
 
     def _work(self) -> None:
-        with ckit.session(self._server, self.sess.graph) as mine:
+        with ckit.session(self.server, self.sess.graph) as mine:
             while not self._stop.is_set():
                 mine.run(self._op)
                 self.steps += 1
@@ -161,10 +162,10 @@ def test_always_stalled_coordinator_fails(tmp_path: pathlib.Path) -> None:
 
 def test_release_opens_only_own_gate(tmp_path: pathlib.Path) -> None:
     """A Saver that releases its snapshot opens no gate of another Saver."""
-    with training() as train, ckit.session(train._server, train.sess.graph) as second:
+    with training() as train, ckit.session(train.server, train.sess.graph) as second:
         saver = harness.Saver()
         snapshot = second.checkpoint_coordinator.snapshot(
-            names.slices_of(second, saver._find_variables(second.graph))
+            names.slices_of(second, names.saved_variables(train.variables))
         )
         ours = Between(train, lambda: second.checkpoint_coordinator.release(snapshot))
         path = saver.save(train.sess, tmp_path / "m", 1)
@@ -174,7 +175,7 @@ def test_release_opens_only_own_gate(tmp_path: pathlib.Path) -> None:
 
 def test_concurrent_savers_cut_consistently(tmp_path: pathlib.Path) -> None:
     """Two Savers that cut at once each hold values of one instant."""
-    with training() as train, ckit.session(train._server, train.sess.graph) as second:
+    with training() as train, ckit.session(train.server, train.sess.graph) as second:
         savers = [harness.Saver(), harness.Saver()]
         paths: list[str] = []
         other = threading.Thread(

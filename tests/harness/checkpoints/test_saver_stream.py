@@ -220,8 +220,8 @@ def test_cut_streams_lose_nothing(
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver(transfer="stream")
-        pulls = _after(monkeypatch, "pull", 3, lambda stream: stream._lane.link.interrupt())
-        pushes = _after(monkeypatch, "push", 7, lambda stream: stream._lane.link.interrupt())
+        pulls = _after(monkeypatch, "pull", 3, lambda stream: stream.lane.link.interrupt())
+        pushes = _after(monkeypatch, "push", 7, lambda stream: stream.lane.link.interrupt())
         path = saver.save(sess, tmp_path / "m", 1)
         sess.run([x.assign(ckit.filled(0, 5 * MIB)).op for x in v.values()])
         saver.restore(sess, path)
@@ -277,7 +277,7 @@ def test_chief_death_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None, wh
         ]
         with Program(*command) as chief:
             chief.expect("^in the middle$")
-            (job,) = ps.worker.checkpoint_participant.jobs._jobs.values()
+            (job,) = ps.worker.checkpoint_participant.jobs.list_jobs()
             assert any(isinstance(a, np.ndarray) for a in job.arrays) or job.incoming
         assert job.ended.wait(60)  # ten seconds after its connections broke
         assert "gone for too long" in job.why
@@ -296,7 +296,7 @@ def test_chief_death_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None, wh
             assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
-            assert not ps.worker.checkpoint_participant.jobs._jobs
+            assert not ps.worker.checkpoint_participant.jobs.list_jobs()
     assert sorted(n for n in os.listdir(tmp_path / "m") if n.isdigit()) == ["1", "2"]
     assert not [n for n in os.listdir(tmp_path / "m") if "tmp" in n]
 
@@ -319,7 +319,7 @@ def test_full_disk_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None) -> N
                     saver.save(sess, tmp_path / "m", 2)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert not ps.worker.checkpoint_participant.jobs._jobs
+            assert not ps.worker.checkpoint_participant.jobs.list_jobs()
             assert os.listdir(tmp_path / "m") == ["1"] and saver.last_checkpoints == [good]
             sess.run(v["a"].assign(ckit.filled(2, 8 * MIB)).op)
             assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
@@ -399,11 +399,11 @@ def test_unused_job_is_ended(tmp_path: pathlib.Path) -> None:
                 names.slices_of(sess, names.saved_variables(list(v.values())), stream=True)
             )
             participant = made["/job:ps/task:0"].worker.checkpoint_participant
-            (job,) = participant.jobs._jobs.values()
+            (job,) = participant.jobs.list_jobs()
             job.used_at -= UNUSED_SECS + 1
             saver = harness.Saver(transfer="stream")
             saver.save(sess, tmp_path / "m", 1)
-            assert job.ended.is_set() and not participant.jobs._jobs
+            assert job.ended.is_set() and not participant.jobs.list_jobs()
             (tmp_path / "late").mkdir()
             with pytest.raises(rt.AbortedError, match="/job:ps/task:0: .*no order has named it"):
                 sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "late"), stream=True)
@@ -421,7 +421,7 @@ def test_job_waits_for_late_orders(tmp_path: pathlib.Path) -> None:
                 names.slices_of(sess, names.saved_variables(list(v.values())))
             )
             coordinator.write(snapshot, str(tmp_path))
-            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant.jobs._jobs.values()
+            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant.jobs.list_jobs()
             job.used_at -= UNUSED_SECS + 1
             coordinator.confirm(snapshot)
             assert not job.ended.is_set()

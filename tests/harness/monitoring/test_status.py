@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.monitoring.sampler import ClusterSampler, TaskStatus
 from harness.tensorboard.plugin_messages import custom_scalars_summary
+from tests.kit.commands import Ran, run_main
 from tests.kit.events import read_events
 from tests.kit.processes import ROOT
 from tests.kit.waits import TIMEOUT_SECS, until
@@ -43,25 +43,10 @@ def report(
     )
 
 
-@dataclass(frozen=True)
-class Ran:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
 def run_status(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """The command, in this process."""
-
-    def run(*arguments: str) -> Ran:
-        try:
-            code = status.main(["--interval=0.05", *arguments])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        return Ran(code, *capsys.readouterr())
-
-    return run
+    return lambda *arguments: run_main(status.main, capsys, ["--interval=0.05", *arguments])
 
 
 def test_finished_worker_is_done(run_status: Callable[..., Ran]) -> None:

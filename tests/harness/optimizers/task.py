@@ -159,7 +159,7 @@ class Replica(Model):
                 runner = self.optimizer.get_chief_queue_runner()
                 session: Any = self.session
                 if dies is not None:
-                    session = Deadly(session, [task.commit for task in runner._tasks], *dies)
+                    session = Deadly(session, [task.commit for task in runner.tasks], *dies)
                 self.threads = runner.create_threads(session, self.coord, daemon=True, start=True)
         while len(self.session.run(self.missing)):
             self.coord.wait_for_stop(0.05)

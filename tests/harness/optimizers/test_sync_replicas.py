@@ -1,5 +1,7 @@
 """Synchronous training over real ps processes: the same model as one process on the concatenated batches."""
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import timeline
 from tests.harness.optimizers.kit import alone, cluster, in_threads, reset
 from tests.harness.optimizers.task import STEPS, Replica, batches
 
@@ -150,16 +153,21 @@ def test_step_takes_two_round_trips(servers: list[rt.Server]) -> None:
     replicas = _replicas(servers, 1, "adam", 1)
     x, y = batches(1)
     replicas[0].run(x[0, 0], y[0, 0])
-    plan = max(
-        (p.plan for p in replicas[0].session._plans.list_items().values()),
-        key=lambda plan: len(plan.stages),
+    metadata = rt.RunMetadata()
+    replicas[0].session.run(
+        replicas[0].fetches(),
+        {replicas[0].x: x[1, 0], replicas[0].y: y[1, 0]},
+        rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE),
+        metadata,
     )
-    waves: dict[int, set[str]] = {}
-    for call in plan.stages:
-        waves.setdefault(call.wave, set()).add(call.stage.device.job)
-    assert [waves[w] for w in sorted(waves)] == [{"ps"}, {"worker"}, {"ps"}]
-    ps = [c.stage.device.task for c in plan.stages if c.stage.device.job == "ps"]
-    assert {ps.count(task) for task in ps} == {2}
+    events = timeline.chrome_trace(metadata)["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    stages = sorted((e for e in events if e.get("cat") == "stage"), key=lambda e: e["ts"])
+    devices = [names[stage["pid"]] for stage in stages]
+    jobs = [re.findall("/job:([a-z]+)", device)[0] for device in devices]
+    assert [job for job, _ in itertools.groupby(jobs)] == ["ps", "worker", "ps"]
+    ps = [device for device in devices if "/job:ps" in device]
+    assert {ps.count(device) for device in ps} == {2}
     replicas[0].close()
 
 

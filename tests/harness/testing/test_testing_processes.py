@@ -13,6 +13,7 @@ import pytest
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.testing.processes import TaskProcesses, ZygoteProcess
 from tests.kit.processes import Program, Task, programs
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.cluster
 
@@ -142,10 +143,8 @@ def test_killed_forking_process_is_replaced() -> None:
     processes.close()
     with pytest.raises(RuntimeError, match="cluster is closed"):
         processes.spawn("another", ["true"], env)
-    first._thread.join(100)
-    second = ZygoteProcess.lasting((), env)
-    assert second is not first
-    with TaskProcesses(second, ["task"]) as again:
+    until(lambda: ZygoteProcess.lasting((), env) is not first)
+    with TaskProcesses(ZygoteProcess.lasting((), env), ["task"]) as again:
         again.spawn("task", ["true"], env)
         assert again.wait("task", 20) == 0
 

@@ -17,7 +17,7 @@ def test_player_begins_games_without_advantage() -> None:
     player = trainer.Player(games=3, seed=0)
     params = trainer.init_params()
     for _ in range(4):  # games end and begin
-        over_before = player._over.copy()
+        over_before = player.over.copy()
         seen, moves, advantages, returns = player.play(params)
     assert seen.shape == (3 * trainer.TIME, 4)
     assert moves.shape == advantages.shape == returns.shape == (3 * trainer.TIME,)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import optax
 import pytest
@@ -14,16 +14,6 @@ from models.mnist import trainer
 from models.mnist.config import RunConfig
 
 pytestmark = pytest.mark.chaos
-
-
-@pytest.fixture
-def parsed() -> Iterator[Callable[..., RunConfig]]:
-    def parse(*arguments: str) -> RunConfig:
-        flags.FLAGS(["trainer", *arguments])
-        return RunConfig.from_flags()
-
-    with flagsaver.flagsaver():
-        yield parse
 
 
 def test_unknown_mode_is_refused(parsed: Callable[..., RunConfig]) -> None:

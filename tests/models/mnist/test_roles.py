@@ -3,10 +3,9 @@
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from harness import exit_codes
@@ -16,16 +15,6 @@ from tests.kit.changes import SetVariables
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def parsed() -> Iterator[Callable[..., RunConfig]]:
-    def parse(*arguments: str) -> RunConfig:
-        flags.FLAGS(["trainer", *arguments])
-        return RunConfig.from_flags()
-
-    with flagsaver.flagsaver():
-        yield parse
 
 
 HOSTS = ("--ps_hosts=p:1", "--worker_hosts=a:1,b:1", "--chief_hosts=c:1")

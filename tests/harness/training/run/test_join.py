@@ -81,6 +81,12 @@ def test_flags_may_follow_two_dashes() -> None:
     assert (found.job, found.index, found.source) == ("worker", 0, "flags")
 
 
+def test_short_flags_belong_to_the_program() -> None:
+    """A program's own short flag is no beginning of a flag of a task."""
+    found = find_identity(["-p", "3", "-w", "x", "-t=1"], {})
+    assert found.cluster is None and (found.job, found.index) == ("worker", 0)
+
+
 def test_jobset_pod_finds_its_place(environ: Any) -> None:
     """A pod of a JobSet finds its place by its variables."""
     pod = {

@@ -1,7 +1,6 @@
 """What is not logged: warnings about runs that are as they should be."""
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,11 +9,7 @@ import harness
 import runtime as rt
 from harness.tf1.inputs import queue_runner as tf1_queues
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def test_stopped_runners_report_nothing(

@@ -3,7 +3,6 @@
 import math
 import pathlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,11 +10,7 @@ import harness
 import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.mark.parametrize("never", [1e10, math.inf])

@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +25,7 @@ from tests.kit.changes import SetTimes
 from tests.kit.events import read_events
 from tests.kit.losses import loss_of
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def counting() -> tuple[rt.Variable, rt.Tensor]:

@@ -3,7 +3,6 @@
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +13,7 @@ from harness.monitoring.program import StepProfiler
 from harness.tf1.inputs import queue_runner as tf1_queues
 from harness.tf1.train import training as tf1_training
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 class PlainSaver:

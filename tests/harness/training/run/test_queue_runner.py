@@ -1,7 +1,6 @@
 """Queue runners, with a queue made of variables: it holds as many elements as it has room for, then it is closed."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,8 @@ import pytest
 import harness
 import runtime as rt
 from harness.tf1.inputs import queue_runner as tf1_queues
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 class FullQueue:
@@ -40,12 +41,6 @@ class Room(rt.Session):
         if fetches is self._queue.enqueue and super().run(self._queue.count) >= 10:
             raise self._error
         return super().run(fetches, *args, **kwargs)
-
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
 
 
 def test_queue_runner_checks_its_arguments() -> None:

@@ -4,7 +4,6 @@ import inspect
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,7 @@ from harness.training.stop import lifecycle
 from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
-
-
-@pytest.fixture
-def target() -> Iterator[str]:
-    server = rt.Server.create_local_server()
-    yield server.target
-    server.stop()
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def counting() -> tuple[rt.Variable, rt.Tensor]:

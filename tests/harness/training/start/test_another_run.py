@@ -14,11 +14,7 @@ from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import Leadership
 from runtime.state.store import Store
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import logging
 import pathlib
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,7 @@ from harness import tf1
 from harness.checkpoints import layout
 from tests.kit.changes import SetTimes
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def train(logdir: pathlib.Path, steps: int, names: str = "w", **options: Any) -> dict[str, float]:

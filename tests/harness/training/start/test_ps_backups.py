@@ -54,9 +54,7 @@ def test_synchronous_backups_are_exact(dies: int) -> None:
         for worker in workers:
             worker.hear("LOG", f"/job:ps/task:{dies} was restarted and goes on from its backup")
             worker.hear("STEP")
-        for worker in workers:
-            worker.tell("pause")
-        done = sum(worker.hear("TRAINED")[1] for worker in workers)
+        done = cluster_kit.pause(*workers)
         assert not any(worker.said_so_far("LOG", "recover") for worker in workers)
         assert consistent(workers[0].request("values")) == done
         for worker in workers:
@@ -123,8 +121,7 @@ def test_checkpoints_continue_with_backups(tmp_path: Path) -> None:
             ps[1] = c.ps(1)
             chief.hear("LOG", "was restarted and goes on from its backup")
             chief.hear("STEP")
-        chief.tell("pause")
-        done = chief.hear("TRAINED")[1]
+        done = cluster_kit.pause(chief)
         assert consistent(chief.request("values")) == done
         assert chief.request("save", answer="SAVED").endswith(f"/{done}")
         assert not chief.said_so_far("LOG", "restored")

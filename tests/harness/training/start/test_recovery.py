@@ -99,9 +99,7 @@ def test_ps_death_returns_to_one_step(tmp_path: Path) -> None:
             worker.hear("STEP")
         # A step that was cut off in the middle has counted on the ps that is left.
         assert chief.said_so_far("LOG", r"back from step 1[7-9] to step 10, [7-9] steps are lost")
-        chief.tell("pause")
-        other.tell("pause")
-        done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
+        done = cluster_kit.pause(chief, other)
         assert consistent(chief.request("values")) == 10 + done
 
 
@@ -282,19 +280,7 @@ def test_frozen_ps_keeps_steps_exact() -> None:
     with cluster_kit.cluster(2, 2) as c:
         c.ps(0)
         second = c.ps(1)
-        workers = [c.worker(0), c.worker(1)]
-        for worker in workers:
-            worker.tell("train")
-            worker.hear("STEP")
-        second.freeze()
-        for worker in workers:
-            worker.hear("LOG", "No answer from /job:ps/task:1")
-        for worker in workers:
-            worker.tell("pause")
-        second.thaw()
-        done = sum(worker.hear("TRAINED")[1] for worker in workers)
-        assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
-        assert consistent(workers[0].request("values")) == done
+        cluster_kit.check_freeze(second, 1, c.worker(0), c.worker(1))
 
 
 def test_sleeping_worker_adds_no_old_step(tmp_path: Path) -> None:

@@ -43,9 +43,7 @@ def test_ps_returns_with_new_certificate(
         for worker in (chief, other):
             worker.hear("LOG", "recovered within")
             worker.hear("STEP")
-        for worker in (chief, other):
-            worker.tell("pause")
-        done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
+        done = cluster_kit.pause(chief, other)
         assert consistent(chief.request("values")) == 10 + done
         other.tell("end")
         chief.tell("end")
@@ -55,20 +53,7 @@ def test_ps_returns_with_new_certificate(
 def test_frozen_tls_ps_stays_exact(env: dict[str, str]) -> None:
     """A frozen ps with TLS loses and doubles no step."""
     with cluster_kit.cluster(1, 2, env=env) as c:
-        ps = c.ps(0)
-        workers = [c.worker(0), c.worker(1)]
-        for worker in workers:
-            worker.tell("train")
-            worker.hear("STEP")
-        ps.freeze()
-        for worker in workers:
-            worker.hear("LOG", "No answer from /job:ps/task:0")
-        for worker in workers:
-            worker.tell("pause")
-        ps.thaw()
-        done = sum(worker.hear("TRAINED")[1] for worker in workers)
-        assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
-        assert consistent(workers[0].request("values")) == done
+        cluster_kit.check_freeze(c.ps(0), 0, c.worker(0), c.worker(1))
 
 
 def test_worker_of_other_ca_ends(env: dict[str, str], tmp_path: Path) -> None:
@@ -84,7 +69,6 @@ def test_worker_of_other_ca_ends(env: dict[str, str], tmp_path: Path) -> None:
             env={**env, "BELLWETHER_SECURITY": str(certificates.make(tmp_path / "other"))},
         )
         assert "its certificate is of another CA" in stranger.hear("ERROR")[1]
-        chief.tell("pause")
-        done = chief.hear("TRAINED")[1]
+        done = cluster_kit.pause(chief)
         assert consistent(chief.request("values")) == done
         assert not chief.said_so_far("LOG", "recovering")

@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,7 @@ from harness.training.start import readiness
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
-
-
-@pytest.fixture
-def target() -> Iterator[str]:
-    server = rt.Server.create_local_server()
-    yield server.target
-    server.stop()
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 # -- SessionManager ------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import harness
 from harness import exit_codes
 from harness.testing import PRELOAD, LocalCluster, no_leaks
+from tests.harness.cluster_kit import saved_step
 from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos
@@ -74,12 +74,6 @@ def go(logdir: Path, index: int) -> None:
     (logdir / f"go-{index}").touch()
 
 
-def saved(logdir: Path) -> int:
-    path = harness.latest_checkpoint(str(logdir))
-    assert path is not None
-    return int(Path(path).name)
-
-
 def codes(c: LocalCluster) -> dict[str, int]:
     return {task: c.wait(task) for task in reversed(c.tasks) if c.lives(task)}
 
@@ -100,7 +94,7 @@ def test_chief_ends_before_longer_loops(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=3, STYLE=style, STEP_SECS=0.002) as c:
         start_all(c, tmp_path, 5, 40, 400)
         assert all_well(c)
-        last = saved(tmp_path)
+        last = saved_step(tmp_path)
         if style == "close":  # the session was closed before anybody could save
             assert c.lines("worker:0", f"closed before the stop: .*steps {last + 1} to")
         else:
@@ -113,7 +107,7 @@ def test_chief_ends_after_shorter_loops(tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, workers=3, STYLE="stop", STEP_SECS=0.002) as c:
         start_all(c, tmp_path, 300, 5, 40)
         assert all_well(c)
-        assert saved(tmp_path) == 345
+        assert saved_step(tmp_path) == 345
 
 
 def test_busy_worker_keeps_its_ps(tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ def test_busy_worker_keeps_its_ps(tmp_path: Path) -> None:
         assert c.running("ps:0") and c.running(chief)
         go(tmp_path, 1)
         assert all_well(c)
-        assert saved(tmp_path) == 20
+        assert saved_step(tmp_path) == 20
         assert not c.lines(chief, "not waiting any longer")
 
 
@@ -135,7 +129,7 @@ def test_second_stop_does_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="managed", GRACE_SECS=7200) as c:
         start_all(c, tmp_path, 10, 10)
         assert all_well(c)
-        assert saved(tmp_path) == 20
+        assert saved_step(tmp_path) == 20
         for index in (0, 1):
             c.expect(f"worker:{index}", "STOPPED")
             assert not c.lines(f"worker:{index}", "could not tell|not saved")
@@ -151,7 +145,7 @@ def test_late_worker_lets_ps_go(tmp_path: Path) -> None:
         c.expect(late, "TRAINED")
         assert all_well(c)
         assert c.lines(late, "nothing left to do: the chief has finished training")
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
 
 
 def test_absent_worker_is_given_up(tmp_path: Path) -> None:
@@ -175,7 +169,7 @@ def test_chief_and_ps_give_up_dead(tmp_path: Path) -> None:
         assert c.lines(
             chief, r"not waiting any longer for /job:worker/task:1 .*: no sign of life for \d+ s"
         )
-        assert saved(tmp_path) == 15
+        assert saved_step(tmp_path) == 15
 
 
 @pytest.mark.cluster
@@ -189,7 +183,7 @@ def test_returning_worker_is_waited_for(tmp_path: Path) -> None:
         assert c.wait(other) == 0
         assert c.wait(chief) == 0
         assert c.wait("ps:0") == 0
-        assert saved(tmp_path) == 10 + 5 + 7
+        assert saved_step(tmp_path) == 10 + 5 + 7
 
 
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
@@ -213,7 +207,7 @@ def test_steps_after_giving_up_are_named(tmp_path: Path) -> None:
         chief, frozen = chief_and_other(c, tmp_path)
         c.freeze(frozen)
         assert c.wait(chief) == 0
-        assert saved(tmp_path) == 15
+        assert saved_step(tmp_path) == 15
         go(tmp_path, 1)
         c.thaw(frozen)
         assert c.wait(frozen) == 0
@@ -293,7 +287,7 @@ def test_exiting_worker_is_given_up(tmp_path: Path) -> None:
         chief, other = chief_and_other(c, tmp_path, PAUSE_AT=-1, STYLE="close", EXITS=1)
         assert c.wait(other) == 0
         assert c.wait(chief) == 0 and c.wait("ps:0") == 0
-        assert saved(tmp_path) == 20
+        assert saved_step(tmp_path) == 20
         assert c.lines(other, "this process ends without .*: nobody is told that it is done")
 
 
@@ -311,7 +305,7 @@ def test_exiting_chief_leaves_the_ps(tmp_path: Path) -> None:
         c.expect("ps:0", "some are done with training; waiting for /job:worker/task:0 ")
         start(c, 0, STYLE="stop", STEPS=1)
         assert all_well(c)
-        assert saved(tmp_path) == 21
+        assert saved_step(tmp_path) == 21
 
 
 def test_early_ps_stop_names_the_cost(tmp_path: Path) -> None:
@@ -335,7 +329,7 @@ def test_evaluation_after_stop_is_unlimited(tmp_path: Path) -> None:
         chief = start(c, 0)
         c.expect(chief, "EVALUATED")
         assert all_well(c)
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
         assert not c.lines(chief, "cancelled|closed")
 
 
@@ -346,7 +340,7 @@ def test_error_after_stop_follows_save(tmp_path: Path) -> None:
         assert c.wait(chief) == 1
         assert c.lines(chief, "ValueError: no room for the export")
         assert c.wait("ps:0") == 0
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
 
 
 @pytest.mark.parametrize("style", ["stop", "monitored"])
@@ -355,7 +349,7 @@ def test_last_save_is_unlimited(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
         assert c.wait(chief) == 0 and c.wait("ps:0") == 0
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
         assert not c.lines(chief, "cancelled|closed")
 
 
@@ -367,7 +361,7 @@ def test_zero_grace_ends_well(style: str, tmp_path: Path) -> None:
     ) as c:
         start_all(c, tmp_path, 10, 10)
         assert all_well(c)
-        assert saved(tmp_path) == 20
+        assert saved_step(tmp_path) == 20
 
 
 # -- SIGTERM and Ctrl-C on the way out -------------------------------------------------------------------------------
@@ -381,12 +375,12 @@ def test_preempted_waiting_chief_saves(style: str, tmp_path: Path) -> None:
         c.expect(chief, "waiting for /job:worker/task:1")
         c.stop(chief)
         assert c.wait(chief) == exit_codes.PREEMPTED.plain
-        assert saved(tmp_path) == 15
+        assert saved_step(tmp_path) == 15
         go(tmp_path, 1)  # nobody was told that training is over
         assert c.wait(other) == 0
         start(c, 0, STEPS=1)
         assert c.wait(chief) == 0 and c.wait("ps:0") == 0
-        assert saved(tmp_path) == 21
+        assert saved_step(tmp_path) == 21
 
 
 @pytest.mark.parametrize(
@@ -410,7 +404,7 @@ def test_signal_spares_the_last_save(style: str, number: int, tmp_path: Path) ->
         c.expect(chief, "SAVED")
         row = exit_codes.PREEMPTED if number == signal.SIGTERM else exit_codes.INTERRUPTED
         assert c.wait(chief) == row.plain
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
 
 
 def test_signal_in_last_evaluation_saves(tmp_path: Path) -> None:
@@ -420,7 +414,7 @@ def test_signal_in_last_evaluation_saves(tmp_path: Path) -> None:
         c.expect(chief, "EVALUATING")
         c.stop(chief)
         assert c.wait(chief, 15) == exit_codes.PREEMPTED.plain
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10
 
 
 # -- workers that keep step with each other --------------------------------------------------------------------------
@@ -431,7 +425,7 @@ def test_staleness_ignores_finished_workers(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="stop", SYNC="stale", GRACE_SECS=60) as c:
         start_all(c, tmp_path, 5, 60)
         assert all_well(c)
-        assert saved(tmp_path) == 65
+        assert saved_step(tmp_path) == 65
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
@@ -441,7 +435,7 @@ def test_synchronous_training_ends_with_first(first: int, tmp_path: Path) -> Non
         for index in (0, 1):
             start(c, index, ready=False, STEPS=5 if index == first else 60)
         assert all_well(c)
-        assert saved(tmp_path) == 5
+        assert saved_step(tmp_path) == 5
 
 
 # -- recoveries ------------------------------------------------------------------------------------------------------
@@ -485,7 +479,7 @@ def test_waiting_chief_restores_ps(style: str, tmp_path: Path) -> None:
         chief = start(c, 0, PAUSE_AT=0, STOPS=1)
         other = start(c, 1, PAUSE_AT=5, STEPS=40)
         restart_ps_while_waiting(c, tmp_path, chief, other)
-        assert saved(tmp_path) == 35
+        assert saved_step(tmp_path) == 35
 
 
 def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
@@ -514,7 +508,7 @@ def test_preempted_last_save_ends_nothing(
         start(c, 0, STEPS=3)  # it finds its ps there, and the model alive
         assert all_well(c)
         assert c.lines(chief, "READY 10")
-        assert saved(tmp_path) == 13
+        assert saved_step(tmp_path) == 13
 
 
 def test_restarted_ps_knows_finished_workers(tmp_path: Path) -> None:
@@ -547,4 +541,4 @@ def test_restarted_ps_learns_of_end(
         assert c.wait(chief) == 0
         assert not c.lines(chief, "could not tell")
         assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
-        assert saved(tmp_path) == 10
+        assert saved_step(tmp_path) == 10

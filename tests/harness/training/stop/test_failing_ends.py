@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,7 @@ from harness import exit_codes
 from harness.training.stop import last_save
 from harness.training.stop.preemption import preemptible, shielded
 
-pytestmark = pytest.mark.disk
-
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[rt.Graph]:
-    with rt.Graph().as_default() as made:
-        yield made
+pytestmark = [pytest.mark.disk, pytest.mark.usefixtures("graph")]
 
 
 class FailsAtTheEnd(harness.SessionRunHook):

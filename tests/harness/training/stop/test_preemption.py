@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import harness
 from harness.exit_codes import PREEMPTED
 from harness.launch import tasks
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.training.stop.stop_orders import GOES_TOO_SECS, LAST_SAVE_SECS
 from runtime.server.training_end import DRAIN_VARIABLE
+from tests.harness.cluster_kit import saved_step
 
 EXIT_CODE = PREEMPTED.plain
 
@@ -31,12 +31,6 @@ def started(
         LocalCluster(command, workers=workers, preload=PRELOAD, env=env, start=start) as cluster,
     ):
         yield cluster
-
-
-def saved_step(logdir: Path) -> int:
-    path = harness.latest_checkpoint(str(logdir))
-    assert path is not None
-    return int(Path(path).name)
 
 
 def test_preempted_chief_continues_its_data(tmp_path: Path) -> None:

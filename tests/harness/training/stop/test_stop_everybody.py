@@ -3,7 +3,7 @@
 import pathlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -162,17 +162,27 @@ def test_tensor_may_be_the_metric() -> None:
     assert (hook.best, hook.best_step, steps) == (1.0, 4, 6)
 
 
+class Metric:
+    """A metric that has one given value after the other."""
+
+    values: Iterator[float]
+
+    def __call__(self, session: object) -> float:
+        return next(self.values)
+
+
 def looks(values: list[float], **options: object) -> tuple[harness.EarlyStoppingHook, int]:
     """Trains until early stopping, or until there are no values; returns the hook, and the steps of this process."""
-    given = iter(values)
+    metric = options.pop("metric", None) or Metric()
+    assert isinstance(metric, Metric)
+    metric.values = iter(values)
     directory = options.pop("checkpoint_dir", None)
     with rt.Graph().as_default():
         more = harness.get_or_create_global_step().assign_add(1)
         hook = options.pop("hook", None) or harness.EarlyStoppingHook(
-            lambda _: next(given), patience=3, every_n_steps=1
+            metric, patience=3, every_n_steps=1
         )
         assert isinstance(hook, harness.EarlyStoppingHook)
-        hook._metric = lambda _: next(given)
         steps = 0
         with harness.MonitoredTrainingSession(checkpoint_dir=directory, hooks=[hook]) as session:  # type: ignore[arg-type]
             while not session.should_stop() and steps < len(values):
@@ -277,9 +287,10 @@ def test_own_hook_stops_everybody() -> None:
 
 def test_hook_begins_anew() -> None:
     """A hook begins anew in another run."""
-    hook, steps = looks([1.0, 2.0, 3.0, 4.0, 5.0])
+    metric = Metric()
+    hook, steps = looks([1.0, 2.0, 3.0, 4.0, 5.0], metric=metric)
     assert steps == 4
-    again, steps = looks([8.0, 9.0, 7.0], hook=hook)
+    again, steps = looks([8.0, 9.0, 7.0], metric=metric, hook=hook)
     assert (again.best, steps) == (7.0, 3)
 
 
