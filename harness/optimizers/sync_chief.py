@@ -274,8 +274,7 @@ class SyncRunner:
     def _choose_late(self, sess: rt.Session, claim: int) -> float:
         """Asks all ps for their gradients, and decides when time is up; returns how long the step has waited."""
         waited = [
-            self._gather_report(i, sess, claim, _NOTHING.step, 0, 0)
-            for i in range(len(self.tasks))
+            self._gather_report(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self.tasks))
         ][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
             self._decide_step(sess, claim, time_is_up=True)

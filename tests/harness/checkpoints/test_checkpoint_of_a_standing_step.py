@@ -152,7 +152,7 @@ def test_unchanged_model_is_not_saved_again(tmp_path: pathlib.Path) -> None:
             )
             with supervisor.managed_session() as sess:
                 until(lambda: _saved(tmp_path) >= 0)
-                checkpoints = Checkpoints(saver, supervisor.save_path or "", step, None)
+                checkpoints = SeriesCheckpoints(saver, supervisor.save_path or "", step, None)
                 assert [checkpoints.save(sess) for _ in range(20)] == [None] * 20
         manifest = tmp_path / "model.ckpt" / "0" / "bellwether.json"
         written.append(manifest.stat().st_mtime_ns)

@@ -48,7 +48,9 @@ def test_conflicting_roles_are_one_line(
     assert said in str(parsed(*arguments).problem())
 
 
-def test_tfjob_gives_every_role(parsed: Callable[..., RunConfig], set_variables: SetVariables) -> None:
+def test_tfjob_gives_every_role(
+    parsed: Callable[..., RunConfig], set_variables: SetVariables
+) -> None:
     """TF_CONFIG of a TFJob gives every task its role."""
     jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
     for job, index, leads in [

@@ -227,7 +227,7 @@ def test_done_queue_ends_all_tasks(style: str, first: int, tmp_path: Path) -> No
     with cluster(tmp_path, ps=2, STYLE=style, QUEUE=1, SAVE_SECS=1, GRACE_SECS=60) as c:
         start_all(c, tmp_path, *((10, 30) if first == 0 else (30, 10)))
         assert all_well(c)
-        assert saved(tmp_path) == 40
+        assert saved_step(tmp_path) == 40
         assert not c.lines("worker:0", "recovering|could not tell|has left")
 
 
@@ -252,10 +252,10 @@ def test_steps_after_stop_keep_ps(closes: int, last: int, tmp_path: Path) -> Non
             go(tmp_path, index)
         assert all_well(c)
         assert c.lines(f"worker:{last}", "AFTER STOP 20")
-        assert saved(tmp_path) == 20
+        assert saved_step(tmp_path) == 20
 
 
-def test_frozen_worker_after_stop_is_given_up(tmp_path: Path) -> None:
+def test_frozen_worker_is_given_up(tmp_path: Path) -> None:
     """A worker that is silent after its stop holds the ps for the grace period only."""
     with cluster(tmp_path, STYLE="after_stop") as c:
         chief, other = chief_and_other(c, tmp_path, EVALUATE_SECS=3600)
@@ -272,7 +272,7 @@ def test_saver_hook_of_every_worker(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="saver_hook") as c:
         start_all(c, tmp_path, 10, 30)
         assert all_well(c)
-        assert saved(tmp_path) == 40
+        assert saved_step(tmp_path) == 40
         assert c.lines("worker:0", "SAVED") and not c.lines("worker:1", "SAVED")
         assert len(c.lines("worker:1", "leaves its CheckpointSaverHook out")) == 1
         assert not c.lines("worker:0", "leaves its CheckpointSaverHook out")
