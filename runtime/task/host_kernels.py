@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from runtime import concurrency
-from runtime.errors import InvalidArgumentError, NotFoundError, printable
+from runtime.errors import InternalError, InvalidArgumentError, NotFoundError, printable
 from runtime.graph.op_kinds import WHEN, Attrs
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Key, Store
@@ -140,6 +140,15 @@ def strings(items: Sequence[str | bytes]) -> Array:
 
 def _keys(context: Context) -> list[Key]:
     return [(container, name) for container, name in context.attrs["variables"]]
+
+
+@kernel("update")
+def _update(context: Context) -> Sequence[AnyArray]:
+    """Assigns the inputs to the variables of the update, and returns the inputs."""
+    if context.deferred is None:
+        raise InternalError(f"{context.op!r} came without its update", task=context.task)
+    context.deferred.apply(context.inputs)
+    return context.inputs
 
 
 @kernel("identity")

@@ -278,6 +278,7 @@ def _conditional(
     body = op.body
     if (
         isinstance(body, kinds.Deferred)
+        and not body.kernel.startswith(kinds.WHEN)
         or any(t.dtype.hasobject for t in op.inputs)
         or not _is_static(op.outputs)
     ):
@@ -287,14 +288,26 @@ def _conditional(
         )
     given = _when(condition, inputs, op)
     outputs = [(t.shape, t.dtype) for t in op.outputs]
-    if isinstance(body, kinds.Update):
-        made: kinds.Update | kinds.Host = kinds.Update(
-            body.variables, _conditional_update(body, condition)
+    zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
+    attrs: dict[str, Any] = {"value": condition.value, "attrs": {}, "outputs": zeros}
+    made: kinds.Update | kinds.Host
+    if isinstance(body, kinds.Update) and body.overwrites and not _reads_its_variable(op):
+        # The program of an update reads each variable that it may keep, and the variable may have
+        # no value yet. So a kernel decides if the program runs, which takes longer.
+        kernel, known = "update", 0
+        if isinstance(body, kinds.Deferred):
+            kernel, known, attrs["attrs"] = body.kernel, body.kernel_inputs, dict(body.attrs)
+        # The outputs of a deferred update are the kernel's.
+        assigned, count = body.fn, len(body.variables)
+        made = kinds.Deferred(
+            *(body.variables, lambda *given: tuple(assigned(*given))[:count], True),
+            *(kinds.WHEN + kernel, attrs, known + 1),
         )
+    elif isinstance(body, kinds.Update):
+        made = kinds.Update(body.variables, _conditional_update(body, condition))
     else:
         assert isinstance(body, kinds.Host)
-        zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
-        attrs = {"value": condition.value, "attrs": dict(body.attrs), "outputs": zeros}
+        attrs["attrs"] = dict(body.attrs)
         made = kinds.Host(kinds.WHEN + body.kernel, attrs, True, body.resource)
     return op.graph.add_operation(
         f"Conditional{op.type}",
@@ -306,6 +319,20 @@ def _conditional(
         colocate_with=op,
         wide=op.wide,
     )
+
+
+def _reads_its_variable(op: rt.Operation) -> bool:
+    """Returns True if an update computes its inputs from its variable, which so has a value."""
+    written = getattr(op.body, "variables", ())
+    stack, seen = [tensor.op for tensor in op.inputs], set[rt.Operation]()
+    while stack:
+        behind = stack.pop()
+        if isinstance(behind.body, kinds.Read) and behind.body.variable in written:
+            return True
+        if behind not in seen:
+            seen.add(behind)
+            stack.extend(tensor.op for tensor in behind.inputs)
+    return False
 
 
 def _is_static(tensors: Iterable[rt.Tensor]) -> bool:

@@ -102,6 +102,32 @@ def test_string_slices_share_out_files(constant: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_condition_assigns_without_value(nested: bool) -> None:
+    """A conditional assignment gives a variable its first value, and nothing where it does not run."""
+    with tf.Graph().as_default():
+        v, p, x = tf.Variable([0.0, 0.0]), tf.placeholder(tf.bool, []), tf.constant([3.0, 4.0])
+
+        def assign() -> Any:
+            return tf.assign(v, x)
+
+        found = tf.cond(
+            p,
+            (lambda: tf.cond(p, assign, lambda: x)) if nested else assign,
+            lambda: -x,
+        )
+        mean = tf.cond(p, lambda: tf.assign(v, v * 0.5), lambda: v)
+        with tf.Session() as sess:
+            assert sess.run(found, {p: False}).tolist() == [-3, -4]
+            for again in (v, mean):
+                with pytest.raises(tf.errors.FailedPreconditionError, match="uninitialized"):
+                    sess.run(again, {p: True})
+            assert sess.run(found, {p: True}).tolist() == [3, 4] == sess.run(v).tolist()
+            assert sess.run(mean, {p: True}).tolist() == [1.5, 2]
+            assert sess.run(found, {p: False}).tolist() == [-3, -4]
+            assert sess.run(v).tolist() == [1.5, 2]
+
+
 Pair = collections.namedtuple("Pair", "c h")
 
 
