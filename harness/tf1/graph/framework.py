@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 
 import runtime as rt
 from harness.tf1.graph.config import apply as _apply
+from harness.tf1.graph.indexed_slices import find_part
 from harness.tf1.names.table import TABLE
 from harness.tf1.ops.lift import Public, constant, operand
 from harness.tf1.ops.shapes import get_shape, set_shape
@@ -135,13 +136,6 @@ class Graph(rt.Graph, metaclass=_AnyGraph):
         return pick_item(tensor, item)
 
 
-def _refuse_slices(tensor: rt.Tensor) -> NoReturn:
-    raise AttributeError(
-        f"gradients are dense here: {tensor.name!r} is the whole tensor, not tf.IndexedSlices with "
-        "values and indices"
-    )
-
-
 _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
     rt.Tensor | rt.Variable: {
         "get_shape": lambda tensor: functools.partial(get_shape, tensor),
@@ -153,7 +147,10 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
         ),
         # Programs read these of tf.IndexedSlices, which tf.gradients gives in TensorFlow for a
         # gather.
-        **dict.fromkeys(("values", "indices", "dense_shape"), _refuse_slices),
+        **{
+            name: functools.partial(find_part, name=name)
+            for name in ("values", "indices", "dense_shape")
+        },
     },
     rt.Operation: {
         "values": lambda op: lambda: [*op.outputs],

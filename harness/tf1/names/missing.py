@@ -44,7 +44,7 @@ INSTEAD: dict[str, str] = {
         "framework.convert_to_constants framework.graph_util framework.graph_util_impl framework.importer": (
             "graphs are built by the program, not loaded; jax.export of the function"
         ),
-        "framework.indexed_slices IndexedSlices": (
+        "framework.indexed_slices": (
             "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub"
         ),
         "framework.ops.register_tensor_conversion_function framework.tensor_conversion_registry": (

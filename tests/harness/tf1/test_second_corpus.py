@@ -145,11 +145,48 @@ def test_nested_feeds_are_flattened() -> None:
                 sess.run(total, {(a, b, c): 1.0})
 
 
+def test_gather_gradient_is_slices() -> None:
+    """The gradient of a lookup has parts, of which a program makes an average of two towers."""
+    with tf.Graph().as_default():
+        table, other = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([2, 2]))
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        towers: Any = [
+            optimizer.compute_gradients(
+                tf.reduce_sum(tf.matmul(tf.nn.embedding_lookup(table, ids), other))
+            )
+            for ids in ([1, 1], [1, 3])
+        ]
+        slices = [tower[0][0] for tower in towers]
+        assert all(isinstance(g, tf.IndexedSlices) for g in slices)
+        assert not isinstance(towers[0][1][0], tf.IndexedSlices)
+        mean: Any = tf.IndexedSlices(
+            tf.concat([g.values for g in slices], 0) / 2, tf.concat([g.indices for g in slices], 0)
+        )
+        assert isinstance(mean, tf.IndexedSlices)
+        train = optimizer.apply_gradients([(mean, table)])
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            assert sess.run(mean.dense_shape).tolist() == [4, 2]
+            sess.run(train)
+            assert sess.run(table).tolist() == [[1, 1], [-2, -2], [1, 1], [0, 0]]
+
+
+def test_indexed_slices_add_up() -> None:
+    """Rows of one place add up; without any shape the error says what to give."""
+    with tf.Graph().as_default():
+        slices: Any = tf.IndexedSlices([[1.0], [2.0], [4.0]], [0, 2, 2], [3, 1])
+        assert slices.values.get_shape().as_list() == [3, 1]
+        with tf.Session() as sess:
+            assert sess.run(slices).tolist() == [[1], [0], [6]]
+        with pytest.raises(ValueError, match="give dense_shape"):
+            tf.IndexedSlices([[1.0]], [0])
+
+
 def test_dense_gradients_explain_missing_rows() -> None:
-    """A dense gradient explains why ``values`` and ``indices`` are missing."""
+    """A gradient of a product is dense: ``values`` and ``indices`` say so."""
     with tf.Graph().as_default():
         table = tf.Variable(tf.ones([4, 2]))
-        gradient: Any = tf.gradients(tf.gather(table, [1, 1]), table)[0]
+        gradient: Any = tf.gradients(tf.gather(table, [1, 1]) * tf.reduce_sum(table), table)[0]
         for name in ("values", "indices", "dense_shape"):
             with pytest.raises(
                 AttributeError, match="gradients are dense here: .* is the whole tensor"

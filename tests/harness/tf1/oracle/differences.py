@@ -152,7 +152,8 @@ DIFFERENCES = (
         "Gradients of `tf.gather` and `tf.nn.embedding_lookup`",
         "`IndexedSlices`, in whose norm (`tf.clip_by_global_norm`) a row that is looked up twice "
         "counts as two rows",
-        "dense: a step that trains a large table moves all of it; the norm is that of the sum",
+        "dense, and `IndexedSlices` of all rows: a step that trains a large table moves all of "
+        "it; the norm is that of the sum",
         {
             "gather/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
             "nn.embedding_lookup/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
