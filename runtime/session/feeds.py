@@ -60,6 +60,9 @@ def _flatten_feed(key: object, value: object) -> Iterator[tuple[object, object]]
     Raises:
         ValueError: The structures differ.
     """
+    if isinstance(key, tuple) and isinstance(value, Mapping):
+        # TensorFlow takes the values of a dict in the order of its keys.
+        value = [value[name] for name in sorted(value)]
     if not isinstance(key, tuple):
         yield key, value
     elif isinstance(value, tuple | list) and len(value) == len(key):

@@ -139,6 +139,7 @@ def test_nested_feeds_are_flattened() -> None:
         with tf.Session() as sess:
             assert sess.run(total, {(Pair(a, b), c): ((1.0, 2.0), 3.0)}) == 321
             assert sess.run(total, {Pair(a, b): Pair(1.0, 2.0), c: 3.0}) == 321
+            assert sess.run(total, {(Pair(a, b), c): ({"h": 2.0, "c": 1.0}, 3.0)}) == 321
             with pytest.raises(ValueError, match="structure"):
                 sess.run(total, {(a, b, c): (1.0, 2.0)})
             with pytest.raises(ValueError, match="structure"):
