@@ -1,5 +1,7 @@
 """Figures for Prometheus: who reaches them is said by --metrics_host, and nobody holds a thread for long."""
 
+import logging
+import re
 import socket
 import threading
 import time
@@ -13,7 +15,6 @@ from absl.testing import flagsaver
 
 import runtime as rt
 from harness import monitoring
-from harness.monitoring import prometheus
 from harness.monitoring.prometheus import REQUEST_SECS, REQUESTS, MetricsServer
 
 
@@ -31,8 +32,8 @@ def listens(host: str, port: int) -> bool:
         return False
 
 
-def scrape(endpoint: MetricsServer, host: str = "127.0.0.1") -> str:
-    with urllib.request.urlopen(f"http://{host}:{endpoint.port}/metrics", timeout=30) as answer:
+def scrape(port: int, host: str = "127.0.0.1") -> str:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
         return str(answer.read().decode())
 
 
@@ -46,7 +47,7 @@ def test_figures_stay_on_this_machine(server: rt.Server) -> None:
     ]
     with MetricsServer(server, 0) as endpoint:
         assert [host for host in ("127.0.0.3", *outer) if listens(host, endpoint.port)] == []
-        assert "bellwether_started_unix_secs" in scrape(endpoint)
+        assert "bellwether_started_unix_secs" in scrape(endpoint.port)
     with pytest.raises(
         rt.InvalidArgumentError, match="0.0.0.0 are for others, too.*BELLWETHER_SECURITY"
     ):
@@ -60,21 +61,19 @@ def test_figures_stay_on_this_machine(server: rt.Server) -> None:
             ] == []
 
 
-def test_flag_chooses_the_host(server: rt.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_chooses_the_host(server: rt.Server, caplog: pytest.LogCaptureFixture) -> None:
     """--metrics_host chooses the address of the figures."""
     flags.FLAGS.mark_as_parsed()
-    made = []
+    caplog.set_level(logging.INFO)
 
-    def note(*arguments: object) -> MetricsServer:
-        made.append(MetricsServer(*arguments))  # type: ignore[arg-type]
-        return made[-1]
+    def port() -> int:
+        return int(re.findall(r"figures for Prometheus at port (\d+)", caplog.text)[-1])
 
-    monkeypatch.setattr(prometheus, "MetricsServer", note)
     with flagsaver.flagsaver(metrics_port=0), monitoring.watched(server):
-        assert listens("127.0.0.1", made[0].port) and not listens("127.0.0.3", made[0].port)
+        assert listens("127.0.0.1", port()) and not listens("127.0.0.3", port())
     with flagsaver.flagsaver(metrics_port=0, metrics_host="127.0.0.3"), monitoring.watched(server):
-        assert listens("127.0.0.3", made[1].port) and not listens("127.0.0.1", made[1].port)
-        assert "bellwether_started_unix_secs" in scrape(made[1], "127.0.0.3")
+        assert listens("127.0.0.3", port()) and not listens("127.0.0.1", port())
+        assert "bellwether_started_unix_secs" in scrape(port(), "127.0.0.3")
 
 
 @pytest.mark.cluster  # waits for a limit of seconds
@@ -107,7 +106,7 @@ def scrape_soon(endpoint: MetricsServer) -> str:
     until = time.monotonic() + 60
     while True:
         try:
-            return scrape(endpoint)
+            return scrape(endpoint.port)
         except OSError:
             if time.monotonic() > until:
                 raise

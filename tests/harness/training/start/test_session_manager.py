@@ -260,15 +260,21 @@ def test_wait_until_initialized_lists_missing(target: str) -> None:
         assert found == [[]]
 
 
-def test_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session for the same devices takes over plans, and a session elsewhere plans by itself."""
-    planned: list[Any] = []
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The fetches of the plans that sessions make."""
+    found: list[Any] = []
 
     def counted(fetches: Any, *args: Any) -> Any:
-        planned.append(fetches)
+        found.append(fetches)
         return make_plan(fetches, *args)
 
     monkeypatch.setattr("runtime.session.session.make_plan", counted)
+    return found
+
+
+def test_new_session_takes_over_plans(target: str, planned: list[Any]) -> None:
+    """A session for the same devices takes over plans, and a session elsewhere plans by itself."""
     v = rt.Variable(1.0, name="v")
     x = rt.placeholder("float32", [None], name="x")
     product = rt.call(lambda value, array: (value * array).sum(), v, x)
@@ -285,15 +291,8 @@ def test_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyPat
         assert len(planned) == before + 2
 
 
-def test_plans_with_python_calls_carry_over(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_with_python_calls_carry_over(target: str, planned: list[Any]) -> None:
     """Sessions that follow each other plan a step with a Python call once."""
-    planned: list[Any] = []
-
-    def counted(fetches: Any, *args: Any) -> Any:
-        planned.append(fetches)
-        return make_plan(fetches, *args)
-
-    monkeypatch.setattr("runtime.session.session.make_plan", counted)
     add = rt.lowlevel.python_call(
         lambda _, arrays: [arrays[0] + 1],
         [rt.constant(np.ones(3, np.float32))],

@@ -35,18 +35,19 @@ def test_failing_hook_spares_last_save(tmp_path: pathlib.Path) -> None:
     assert harness.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "5")
 
 
-def test_failed_services_close_the_session(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class NoThreads:
+    """A queue runner for which there is no thread."""
+
+    def create_threads(self, *arguments: object, **options: object) -> list[threading.Thread]:
+        raise ZeroDivisionError("no thread to be had")
+
+
+def test_failed_services_close_the_session(tmp_path: pathlib.Path) -> None:
     """A session whose services cannot start is closed, and no thread is left."""
     with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
         harness.get_or_create_global_step()
+        rt.get_default_graph().add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, NoThreads())
         supervisor = harness.Supervisor(logdir=str(tmp_path))
-
-        def fail(*arguments: Any) -> None:
-            raise ZeroDivisionError("no thread to be had")
-
-        monkeypatch.setattr(supervisor, "start_queue_runners", fail)
         before = set(threading.enumerate())
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="no thread to be had"):
