@@ -320,7 +320,8 @@ def one_line(what: BaseException | str, most: int = 500) -> str:
         what: a text or an error.
         most: largest number of characters.
     """
-    text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
+    # The text of an interrupt or an exit is empty or a number, so the type says more.
+    text = str(what) if isinstance(what, str | Exception) else ""
     return printable(" ".join(text.split())[:most]) or (
         what if isinstance(what, str) else repr(what)
     )

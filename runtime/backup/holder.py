@@ -169,11 +169,6 @@ class BackupHolder:
         if self._audit is not None:
             self._audit.write(action, peer="", what=task, outcome=outcome)
 
-    def image(self, task: str) -> BackupImage | None:
-        """Returns the image of a task; None without an image."""
-        with self._lock:
-            return self._images.get(task)
-
     def drop_all(self) -> None:
         """Forgets all images before a restore. New images come whole."""
         with self._lock:

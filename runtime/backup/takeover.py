@@ -124,6 +124,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
         logging.info("%s starts empty, it has no backup: %s: %s", worker.task, holder, found)
         worker.store.run.origin = f"{worker.task} has no backup ({holder}: {found})"
         return None
+    assert not worker.store.variables(), "a backup fills an empty worker"
     answered = image.take_up(worker, found)
     took = concurrency.monotonic() - began
     lag = int(found.about["lag"])

@@ -305,6 +305,7 @@ def join_address(host: str, port: int) -> str:
     >>> join_address("::1", 2222)
     '[::1]:2222'
     """
+    assert not host.startswith("["), "a host has no brackets of its own"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

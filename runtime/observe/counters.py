@@ -90,6 +90,7 @@ class TaskCounters:
         with self._lock:
             # A session that only writes has no age: its update counts as fresh.
             behind = self.updates - self._seen.get(session, self.updates)
+            assert behind >= 0, "a session has read values of the future"
             self.updates += 1
             self.staleness[min(behind, STALENESS_BUCKETS - 1)] += 1
 

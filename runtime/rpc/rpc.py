@@ -623,6 +623,7 @@ def _shown_proof(told: Mapping[str, str]) -> str:
 
 
 def _split_proof(shown: str) -> tuple[str, str, str, str]:
+    # A stranger may send any text, and missing parts are empty: they prove nothing.
     nonce, theirs, about, proof, *_ = (*shown.split(".", 3), "", "", "")
     return nonce, theirs, about, proof
 
@@ -770,6 +771,7 @@ def abort(context: grpc.ServicerContext, error: OpError) -> NoReturn:
     Raises the exception of gRPC for the end of the call on this side.
     """
     context.set_trailing_metadata(((_TASK, error.task), (_TYPE, str(wire_code(error)))))
+    assert error.code, "an error has a status number, and 0 means success"
     code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
     context.abort(code, error.message)
     raise AssertionError("abort raises") from error

@@ -38,6 +38,7 @@ class CallThreads(futures.ThreadPoolExecutor):
     """
 
     def __init__(self, name: str, most: float = math.inf) -> None:
+        assert most >= 1
         super().__init__(1)
         self._name = name
         # The base class has an attribute `_threads`.

@@ -58,9 +58,7 @@ def wait_for_port(
     kind = "data port" if tensors else "port"
     deadline = concurrency.monotonic() + timeouts.PORT_SECS
     told = False
-    while problem := next(
-        (found for host in hosts if (found := _find_problem(host, port)) is not None), None
-    ):
+    while problem := next(filter(None, (_find_problem(host, port) for host in hosts)), None):
         # A wait helps only if another process uses the port, not without the right or for a server
         # of this process.
         taken = problem.errno == errno.EADDRINUSE

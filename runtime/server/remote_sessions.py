@@ -126,6 +126,7 @@ class RemoteSessions:
         """
         with self._lock:
             self.check_room()
+            assert session.id not in self._sessions
             self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
             # A master without remote sessions needs no timer.
             if self._watch is None:

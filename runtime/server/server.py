@@ -273,8 +273,8 @@ class Server:
 
         The files may lie on a disk that does not answer.
         """
-        if self.certificates is not None:
-            self.certificates.tell_near_end(str(self.task))
+        assert self.certificates is not None
+        self.certificates.tell_near_end(str(self.task))
 
     def _start_tensors(self) -> None:
         port = self.tensors.port

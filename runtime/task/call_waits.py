@@ -75,11 +75,13 @@ class CallWaits:
             with self._lock:
                 waits = self._waits[session]
                 waits.remove(entry)
+                # Sessions come and go for as long as the task lives.
                 if not waits:
                     del self._waits[session]
 
     def cancel(self, session: int, reason: str) -> None:
         """Ends the waits of a session's calls with CancelledError."""
+        # The waits end without the lock: their calls take the lock as they leave ``hold``.
         with self._lock:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:

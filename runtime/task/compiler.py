@@ -67,6 +67,8 @@ class Compiler:
             self._entries.move_to_end(key)
             while len(self._entries) > self._kept:
                 self._entries.popitem(last=False)
+        # A lock for each entry: two sessions with one program compile once, and other programs do
+        # not wait.
         with entry.lock:
             if entry.executable is None:
                 entry.executable = _compile(program, donate, device)
@@ -84,6 +86,7 @@ class _CacheEntry:
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
     try:
         with contextlib.ExitStack() as settings:
+            # The arguments declare their own sizes, which JAX would narrow to 32 bits.
             settings.enter_context(jax.enable_x64(True))
             # Only a device other than the default one is named: naming it costs on every call.
             is_default = device == jax.local_devices()[0]

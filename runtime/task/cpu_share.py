@@ -56,6 +56,7 @@ def limited(cluster: ClusterSpec, own: TaskId) -> Iterator[None]:
         cluster: All tasks with their addresses.
         own: The task.
     """
+    # A container or a batch system may give the process fewer cores than the host has.
     cores = len(os.sched_getaffinity(0))
     setting = next((os.environ[name] for name in _VARIABLES if name in os.environ), None)
     threads = share(cluster, own, cores)
@@ -68,6 +69,7 @@ def limited(cluster: ClusterSpec, own: TaskId) -> Iterator[None]:
     try:
         yield
     finally:
+        # A process that this one starts has a share of its own.
         os.environ.pop(_VARIABLES[0], None)
 
 

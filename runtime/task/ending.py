@@ -53,6 +53,7 @@ class StepEnding(Cancellation):
         """
         with self._covered:
             self._lanes.extend(lanes)
+        # The step may have ended just before the lanes were added, and would not cancel them.
         if self.is_set():
             self.check("the step")
 
@@ -74,5 +75,6 @@ class StepEnding(Cancellation):
         """Adds a wait, which ends with the step or for a reason of its own."""
         with self._covered:
             self._waits.append(wait)
+        # As in ``cover``: an end just before would not reach the wait.
         if self.is_set():
             wait.set("nobody waits for the step any more")

@@ -122,6 +122,7 @@ class PreparedStage:
         self._find_variables(stage)
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
+        # With one device no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1
         self._find_conversions(stage)
         self._executable = None if device is None else self._compiled(executor.compiler, device)
@@ -159,6 +160,7 @@ class PreparedStage:
         stage = self.stage
         if stage.program is None:
             return None
+        # An update reuses the memory of the old value. A variable that is only read keeps its own.
         donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
         try:
             return compiler.executable(stage.program, donate, device)
@@ -235,6 +237,8 @@ class PreparedStage:
         except BaseException as error:
             self._lost(error)
             raise
+        # A program returns the new values of variables first, by the order of its stage's writes.
+        assert self._executable is None or len(results) > len(self._writes)
         computed = results[len(self._writes) :]
         done = computed[0] if computed else None
         if not pinned:
@@ -306,6 +310,7 @@ class PreparedStage:
             if fresh:
                 store.changed.notify_all()
             handed = [slot.checked(spec, self._task) for _, slot, spec in self._handed_out]
+            # Until the readers have pinned the arrays, an update must not donate them.
             for slot in self._handed_slots:
                 slot.readers += 1
             return handed
@@ -334,6 +339,7 @@ class PreparedStage:
         except Exception as error:
             raise self._failed(error) from error
         finally:
+            # The turn ends after a failure too, or the client's time would count on.
             if self.watched is not None:
                 self._watch.finish(done)
 
@@ -366,6 +372,7 @@ class PreparedStage:
         self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation
     ) -> list[AnyArray]:
         self.check_generation()
+        # The program of a stage with kernels is a deferred update, which its kernel runs.
         deferred = None if self._executable is None else self
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):

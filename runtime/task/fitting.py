@@ -57,6 +57,7 @@ def check_call(call: StageCall, task: str) -> None:
 
 
 def _check_names(stage: Stage) -> None:
+    # Errors and logs repeat these names, and another process has chosen them.
     names = [*stage.operations, *(host.op for host in stage.host)]
     names += [name for variable in stage.variables for name in (variable.container, variable.name)]
     if (longest := max(map(len, names), default=0)) > NAME:
@@ -74,6 +75,7 @@ def _check_variables(stage: Stage) -> None:
         _within(what, indices, len(stage.variables))
         if len(set(indices)) < len(indices):
             raise InvalidArgumentError(f"{what}: {list(indices)} has one twice")
+    # The reply of a call that does not say so is not kept, and a repeated call would write twice.
     if stage.writes and not stage.writes_state:
         raise InvalidArgumentError("it writes variables and does not say so")
 
@@ -84,6 +86,7 @@ def _check_kernels(stage: Stage, available: int) -> int:
         raise InvalidArgumentError(f"an update is deferred by one kernel, not by {len(stage.host)}")
     for call in stage.host:
         _within(f"arguments of {call.kernel}", call.arguments, available)
+        # A negative number would move the indices of all later values.
         if call.results < 0:
             raise InvalidArgumentError(f"{call.kernel} gives {call.results} results")
         available += call.results
@@ -123,6 +126,7 @@ def _check_outputs(stage: Stage, computed: int) -> None:
         else:
             assert isinstance(output, ProgramOutput)
             _within("outputs", [output.index], computed)
+            # The results of kernels have no declared types, so only a program's are compared.
             program = None if stage.host else stage.program
             made = None if program is None else program.results[len(stage.writes) + output.index]
         if specs is not None and made is not None:

@@ -94,6 +94,7 @@ def kernel(name: str) -> Callable[[Kernel], Kernel]:
     """
 
     def register(fn: Kernel) -> Kernel:
+        assert name not in KERNELS, f"two kernels have the name {name!r}"
         KERNELS[name] = fn
         return fn
 
@@ -108,6 +109,7 @@ def find_kernel(name: str) -> Kernel:
     """
     if name.startswith(WHEN):
         return _under_condition(find_kernel(name.removeprefix(WHEN)))
+    # A task without queues and quorums does not pay for the import of their modules.
     home = _HOMES.get(name.partition("/")[0])
     if home is not None:
         importlib.import_module(home)
@@ -210,6 +212,7 @@ def _string_array(array: Array, variable: str) -> Array:
 @kernel("assign")
 def _assign(context: Context) -> Sequence[Array]:
     key = _key(context)
+    # The input is lent, and the variable keeps the copy.
     value = _string_array(context.inputs[0], key[1])
     context.store.replace({key: (value, TensorSpec(value.shape, value.dtype))})
     return [value]
@@ -246,6 +249,7 @@ def _may_print(key: tuple[int, str, str], first_n: int) -> bool:
     if first_n < 0:
         return True
     with _printed_lock:
+        # A key that is used moves to the end, so the table drops the operations of old sessions.
         count = _printed[key] = _printed.pop(key, 0) + 1
         if len(_printed) > _MAX_PRINTED:
             _printed.popitem(last=False)

@@ -94,6 +94,7 @@ class ClientShares:
         """Ends a turn, which may have ended before; returns True if its client is refused from now on."""
         is_front = next(iter(self.turns), None) is turn
         self.turns.pop(turn, None)
+        # Only the oldest turn has time of its own; the time of a later one belongs to the turns before.
         if not is_front:
             return False
         since, self._front_since = self._front_since, now
@@ -102,7 +103,9 @@ class ClientShares:
         )
         if behind is None or turn.client == NOBODY:
             return False
+        # The time before the update came kept nobody waiting.
         secs = now - max(since, behind.began)
+        assert secs >= 0.0, "the clock went back"
         if turn.client in self.refused:
             # Its programs that waited already when it was refused are not taken back.
             until, held = self.refused[turn.client]

@@ -152,6 +152,7 @@ class ProgramWatch:
                 self._note_sleep(now)
                 self._looked_at = now
                 oldest = self._oldest(now)
+            # A sleep of this process makes no looks, so the sleep does not count.
             looks = looks + 1 if oldest is not None and oldest is before else 0
             before = oldest
             if oldest is not None and looks * period >= limit:
@@ -182,6 +183,7 @@ class ProgramWatch:
             self._limits.program_secs,
         )
         logging.flush()
+        # An exit in order would wait for the program.
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _write(self, program: WatchedProgram, action: str, outcome: str) -> None:

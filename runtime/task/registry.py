@@ -134,7 +134,6 @@ class CallRegistry:
         self._task = task
         self._limits = limits
         self.ledger = ledger
-        self._limit = limits.spare_stages
         self._connected = connected
         self._lock = concurrency.RLock()
         self._last_handle = 0
@@ -170,6 +169,8 @@ class CallRegistry:
             AbortedError: The call was dropped, because its session was silent for too long.
             NotFoundError: No call ever had the handle.
         """
+        # Without the lock, as each call of the tensor channel comes here: one look-up in a dict is
+        # atomic.
         row = self._rows.get(handle)
         if row is not None:
             if row.call is not None:
@@ -282,6 +283,7 @@ class CallRegistry:
                     NOBODY if handle else session,
                     checked=call.registration.foreign and not handle,
                 )
+                # Handles are never used again: a late call must not meet another stage.
                 if not handle:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
@@ -308,6 +310,7 @@ class CallRegistry:
         if kept is not None:
             self._programs[kept.program.identity] = kept
             kept.calls += 1
+        # The bytes are released for the session that they were counted for, whoever holds the call.
         call.owner = owner
 
     @uninterrupted
@@ -331,6 +334,7 @@ class CallRegistry:
         with self._lock:
             self.changes += 1
             held = self._held.pop(session, None)
+            # A client that comes back finds its stages, as long as they are spare.
             if held:
                 self._released[session] = frozenset(held)
                 while len(self._released) > self._limits.stage_sessions:
@@ -371,6 +375,7 @@ class CallRegistry:
                 )
 
     def _hold(self, handle: int, session: int) -> None:
+        # The backup sends the table of sessions again only after a change.
         self.changes += 1
         if session == NOBODY:
             if not self._rows[handle].holders:
@@ -393,8 +398,10 @@ class CallRegistry:
             self._spare[handle] = None
 
     def _trim(self) -> None:
-        while len(self._spare) > self._limit or self._spare_bytes() > self._limits.client_bytes:
+        limits = self._limits
+        while len(self._spare) > limits.spare_stages or self._spare_bytes() > limits.client_bytes:
             handle, _ = self._spare.popitem(last=False)
+            assert not self._rows[handle].holders, "a spare call has a session"
             call = self._rows.pop(handle).call
             if call is not None and call.handle == handle:
                 self._drop(call)

@@ -74,6 +74,7 @@ class Rendezvous:
         """
         now, size = concurrency.monotonic(), nbytes([value]) + _ENTRY_BYTES
         with self._lock:
+            # A step that was cut off runs again, and puts its tensors again.
             if key in self._entries:
                 self._forget(key)
             self._entries[key] = _HeldTensor(value, hold.times, hold.by, now, size)

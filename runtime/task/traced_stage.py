@@ -47,6 +47,7 @@ class TracedStage:
         """Runs the stage; see ``PreparedStage.run``."""
         start = concurrency.wall_time_ns()
         outputs, done = self.prepared.run(inputs, client, cancelled)
+        # XLA computes in the background, and the span shall have the whole time.
         self.prepared.wait(done)
         for output in outputs:
             if not isinstance(output, np.ndarray):

@@ -172,6 +172,7 @@ class Worker:
             if replaced
             else UnavailableError("its server has stopped", task=self.task)
         )
+        # The calls that wait end now, and later calls find the error.
         self.checkpoint_participant.jobs.close()
         self.program_watch.close()
         self.store.run.close(self._gone)
@@ -265,6 +266,7 @@ class Worker:
             raise AbortedError(
                 "its variables were restored since the session began", task=self.task
             )
+        # Equal programs are one object, so that many sessions keep the bytes once.
         known = self._with_known_program(call, foreign)
         if known is None:
             return None
@@ -272,6 +274,7 @@ class Worker:
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
         digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
         registration = CallRegistration(digest, generation, of_plan, traced, foreign)
+        # A registration that comes after the goodbye of its session would be held for ever.
         if self.waits.has_ended(session):
             session = NOBODY
         if not handle:
@@ -342,6 +345,7 @@ class Worker:
         """
         self._check_here()
         call = registered.call
+        # Sessions of this process may use their own task without limits.
         if not registered.registration.foreign:
             self.ledger.own.add(session)
         if call.holds:
@@ -396,6 +400,7 @@ class Worker:
                 self.counters.updated(session)
             if registered.reads:
                 self.counters.read(session)
+            # Only a run that has succeeded counts as a part of its step.
             writes = registered.writes
             return result
         finally:

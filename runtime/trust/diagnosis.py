@@ -144,7 +144,7 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
         ):
             try:
                 secure.do_handshake()
-            except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError):
+            except (*security.CUT_TLS, ConnectionResetError, BrokenPipeError):
                 return TaskLook(problem=UnavailableError(NO_ROOM))
             names = shown_names(secure)
             if wanted and not roles.has_name(names, wanted):
@@ -160,7 +160,7 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
         return TaskLook(True, error)
     # The handshake has passed, so the end of the connection is a refusal of the client's
     # certificate.
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
+    except (*security.CUT_TLS, ConnectionResetError):
         return TaskLook(True, UnauthenticatedError(security.refuses_us(certificates)))
     except ssl.SSLError as error:
         return TaskLook(True, UnauthenticatedError(security.no_handshake(error)))

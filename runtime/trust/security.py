@@ -51,6 +51,8 @@ TLS_ALERT: Final = b"\x15\x03"
 """First bytes of the answer of a TLS server to a client that does not speak TLS."""
 NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 """Reasons of the TLS library for a peer that does not speak TLS."""
+CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The errors of a TLS connection that was cut in the middle."""
 _OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
 _HANDSHAKES: Final = {
     **dict.fromkeys(
@@ -224,6 +226,7 @@ def share(given: Security) -> Callable[[], None]:
     Returns:
         A function to end the sharing.
     """
+    # Several servers of a notebook may share equal settings, and each one ends its own entry.
     _of_servers.append(given)
     return lambda: _of_servers.remove(given) if given in _of_servers else None
 
@@ -372,6 +375,7 @@ def call_proof(key: bytes, side: bytes, nonce: str, theirs: str, about: str) -> 
         theirs: Random text drawn by the client.
         about: Hash of the dialled address and task, from `about`.
     """
+    assert side in (b"client", b"server")
     return proof_of(key, b"calls", side, nonce.encode(), theirs.encode(), about.encode()).hex()
 
 

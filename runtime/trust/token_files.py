@@ -75,6 +75,7 @@ class TokenFile:
 
     def __init__(self, name: str, key: bytes | None = None) -> None:
         self.key = concurrency.random_bytes(KEY_BYTES) if key is None else key
+        assert len(self.key) == KEY_BYTES
         forbid_core_dumps()
         directory = _make_directory()
         self.path = str(directory / name)
@@ -318,6 +319,7 @@ def forbid_core_dumps() -> None:
 
 
 def _read(file: io.FileIO, path: str) -> bytes:
+    # Before the token is in the memory: a crash right after the read would leave it on the disk.
     forbid_core_dumps()
     found = _TOKEN.fullmatch(file.read(_LONGEST_FILE))
     if found is None:

@@ -32,7 +32,7 @@ from runtime.tensor_spec import Array
 from runtime.trust import roles
 from runtime.trust.certificates import Context, shown_names
 from runtime.trust.roles import ANYBODY, Identity, identity_of
-from runtime.trust.security import NOT_TLS, RefusalLog, no_handshake, speaks_tls
+from runtime.trust.security import CUT_TLS, NOT_TLS, RefusalLog, no_handshake, speaks_tls
 from runtime.wire import frames, sockets, times
 from runtime.wire.codec import (
     Buffer,
@@ -49,8 +49,6 @@ from runtime.wire.reply_cache import CallSuperseded, LaneRecord, LaneTable
 # memory without end.
 _PERMITTED: Final = 4096
 _PONG: Final = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
-_CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""The errors of a TLS connection that was cut in the middle."""
 
 _Fields = tuple[int, int, int, int, int, int, int]
 
@@ -170,9 +168,11 @@ def notify(hook: Callable[..., None], *about: int) -> None:
 
 
 class _ThreadCall(concurrency.local):
-    lane = 0
-    who = ANYBODY
     connection: "Connection | None" = None
+
+    @property
+    def record(self) -> "LaneRecord[Reply] | None":
+        return None if self.connection is None else self.connection._record
 
 
 _local = _ThreadCall()
@@ -183,7 +183,7 @@ def current_lane() -> int:
 
     Returns 0 outside `Handler.call`.
     """
-    return _local.lane
+    return 0 if _local.connection is None else _local.connection.lane
 
 
 def current_call() -> tuple[int, int]:
@@ -191,9 +191,8 @@ def current_call() -> tuple[int, int]:
 
     Returns (0, 0) outside `Handler.call`.
     """
-    connection = _local.connection
-    record = None if connection is None else connection._record
-    return (0, 0) if connection is None or record is None else (connection.lane, record.seq)
+    record = _local.record
+    return (0, 0) if record is None else (current_lane(), record.seq)
 
 
 def current_identity() -> Identity:
@@ -201,7 +200,7 @@ def current_identity() -> Identity:
 
     Returns ANYBODY outside `Handler.call`.
     """
-    return _local.who
+    return ANYBODY if _local.connection is None else _local.connection.who
 
 
 def caller_is_gone() -> bool:
@@ -228,9 +227,7 @@ def call_memory() -> dict[str, Any]:
     The notes include those of an earlier run of the same call that was cut off. They are dropped
     when the call has been answered. Outside `Handler.call` the dict is fresh and empty.
     """
-    connection = _local.connection
-    record = None if connection is None else connection._record
-    return {} if record is None else record.memory
+    return {} if (record := _local.record) is None else record.memory
 
 
 def _peer_host(sock: socket.socket) -> str:
@@ -377,13 +374,13 @@ class Connection:
             self._enter()
             # Only now: a stranger costs no memory.
             self.receiver.allocate()
-            _local.lane, _local.who, _local.connection = self.lane, self.who, self
+            _local.connection = self
             self._serve()
         except OpError as error:
             # The client is none of ours, or its bytes are damaged.
             self.log_refusal(error)
         except (CallSuperseded, OSError) as error:
-            no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS)
+            no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, CUT_TLS)
             if not no_tls or self.state is ConnectionState.SERVED:
                 logging.debug("Connection of client %x, lane %d: %r", self.client, self.lane, error)
             else:

@@ -234,12 +234,10 @@ class TaskDialer:
         adopt: Callable[[socket.socket], None],
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
-        context = None if self.certificates is None else self.certificates.client_context()
-        name = (
-            ""
-            if self.certificates is None
-            else self.certificates.name_of(self.task) or endpoint.host
-        )
+        context, name = None, ""
+        if self.certificates is not None:
+            context = self.certificates.client_context()
+            name = self.certificates.name_of(self.task) or endpoint.host
         sock = addresses.connect(
             addresses.look_up(host, port, deadline),
             lambda address: self._make_socket(address, name, context),
@@ -269,7 +267,7 @@ class TaskDialer:
         _limit(sock, deadline)
         try:
             sock.do_handshake()
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        except security.CUT_TLS:
             # The connection was cut in the middle of the handshake, so another attempt may succeed.
             raise
         except ssl.SSLError as error:
@@ -316,7 +314,7 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
 def _receive(sock: socket.socket, window: memoryview) -> int:
     try:
         return sock.recv_into(window)
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+    except security.CUT_TLS:
         return 0
     except ssl.SSLError as error:
         # With TLS 1.3 a server checks our certificate only after our side of the handshake.

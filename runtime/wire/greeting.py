@@ -67,6 +67,7 @@ class ClientGreeting:
             InvalidArgumentError: The id of the client is 0.
             DataLossError: The bytes are no greeting.
         """
+        assert len(data) <= self.wanted
         self._said += data
         self.wanted -= len(data)
         if self.wanted:
@@ -127,5 +128,6 @@ def tensor_proof(
         task: Task dialled by the client, the server's own.
         incarnation: Incarnation of the server.
     """
+    assert side in (b"client", b"server")
     about = _ABOUT.pack(incarnation, hello.client, hello.lane, hello.attempt)
     return proof_of(key, b"tensors", side, nonce, hello.nonce, about, task.encode())

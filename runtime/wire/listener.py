@@ -393,6 +393,7 @@ class TensorServer:
 
         Closes the connection if the system has no thread for it.
         """
+        assert connection.thread is None, "a connection has one thread"
         name = f"tensor connection {self._accepted}"
         connection.thread = self._threads.create(self._serve, connection, name=name)
         before, connection.state = connection.state, ConnectionState.ENTERING

@@ -215,19 +215,18 @@ def plan_to_proto(plan: Plan) -> pb.PlanDef:
     )
 
 
-def plan_from_proto(message: pb.PlanDef, limits: Limits | None = None) -> Plan:
+def plan_from_proto(message: pb.PlanDef, limits: Limits) -> Plan:
     """Returns the plan of a message.
 
     Args:
         message: Message of `plan_to_proto`.
-        limits: Limits of the task that runs the plan; the defaults if None.
+        limits: Limits of the task that runs the plan.
 
     Raises:
         ResourceExhaustedError: The plan has too many slots, each of which costs memory in every
             step.
         InvalidArgumentError: The number of slots is negative.
     """
-    limits = limits or Limits()
     if message.slots < 0:
         raise InvalidArgumentError(f"a plan of {message.slots} slots (PlanDef.slots)")
     if message.slots > limits.plan_slots:

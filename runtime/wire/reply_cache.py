@@ -116,6 +116,7 @@ class LaneRecord(Generic[Kept]):
             kept: Reply of the call if the call must not run again, else None.
         """
         with self.lock:
+            assert self._running, "a call ends that has not begun"
             self._running = False
             self._kept = kept
             if self._waiting:

@@ -108,7 +108,7 @@ def test_independent_writes_await_nothing(fetches: list[Any], random: Any) -> No
 def test_plan_survives_its_wire_form(fetches: list[Any]) -> None:
     """A plan is the same after its way to another master."""
     plan = make_plan(fetches, {}, DEVICES)
-    there = plan_from_proto(plan_to_proto(plan))
+    there = plan_from_proto(plan_to_proto(plan), rt.Limits())
     assert there.after == plan.after and group_waves(there) == group_waves(plan)
 
 
