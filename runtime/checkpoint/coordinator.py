@@ -140,13 +140,10 @@ class CheckpointCoordinator:
             self._pause(job, tasks, under)
             when_paused()
             takes = {
-                t: Order.Take(job=job, slices=_to_messages(s), report=number_of)
+                t: Order(take=Order.Take(job=job, slices=_to_messages(s), report=number_of))
                 for t, s in held.items()
             }
-            replies = [
-                r.take
-                for r in self._ask_tasks({t: Order(take=take) for t, take in takes.items()}, under)
-            ]
+            replies = [reply.take for reply in self._ask_tasks(takes, under)]
         except BaseException:
             # Tasks that are paused would hold updates back until the pause lapses.
             self._drop_job(job, tasks, under)
@@ -201,13 +198,11 @@ class CheckpointCoordinator:
             None if a task does not know, after a restart or many further saves.
         """
         questions = {
-            t: Order.Changed(job=job, slices=_to_messages(s)) for t, s in by_task(slices).items()
+            t: Order(changed=Order.Changed(job=job, slices=_to_messages(s)))
+            for t, s in by_task(slices).items()
         }
         try:
-            return any(
-                r.changed
-                for r in self._ask_tasks({t: Order(changed=q) for t, q in questions.items()}, {})
-            )
+            return any(reply.changed for reply in self._ask_tasks(questions, {}))
         except NotFoundError:
             return None
 

@@ -115,7 +115,10 @@ def is_small(text: bytes) -> bool:
 
 
 def _open_regular(path: str) -> BinaryIO:
-    file = open(path, "rb", buffering=0, opener=_without_waiting)
+    # Without O_NONBLOCK, opening a pipe would wait for ever.
+    file = open(
+        path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+    )
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
@@ -123,11 +126,6 @@ def _open_regular(path: str) -> BinaryIO:
         file.close()
         raise
     return file
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe would wait for ever.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _sum_bytes(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:

@@ -201,6 +201,7 @@ class JobTable:
             yield
         finally:
             with self._changed:
+                assert job.at_work, "two orders work on one job"
                 job.at_work = False
                 job.used_at = concurrency.monotonic()
                 self._forget_ended()

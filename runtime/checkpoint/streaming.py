@@ -146,6 +146,7 @@ def blocks(snapshot: Snapshot, streams: TaskStreams) -> Iterator[tuple[ArraySlic
                 raw = streams.pull(task, byte_range) if byte_range.size else np.empty((0,), _BYTE)
                 sent += byte_range.size
                 yield block, raw.view(block.dtype).reshape(block.shape)
+            assert sent == s.stored.nbytes, "the blocks are not the whole slice"
 
 
 def send(
@@ -169,3 +170,4 @@ def send(
                 part = raw[at : at + CHUNK_BYTES]
                 stream.push(common._replace(part=index, offset=sent, size=part.size), part)
                 sent += part.size
+        assert sent == s.stored.nbytes, "the blocks are not the whole slice"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,11 +83,6 @@ def is_unknown_to_xla(dtype: DType) -> bool:
     of one bit for truth values, which are stored in another way: no such program runs.
     """
     return dtype.name.startswith("float6_") or dtype.name in ("int1", "uint1")
-
-
-def optional(kind: AttributeKind) -> AttributeKind:
-    """Makes the kind of attributes that may be None as well."""
-    return replace(kind, optional=True)
 
 
 def _check_range(value: Parameter, low: int, high: int) -> int:

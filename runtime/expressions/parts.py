@@ -72,6 +72,7 @@ def split(expressions: ExpressionList, most: int) -> tuple[list[ProgramPart], tu
             parts.append(_make_part(expressions, equations, tuple(taken), gives, values))
         begin = end
     copies, results = _copied_results(expressions, first)
+    assert len(set(results)) == len(results), "two results would share an array"
     return [*parts, *copies], results
 
 

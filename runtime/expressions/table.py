@@ -46,7 +46,6 @@ from runtime.expressions.kinds import (
     integers,
     member_of,
     one_of,
-    optional,
     rows,
 )
 
@@ -521,8 +520,8 @@ def _make_rows() -> Iterator[tuple[str, TableRow]]:
         attributes = {}
         for word in (word for word in words if word[0] != "-"):
             kind = _ATTRIBUTES[word.removesuffix("?")]
-            attributes[word.removesuffix("?").split(":")[0]] = (
-                optional(kind) if word[-1] == "?" else kind
+            attributes[word.removesuffix("?").split(":")[0]] = replace(
+                kind, optional=word[-1] == "?"
             )
         implied = frozenset(word[1:] for word in words if word[0] == "-")
         for name in line[0].split(","):
@@ -579,3 +578,5 @@ RENAMED: Mapping[str, Callable[[Mapping[str, Value]], Mapping[str, Value]]] = {
 
 IDENTITIES = frozenset({"copy", "device_put", "name", "random_clone", "stop_gradient"})
 """Primitives that give their operands as they are."""
+
+assert TABLE.keys().isdisjoint({*INLINED, *IDENTITIES}), "an operation is written in two ways"

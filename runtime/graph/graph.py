@@ -15,9 +15,7 @@ from runtime import concurrency
 from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators, pick_item
 from runtime.graph.placement import (
-    DeviceFunction,
     DeviceScopes,
-    DeviceSpec,
     OpInfo,
     OutputInfo,
     current_device,
@@ -188,6 +186,8 @@ class Operation:
     outputs: tuple[Tensor, ...] = field(init=False)
 
     def __post_init__(self, specs: Sequence[tuple[Shape | None, DType]]) -> None:
+        before = (*self.control_inputs, *(tensor.op for tensor in self.inputs))
+        assert all(op.id < self.id for op in before), "the numbers are no topological order"
         self.outputs = tuple(Tensor(self, i, *spec) for i, spec in enumerate(specs))
 
     def __getattr__(self, name: str) -> Any:
@@ -351,11 +351,7 @@ class Graph:
         """Returns the operations of this thread's open ``control_dependencies``."""
         return self._scopes.control
 
-    def device(
-        self, spec: str | DeviceSpec | DeviceFunction | None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Does the same as ``runtime.device``."""
-        return device(spec)
+    device = staticmethod(device)
 
     def get_name_scope(self) -> str:
         """Returns the open name scope without the slash at its end, ``""`` at the top."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
@@ -113,4 +113,4 @@ class StepPhase:
     part: int
     remote: tuple[RemoteCall, ...]
     local: tuple[LocalCall, ...]
-    flow: tuple[FlowCall, ...] = field(default=())
+    flow: tuple[FlowCall, ...] = ()

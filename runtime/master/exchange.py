@@ -101,6 +101,7 @@ class StepRun:
 
         The computations that read the replies must have finished.
         """
+        assert not self.running, "a computation may still read the memory"
         for call, buffer in self.borrowed:
             call.buffers.append(buffer)
         self.borrowed.clear()

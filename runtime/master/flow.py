@@ -75,6 +75,7 @@ class _FlowRun:
                 self._run.running.append((thread.call, done))
                 self._note_computing(i, thread.call)
             self._begin_ready()
+        assert not self._todo, "the calls wait for each other"
 
     def close(self) -> None:
         """Gives up the calls under way."""

@@ -199,6 +199,7 @@ class Pipeline:
     def _send_push(self, run: StepRun) -> None:
         exchange = Exchange(run)
         sent: list[Sequence[Array]] = []
+        assert self._pushed is None, "the reply to a push would be lost"
         self._pushed = exchange, sent
         for call in self._push_phase.remote:
             arrays = [

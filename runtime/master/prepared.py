@@ -173,6 +173,7 @@ def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[S
                 _make_flow(plan, calls, numbers, parts),
             )
         )
+    assert sum(len(p.remote) + len(p.local) for p in phases) == len(calls)
     return tuple(phases)
 
 

@@ -129,6 +129,9 @@ class _WaveChoice:
         self._find_earliest(find_place)
         self.waves = dict(self._earliest)
         self._join_writes(self._move_others_late())
+        assert all(
+            self._first_wave(op, self.spots[op], self.waves) <= self.waves[op] for op in operations
+        ), "a stage waits for its own result, or for a later stage"
 
     def _find_earliest(self, find_place: Callable[[Operation], Place]) -> None:
         """Finds the spot and the earliest wave of each operation."""

@@ -72,6 +72,7 @@ def split_step(
         calls = tuple(filter(_is_call, now))
         found.append(Substep(tuple(dict.fromkeys(wanted)), tuple(given), frozenset(done), calls))
         done.update(now)
+    assert not found[-1].calls, "the results of the last calls reach nobody"
     return tuple(found)
 
 
@@ -107,4 +108,5 @@ def _number_operations(needed: NeededOperations) -> tuple[dict[Operation, int], 
         for before in needed.waits_for[op]:
             if not _is_call(before):
                 numbers[before] = min(numbers[before], numbers[op])
+            assert numbers[before] <= numbers[op], "a substep needs a later substep"
     return numbers, last

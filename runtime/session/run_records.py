@@ -69,14 +69,14 @@ class RunRecordView:
     joined: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
     origin: str = ""
-    logdir: str = field(default="", kw_only=True)
-    left: tuple[str, ...] = field(default=(), kw_only=True)
     addresses: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     silent: Mapping[str, float] = field(default_factory=dict)
     saved_step: int | None = None
     stop: str = ""
     goes_in_secs: float | None = None
+    logdir: str = ""
+    left: tuple[str, ...] = ()
 
 
 class RunRecords:

@@ -474,10 +474,11 @@ def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
 
 def wait_secs(order: pb.RunOrder) -> float:
     """Returns the longest wait of an order in seconds with the default limit; 0 without a wait."""
-    return min(
-        Limits.run_order_secs,
-        max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs),
-    )
+    return min(Limits.run_order_secs, max(_list_waits(order)))
+
+
+def _list_waits(order: pb.RunOrder) -> tuple[float, ...]:
+    return order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:
@@ -496,8 +497,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
             "known here: run one version on all tasks",
             task=task,
         )
-    waits = order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs
-    for secs in (order.finish.silence_secs, *waits):
+    for secs in (order.finish.silence_secs, *_list_waits(order)):
         # Also NaN is refused.
         if not secs >= 0:
             raise InvalidArgumentError(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from runtime import concurrency
 from runtime.errors import SnapshotError
@@ -56,7 +56,7 @@ class StepWrites:
         at: ``time.monotonic()`` of the last write.
     """
 
-    expected: Mapping[str, int] = field(default_factory=dict)
+    expected: Mapping[str, int]
     done: int = 0
     at: float = 0.0
 
