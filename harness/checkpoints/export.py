@@ -40,6 +40,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
     reader = load_checkpoint(os.fspath(path))
     shapes = reader.get_variable_to_shape_map()
     leaves, structure = jax.tree.flatten_with_path(like)
+    # A variable knows its name; an array has the name of its place in the tree.
     names = [
         leaf.spec.name if isinstance(leaf, Variable) else path_name(name, at) for at, leaf in leaves
     ]

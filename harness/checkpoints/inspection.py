@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reader = _open_newest(path, steps)
         other = load_checkpoint(options.compare) if options.compare else None
         if other is not None:
+            # Damage of the other checkpoint would look like a difference.
             other.verify()
     except (ValueError, rt.DataLossError) as error:
         if options.json:
@@ -269,6 +270,7 @@ def _show_steps(steps: list[dict[str, Any]]) -> None:
     for step in steps:
         at = step["saved_at"]
         when = "" if at is None else datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
+        # Three problems show the kind of damage; --json has all.
         state = "complete" if step["complete"] else "DAMAGED: " + "; ".join(step["problems"][:3])
         if step["with_nan"]:
             state += f", NaN in {step['with_nan']}"

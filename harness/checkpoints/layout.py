@@ -103,6 +103,7 @@ def path_exists(path: epath.Path) -> bool:
     """Returns True if a file or directory exists; raises the errors of ``list_children``."""
     if not storage.is_local(str(path)):
         return bool(path.exists())
+    # `os.path.exists` takes a directory that may not be read for a missing one.
     try:
         os.stat(path)
     except OSError as error:
@@ -118,6 +119,7 @@ def _disk_error(error: OSError, path: str) -> Exception:
 
 def is_checkpoint(path: epath.Path) -> bool:
     """Returns True for a finished Orbax checkpoint, also for a damaged one."""
+    # Orbax renames a checkpoint that is whole. Until then the name has this part.
     if TEMPORARY in path.name:
         return False
     marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
@@ -346,6 +348,7 @@ def check_files(step: StoredStep) -> None:
 
 def _is_of_tensorflow(path: str) -> bool:
     """Returns True if TensorFlow's checkpoints lie in a directory, or begin with a path."""
+    # The path may be the first part of file names, such as `model.ckpt-100`.
     where, name = os.path.split(path.rstrip("/"))
     beside = [c for c in list_children(where or ".") if c.name.startswith(f"{name}.")]
     return any(

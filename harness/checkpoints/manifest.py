@@ -122,6 +122,7 @@ class CheckpointManifest:
             "cut": self.snapshot,
             **({"with_nan": list(self.with_nan)} if self.with_nan else {}),
         }
+        # Sorted, so that every reader computes the same checksum.
         text = json.dumps(body, sort_keys=True)
         whole = (
             json.dumps(
@@ -261,6 +262,7 @@ def quick_problems(step_directory: str, manifest: CheckpointManifest) -> list[st
 
     def look(path: str, file: CheckpointFile) -> str:
         found = os.stat(path)
+        # A pipe would hold the reader up for ever.
         if not stat.S_ISREG(found.st_mode):
             return "is not a regular file"
         return "" if found.st_size == file.size else f"{found.st_size} bytes instead of {file.size}"

@@ -364,6 +364,7 @@ def _without_log_lines() -> Iterator[None]:
         of_orbax = f"{os.sep}orbax{os.sep}checkpoint{os.sep}" in record.pathname
         return not of_orbax or logging.get_verbosity() >= logging.DEBUG or record.levelno >= 50
 
+    # absl has one logger, so the file of a line tells that the line is of Orbax.
     logger = logging.get_absl_logger()
     logger.addFilter(wanted)
     try:

@@ -76,6 +76,7 @@ class Saver:
                 "If `var_list` is provided then build cannot be deferred: leave one of them out"
             )
         hours = keep_checkpoint_every_n_hours
+        # TF1 programs pass on the default of TF1, which means no further checkpoints.
         self._retention = RetentionRule(
             max_to_keep, None if hours is None or hours >= TF_NEVER_HOURS else hours
         )

@@ -144,6 +144,7 @@ class DataShards:
         # More blocks than int32 can count are without end.
         if self.num_blocks > lease_table.MOST_BLOCKS:
             self._examples = None
+        # Programs with the same numbers deal out the same batches.
         self._likeness = num_examples, batch_size, block_batches, seed
         self._step = get_or_create_global_step() if global_step is None else global_step
         self._make_operations()
@@ -298,6 +299,7 @@ class DataShards:
         start = number * self.batch_size
         place, end = start, start + self.batch_size
         parts = []
+        # A batch at the end of an epoch continues in the next epoch.
         while place < end:
             epoch, first = divmod(place, self.num_examples)
             parts.append(self._order(epoch)[first : first + end - place])
@@ -603,6 +605,7 @@ def gone_owners(
             since = unknown.setdefault(owner, now)
         else:
             unknown.pop(owner, None)
+            # The latest sign of life on any ps counts.
             since = now - min(silences, default=0.0)
         if task in done or now - since >= lease_secs:
             gone.append(owner)

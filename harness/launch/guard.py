@@ -62,6 +62,7 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     # Guard and task both set the group, so that it exists whichever runs first.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(task, task)
+    # A task that is not reaped keeps its number, which signals need.
     while os.waitid(os.P_PID, task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         signum = signal.sigwait(WATCHED)
         if signum == KILL_SIGNAL or os.getppid() != launcher:

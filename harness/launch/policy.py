@@ -291,6 +291,7 @@ def _on_failure(
     """Continues without a task that is not started again, or stops all tasks."""
     # No other task can lead, or has the variables.
     fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
+    # The lines of the task come before the line about the consequences.
     out += [
         ShowTail(task),
         LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}"),

@@ -125,6 +125,7 @@ class ClusterRunner:
             self._follow_instructions(instructions)
             while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
+                # Signals come before ends: a task that ends by Ctrl-C has not failed.
                 for event in (*self._stop_events(wake), *self._end_events(), policy.ClockTick()):
                     state, instructions = policy.react(
                         state, event, time.monotonic(), self._options

@@ -132,6 +132,7 @@ def environment(
         for job, hosts in topology.hosts.items()
         if any(hosts)
     }
+    # Resolvers of TensorFlow read the same variable.
     config = {
         "cluster": cluster,
         "task": {"type": task.job, "index": task.index},
@@ -187,6 +188,7 @@ def gpus(visible: str | None, index: int, each: int) -> str:
 
 def watching(topology: ClusterTopology, command: Sequence[str]) -> list[str]:
     """Returns lines for the launcher's log, with the commands for status and curves."""
+    # Any task tells the whole cluster.
     some_task = (topology.ps_hosts or topology.worker_hosts)[0]
     lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]
     for argument, following in zip(command, [*command[1:], ""], strict=True):

@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
             evaluators=_EVALUATORS.value,
             elastic=_ELASTIC.value,
             command=tuple(argv[1:]) or TRAINER,
+            # A command of the user need not know the flag.
             exit_codes=not argv[1:],
             slots=_SLOTS.value,
             compute_secs=_STEP_MS.value / 1e3,

@@ -68,6 +68,7 @@ def fill_template(file: str, values: Mapping[str, object]) -> str:
         line, _, condition = line.partition("  #?")
         if condition and bool(values[condition.lstrip("!")]) == condition.startswith("!"):
             continue
+        # A value alone on its line may have several lines.
         place = re.fullmatch(r"( *)\{\{(\w+)\}\}", line)
         if place is None:
             lines.append(re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), line))
@@ -137,6 +138,7 @@ def _render_job(
 
 def _job_arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
     """Returns the command of the tasks of a job."""
+    # The other engines describe the cluster in the environment.
     if engine != "statefulset":
         return request.arguments(engine)
     hosts = {

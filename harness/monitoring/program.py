@@ -91,6 +91,7 @@ class JsonFormatter(std_logging.Formatter):
 
     def format(self, record: std_logging.LogRecord) -> str:
         """Returns the line of a record."""
+        # In UTC, as collectors mix the lines of several hosts.
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         entry: dict[str, str] = {
             "time": at.isoformat(timespec="milliseconds"),

@@ -56,6 +56,7 @@ class TaskCollector(Collector):
             base, _, device = name.partition("/")
             by_name.setdefault(base, []).append((device, value))
         for name, values in sorted(by_name.items()):
+            # All values of one figure have the same labels.
             labels = [*_LABELS, "device"] if values[0][0] else list(_LABELS)
             kind: type[CounterMetricFamily | GaugeMetricFamily] = (
                 CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -191,6 +192,7 @@ def _guard_app(
 
 
 def _is_loopback(host: str) -> bool:
+    # A name may have several addresses, and each has to be the loopback.
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return all(ipaddress.ip_address(sockaddr[0]).is_loopback for *_, sockaddr in found)
 

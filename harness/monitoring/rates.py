@@ -63,6 +63,7 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     found = {
         figure: grown[total] / seconds for figure, total in _RATES.items() if values.get(total)
     }
+    # A mean without new work would divide by zero.
     for figure, (total, count, scale) in _MEANS.items():
         if grown.get(count, 0.0) > 0:
             found[figure] = grown.get(total, 0.0) / grown[count] * scale
@@ -112,6 +113,7 @@ def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Returns rows as text with aligned columns, numbers to the right; the first row is the heading."""
+    # Cells come from other processes, and could hold escapes of a terminal.
     rows = [[rt.lowlevel.printable(cell) for cell in row] for row in rows]
     numbers = number_columns(rows)
     columns = [

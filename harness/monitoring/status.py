@@ -150,6 +150,7 @@ def as_json(states: list[TaskStatus]) -> dict[str, object]:
     tasks = []
     for state in states:
         entry: dict[str, object] = {**vars(state), "up": state.report is not None}
+        # Fields of the report stand beside those of the task.
         del entry["report"]
         if state.report is not None:
             report = asdict(state.report)

@@ -34,6 +34,7 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
         raise ValueError(
             "this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)"
         )
+    # Viewers show times from zero on.
     origin = min(_start_nanos(node) for device in devices for node in device.node_stats)
     names: list[dict[str, object]] = []
     events: list[tuple[int, dict[str, object]]] = []

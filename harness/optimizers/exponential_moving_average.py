@@ -74,6 +74,7 @@ class ExponentialMovingAverage:
 
         def find(variable: rt.Variable) -> rt.Variable | rt.Tensor:
             slot = optimizer.get_slot(variable, f"{self._name}/average")
+            # A second slot of one name has a `_` at its end.
             if optimizer.get_slot(variable, f"{self._name}/average_") is not None:
                 raise rt.InvalidArgumentError(
                     f"two moving averages of one optimizer are called {self._name!r}: give one of "
@@ -121,5 +122,6 @@ class ExponentialMovingAverage:
                 average.dtype
             )
 
+        # Of the value after this update, which is applied only later.
         average = jax.tree.map(moved, state.average, optax.apply_updates(params, updates))
         return updates, self._state(optax.safe_increment(state.steps), average)

@@ -178,6 +178,7 @@ class Optimizer:
             pairs = [
                 (wire_precision.narrow_gradient(g, v), v) for g, v in self._prepare_gradients(pairs)
             ]
+            # One update for each task, in the order of the variables.
             devices = dict.fromkeys(v.device for _, v in pairs)
             updates = {
                 device: self._update_task([(g, v) for g, v in pairs if v.device == device])
@@ -403,6 +404,7 @@ def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
         elif isinstance(key, jax.tree_util.DictKey):
             state = state[key.key]
             fields.append(str(key.key))
+    # The last field alone: fields before it belong to wrappers.
     return "/".join(part for part in (kind, *fields[-1:]) if part) or "state"
 
 

@@ -106,6 +106,7 @@ def dependences(
 def _used_inputs(closed: ClosedJaxpr, output: int) -> set[int]:
     """Finds the numbers of the inputs from which output number ``output`` of a jaxpr is computed."""
     wanted = [i == output for i in range(len(closed.out_avals))]
+    # Without dead code the inputs are left that the output depends on.
     _, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
     return {i for i, is_used in enumerate(used) if is_used}
 
@@ -131,6 +132,7 @@ def _find_parts(
 
 def _held_variables(fn: Callable[..., object]) -> dict[str, Any]:
     """Finds the variables that a function or method refers to besides its arguments."""
+    # A decorator, such as the one for extra arguments, hides the function.
     fn = getattr(fn, "__wrapped__", fn)
     if hasattr(fn, "__self__"):
         return dict(vars(fn.__self__))

@@ -306,6 +306,7 @@ class SyncRunner:
     def _listen_once(
         self, index: int, sess: rt.Session, claim: int, should_stop: Callable[[], bool]
     ) -> None:
+        # Below every step, so that the first report comes at once.
         step, count = _NOTHING.step, 0
         while not should_stop() and self._claim_count == claim:
             self._gather_report(index, sess, claim, step, count, _LISTEN_MILLIS)

@@ -176,6 +176,7 @@ class SyncReplicas(WrappedOptimizer):
             groups.setdefault(op.device, []).append(op)
         alone = len(groups) == 1
         quorums = self._make_quorums(list(groups), grads_and_vars, global_step)
+        # Gradients carry the step at which their variables were read.
         stamp = global_step.read_value()
         pairs = zip(quorums, groups.values(), strict=True)
         pushes = [quorum.push(updates, stamp, worker) for quorum, updates in pairs]

@@ -24,6 +24,7 @@ class VariableTree:
     """
 
     def __init__(self, params: object) -> None:
+        # By name, as masks of a list would depend on the order of the variables.
         if isinstance(params, list | tuple) and all(isinstance(v, rt.Variable) for v in params):
             params = {v.spec.name: v for v in params}
         found, self._structure = jax.tree.flatten_with_path(params)

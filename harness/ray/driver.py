@@ -117,6 +117,7 @@ def run(
     options = policy.LaunchOptions(max_restarts=max_restarts, grace_secs=grace_secs)
     bundles = {task: asked.get(task.job, DEFAULT_RESOURCES) for task in tasks}
     with contextlib.ExitStack() as stack:
+        # A directory of mode 0700: the file in it lets its reader into the cluster.
         own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bellwether-")))
         cluster = _RayCluster(
             command or cloudpickle.dumps(program), bundles, strategy, options, own / "token"
@@ -231,6 +232,7 @@ class _RayCluster:
                 num_returns=len(actors),
                 timeout=CLOSE_SECS,
             )
+        # The processes below an actor end with it.
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(self._group)

@@ -22,6 +22,7 @@ def main(function_file: pathlib.Path, result_file: pathlib.Path, error_file: pat
         result = function()
     except Exception as error:
         text = traceback.format_exc()
+        # In the log of the task, too: the driver raises the error at the end of the run.
         print(text, end="", file=sys.stderr, flush=True)
         _leave_file(error_file, _pickle_error(error, text))
         return exit_codes.of_error(error).plain

@@ -43,6 +43,7 @@ class RecordFile:
 
     def write(self, data: bytes) -> None:
         """Adds a record for the next flush."""
+        # The format of TensorFlow: length, its checksum, data, its checksum.
         length = struct.pack("<Q", len(data))
         self._kept += length + struct.pack("<I", masked_crc32c(length))
         self._kept += data

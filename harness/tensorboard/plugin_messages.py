@@ -30,6 +30,7 @@ def hparams_summary(
         {k: _plain_value(v) for k, v in values.items()}, dict.fromkeys(metrics)
     )
     plugin = start.value[0].metadata.plugin_data
+    # The message lies in the summary as bytes.
     data = HParamsPluginData.FromString(plugin.content)
     data.session_start_info.start_time_secs = concurrency.wall_time() if now is None else now
     plugin.content = data.SerializeToString()

@@ -205,6 +205,7 @@ def _make_summary(
     if family:
         family = _clean_name(family)
         name = f"{family}/{name}"
+    # As in TF1, the family stands before the scope, and again before the name.
     tag = "/".join(filter(None, [family, graph.get_name_scope(), name]))
     taken = _tags.setdefault(graph, set())
     tag = _free_tag(tag, taken)

@@ -177,6 +177,7 @@ class FileWriter:
             TypeError: The graph is neither a Graph nor a GraphDef message.
         """
         message = graph_def(graph) if isinstance(graph, rt.Graph) else graph
+        # By its field, as the class of a GraphDef may be of another package.
         if not hasattr(message, "node"):
             raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
         self._add_event(event_pb2.Event(graph_def=message.SerializeToString()), global_step)

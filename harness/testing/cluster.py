@@ -85,6 +85,7 @@ class LocalCluster(TaskProcesses):
         self._command = list(command)
         self._env = {**os.environ, **(env or {})}
         self._security = rt.Security.from_environ(self._env)
+        # Ports stay taken until their tasks start.
         held = hold_ports(ps + workers)
         hosts = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in held]
         self._topology = ClusterTopology(tuple(hosts[:ps]), tuple(hosts[ps:]))

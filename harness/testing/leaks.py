@@ -48,6 +48,7 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
 
 def _list_holdings() -> Iterator[str]:
     """Describes what this process holds, as in "thread worker", "process 17 sleep" and "file /tmp/x"."""
+    # Zygotes live as long as this process.
     lasting = ZygoteProcess.lasting_threads()
     yield from (
         f"thread {t.name}"

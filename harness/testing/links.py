@@ -102,6 +102,7 @@ class Links:
         link = self._link_between(one, other)
         link.reset = reset
         link.healed.clear()
+        # Open connections are reset here, and new ones by `_tunnel_connection`.
         if reset:
             for writer in link.writers:
                 _reset_connection(writer)

@@ -107,6 +107,7 @@ class FaultPlan:
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
+        # A plan without a seed can be repeated, too: the seed is printed.
         if self.seed is None:
             object.__setattr__(self, "seed", concurrency.random_id(32))
 

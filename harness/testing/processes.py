@@ -200,6 +200,7 @@ class ZygoteProcess:
                 socket.send_fds(
                     self._control, [json.dumps(message).encode()], [theirs.fileno(), *descriptors]
                 )
+            # The zygote may still import its modules.
             ours.settimeout(START_SECS)
             pid = ours.recv(zygote.MESSAGE_BYTES)
             if not pid:
@@ -301,6 +302,7 @@ class TaskProcesses:
                 "input": stdin is not None,
             }
             started_at = concurrency.monotonic()
+            # Each life has a pipe, so that the lines of two lives do not mix.
             reader, writer = os.pipe()
             try:
                 channel, pid = self._zygote.start(

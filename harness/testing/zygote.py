@@ -216,6 +216,7 @@ def run_program(argv: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Serves. Runs the program of a task in each fork."""
     control = socket.socket(fileno=int(arguments[0]))
+    # A signal that is ignored here would be ignored by every task.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     with warnings.catch_warnings():

@@ -46,6 +46,7 @@ def init_params() -> dict[str, np.ndarray]:
         "v2": (64, 64),
         "v3": (64, 1),
     }
+    # Small at first, so that both moves are about as likely.
     scale = {"p3": 0.01}
     return {
         name: (rng.normal(size=shape) * scale.get(name, 1.0) / np.sqrt(shape[0])).astype(np.float32)
@@ -71,6 +72,7 @@ def loss_fn(
     logits, values = network(params, seen)
     log_p = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_p, moves[:, None], 1)[:, 0]
+    # The entropy keeps the policy from a decision that comes too early.
     entropy = -(jnp.exp(log_p) * log_p).sum(-1)
     return (-chosen * advantages + (values - returns) ** 2 - 0.01 * entropy).mean()
 
@@ -177,6 +179,7 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
         with supervisor.managed_session(me.target) as session:
             step, told, reached = 0, 0, 0.0
             while not supervisor.should_stop() and step < options.train_steps:
+                # One copy for all moves of a batch, whatever other workers push meanwhile.
                 batch = player.play(session.run(params))
                 _, step = session.run(
                     [learn, global_step],

@@ -309,9 +309,11 @@ def chosen_exit_codes() -> str:
 def _given_limits() -> rt.Limits | None:
     told = {row.name: flags.FLAGS[_LIMIT + row.name].value for row in rt.Limits.rows()}
     given = {name: value for name, value in told.items() if value is not None}
+    # A limit that is not given keeps the value of the environment.
     return replace(rt.Limits.from_environ(os.environ), **given) if given else None
 
 
+# Flags of a task, which `find_identity` reads.
 for _job in ("ps", "worker", "chief"):
     flags.DEFINE_list(f"{_job}_hosts", [], f"host:port of each {_job}, the same on every task.")
 flags.DEFINE_string(

@@ -65,6 +65,7 @@ def fetch(
         DataError: Mirrors have other files, or the cache cannot be used.
     """
     try:
+        # Without the lock first: most starts find all files.
         with contextlib.suppress(FileNotFoundError, DataError):
             return {name: read(cache / name, sha256) for name, sha256 in checksums.items()}
         cache.mkdir(parents=True, exist_ok=True)

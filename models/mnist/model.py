@@ -54,6 +54,7 @@ def accuracy(params: Params, images: Array, labels: Array) -> Array:
 def _draw_weights(rng: np.random.Generator, inputs: int, units: int) -> NDArray[np.float32]:
     """Draws normal weights of deviation 1/sqrt(inputs of a unit), again beyond two deviations."""
     values = rng.standard_normal((inputs, units))
+    # A weight beyond two deviations would saturate its unit.
     while (outliers := np.abs(values) > 2).any():
         values[outliers] = rng.standard_normal(np.count_nonzero(outliers))
     return np.asarray(values / np.sqrt(inputs), np.float32)

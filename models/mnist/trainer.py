@@ -208,6 +208,7 @@ def deal_feeds(
 ) -> Iterator[Iterator[Feeds]]:
     """Yields the feeds of this worker's steps: a fixed share, or leases on shards if workers come and go."""
     if batches is not None:
+        # The stream has no end: `next` never returns None.
         pairs = iter(batches.next, None)
         yield ({graph.images: images, graph.labels: labels} for images, labels in pairs)
         return
@@ -419,6 +420,7 @@ class ChiefTests:
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()
         self._test_steps = config.test_epochs * steps_per_epoch or math.inf
         self._next_test = step + self._test_steps
+        # A run that is resumed has its row already.
         if self._writer is not None and not step:
             self._writer.add_hparams(hyperparameters(config), ["test_accuracy", "cost"])
 
