@@ -96,14 +96,14 @@ class Calls:
 
 
 @pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> concurrency._Timer:
+def timer(monkeypatch: pytest.MonkeyPatch) -> concurrency._CallTimer:
     """A timer of the test alone: servers and sessions of other tests may have calls, too."""
-    made = concurrency._Timer()
+    made = concurrency._CallTimer()
     monkeypatch.setattr(concurrency, "_timer", made)
     return made
 
 
-def test_one_thread_makes_all_periodic_calls(timer: concurrency._Timer) -> None:
+def test_one_thread_makes_all_periodic_calls(timer: concurrency._CallTimer) -> None:
     """Calls with other periods share the thread, which ends with the last call."""
     one, other = Calls(), Calls()
     watches = [every(0.01, one.call), every(0.02, other.call)]
@@ -117,7 +117,7 @@ def test_one_thread_makes_all_periodic_calls(timer: concurrency._Timer) -> None:
     assert (one.count, other.count) == made
 
 
-def test_waiting_call_holds_up_no_other(timer: concurrency._Timer) -> None:
+def test_waiting_call_holds_up_no_other(timer: concurrency._CallTimer) -> None:
     """A method that may wait has its own thread, and is not called again meanwhile."""
     slow, quick, ended = Calls(), Calls(), threading.Event()
     slow.wait = lambda: ended.wait(60)
@@ -132,7 +132,7 @@ def test_waiting_call_holds_up_no_other(timer: concurrency._Timer) -> None:
         watch.stop()
 
 
-def test_calls_end_with_their_object(timer: concurrency._Timer) -> None:
+def test_calls_end_with_their_object(timer: concurrency._CallTimer) -> None:
     """The timer keeps no object alive."""
     calls, called = Calls(), threading.Event()
     calls.wait = called.set
@@ -145,7 +145,7 @@ def test_calls_end_with_their_object(timer: concurrency._Timer) -> None:
 
 @pytest.mark.parametrize("blocks", [False, True])
 def test_failed_call_is_made_again(
-    blocks: bool, timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
+    blocks: bool, timer: concurrency._CallTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error is logged and ends no call, neither of its own method nor of others."""
     calls = Calls()
@@ -227,7 +227,7 @@ def test_all_are_called_without_threads(monkeypatch: pytest.MonkeyPatch) -> None
     assert [answer.result() for answer in answers.values()] == [False, True, False]
 
 
-def test_no_period_ends_the_timer(timer: concurrency._Timer) -> None:
+def test_no_period_ends_the_timer(timer: concurrency._CallTimer) -> None:
     """A call that is never due keeps no other call from the timer."""
     never, other = Calls(), Calls()
     watches = [every(float("inf"), never.call), every(0.01, other.call)]
@@ -241,7 +241,7 @@ def test_no_period_ends_the_timer(timer: concurrency._Timer) -> None:
 
 
 def test_exit_in_call_ends_no_other(
-    timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
+    timer: concurrency._CallTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SystemExit is an error of the call, and not the end of the timer."""
     leaves, other = Calls(), Calls()
