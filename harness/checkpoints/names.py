@@ -106,7 +106,7 @@ def slices_of(
     placement = session.placement(list(saved))
     limit = STREAM_CHUNK_BYTES if stream else CHUNK_BYTES
     chunks = {
-        key: _chunk_shape(list(parts.values()), limit) for key, parts in _by_key(saved).items()
+        key: chunk_shape(list(parts.values()), limit) for key, parts in _by_key(saved).items()
     }
     return [
         VariableSlice(variable.spec, placement[variable], replace(place, chunk=chunks[place.key]))
@@ -114,7 +114,7 @@ def slices_of(
     ]
 
 
-def _chunk_shape(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
+def chunk_shape(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
     """Returns the shape of an array's chunks.
 
     No chunk crosses the boundary of two slices, and most chunks have about ``limit`` bytes.

@@ -532,7 +532,7 @@ def _check_metadata(source: Source, key: str) -> None:
             )
 
 
-def _is_plain(directory: str) -> bool:
+def is_plain(directory: str) -> bool:
     """Returns True if a local OCDBT store's manifest and its only node are not compressed.
 
     The format is specified at
@@ -542,7 +542,7 @@ def _is_plain(directory: str) -> bool:
         with open(
             os.open(os.path.join(directory, STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb"
         ) as file:
-            root = _plain_root(file.read(_MANIFEST_BYTES))
+            root = plain_root(file.read(_MANIFEST_BYTES))
         if root is None:
             return False
         path, offset = root
@@ -566,7 +566,7 @@ def _is_plain_head(head: bytes, magic: bytes) -> bool:
     return len(head) >= _HEAD_BYTES and head[:4] == magic and head[12:14] == bytes(2)
 
 
-def _plain_root(manifest: bytes) -> tuple[str, int] | None:
+def plain_root(manifest: bytes) -> tuple[str, int] | None:
     """Returns the file and the offset of the newest version's root, or None if more may be compressed.
 
     Raises:
@@ -719,7 +719,7 @@ def read_each(
 
     context = _context()
     directory = source.directory
-    if only_plain and is_local(directory) and not (source.ocdbt and _is_plain(directory)):
+    if only_plain and is_local(directory) and not (source.ocdbt and is_plain(directory)):
         raise FailedPreconditionError(_PACKED.format(directory))
     reads: deque[tuple[ArraySlice, Array, tensorstore.WriteFutures]] = deque()
 

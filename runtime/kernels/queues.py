@@ -112,6 +112,11 @@ class QueueResource(Resource):
         with self._changed:
             return self._closed
 
+    def waiting(self) -> tuple[int, int]:
+        """Returns the numbers of calls that wait to take elements, and to add elements."""
+        with self._changed:
+            return len(self._takers), len(self._givers)
+
     def enqueue_many(
         self,
         elements: Sequence[Element],

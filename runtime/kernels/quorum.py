@@ -152,6 +152,11 @@ class QuorumResource(Resource, abc.ABC):
         return self._gradients.counts
 
     @property
+    def waiting(self) -> int:
+        """Gradients that no decision has applied or dropped."""
+        return len(self._gradients.entries)
+
+    @property
     def dropped_gradients(self) -> int:
         """Gradients that were dropped as stale or repeated."""
         return self.counts.dropped + self.counts.repeated

@@ -45,6 +45,11 @@ class Ledger:
         self.own: set[int] = set()
         """The sessions of this process, which are counted and not checked."""
 
+    @property
+    def total(self) -> int:
+        """The bytes that are kept for all sessions."""
+        return self._total
+
     def of(self, session: int) -> int:
         """Returns the bytes that are kept for a session."""
         return self._bytes.get(session, 0)

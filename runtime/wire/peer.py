@@ -77,7 +77,7 @@ class Peer:
         self._heart = Heartbeat(
             self._dialer,
             next(_lane_numbers),
-            lanes=self._all_lanes,
+            lanes=self.lanes,
             bind=self._bind,
             closed=self._closed,
         )
@@ -143,7 +143,7 @@ class Peer:
 
         Later calls use new connections.
         """
-        for lane in self._all_lanes():
+        for lane in self.lanes():
             lane.cancel()
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Peer:
         idle = []
         while self._idle:
             idle.append(self._idle.pop())
-        for lane in self._all_lanes():
+        for lane in self.lanes():
             if lane not in idle:
                 lane.cancel()
         self._heart.wake()
@@ -199,11 +199,12 @@ class Peer:
                 return
             self.lost = True
         # The calls of the lanes find out as they connect again.
-        for lane in self._all_lanes():
+        for lane in self.lanes():
             lane.link.interrupt()
         raise self._lost_error()
 
-    def _all_lanes(self) -> list[Lane]:
+    def lanes(self) -> list[Lane]:
+        """Returns the open lanes, those with a call under way among them."""
         with self._lock:
             return list(self._lanes)
 

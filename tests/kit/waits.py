@@ -1,8 +1,11 @@
 """Waits for what nobody tells of: files and figures of other processes, counters, threads of libraries."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from runtime.concurrency import list_threads
 
 T = TypeVar("T")
 TIMEOUT_SECS = 100.0
@@ -26,3 +29,13 @@ def until(
         assert time.monotonic() < deadline, f"not within {secs:g} s{what and ': '}{what}"
         time.sleep(every)
     return found
+
+
+def until_thread_ends(name: str) -> None:
+    """Waits until no thread of a name runs in this process."""
+    until(lambda: all(thread.name != name for thread in list_threads()), f"the end of {name}")
+
+
+def count_waiters(condition: threading.Condition) -> int:
+    """Returns the number of threads that wait for a condition."""
+    return len(condition._waiters)  # type: ignore[attr-defined]

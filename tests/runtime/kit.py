@@ -12,6 +12,8 @@ import pytest
 import runtime as rt
 from harness.launch.ports import free_ports
 from runtime.master import tasks
+from runtime.wire.channel import Lane
+from runtime.wire.peer import Peer
 from tests.kit.processes import Program
 
 TARGET = "/job:worker/task:0"
@@ -48,6 +50,30 @@ def servers(*, sockets: bool = False, **jobs: int) -> Iterator[dict[str, rt.Serv
                 if name != TARGET:
                     tasks.withdraw(server.address, server)
         yield made
+
+
+def set_apart(server: rt.Server, *, host: bool = False) -> None:
+    """Lets this process see a server as another process of the user would.
+
+    Args:
+        server: The server.
+        host: True shows the server as another host would see it, without the token that it leaves for its user.
+    """
+    tasks.withdraw(server.address, server)
+    server._unshare()
+    for left in server._tokens if host else ():
+        left.close()
+
+
+def lanes_to(session: rt.Session, task: str) -> list[Lane]:
+    """Returns the connections of a session with a master in this process to a task."""
+    return peer_of(session, task).lanes()
+
+
+def peer_of(session: rt.Session, task: str) -> Peer:
+    """Returns the task of a session with a master in this process, as the session sees the task."""
+    found: Peer = session._engine.tasks[task].peer  # type: ignore[attr-defined]
+    return found
 
 
 def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int, **options: Any) -> Program:

@@ -95,6 +95,11 @@ class Calls:
         self.wait()
 
 
+def until_all_end(threads: set[threading.Thread]) -> None:
+    """Waits for the end of the threads that have made calls."""
+    until(lambda: not any(thread.is_alive() for thread in threads))
+
+
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> concurrency._CallTimer:
     """A timer of the test alone: servers and sessions of other tests may have calls, too."""
@@ -111,7 +116,7 @@ def test_one_thread_makes_all_periodic_calls(timer: concurrency._CallTimer) -> N
     assert one.threads == other.threads and [thread.name for thread in one.threads] == ["timer"]
     for watch in watches:
         watch.stop()
-    until(lambda: not timer._runs)
+    until_all_end(one.threads)
     made = one.count, other.count
     threading.Event().wait(0.1)
     assert (one.count, other.count) == made
@@ -138,9 +143,10 @@ def test_calls_end_with_their_object(timer: concurrency._CallTimer) -> None:
     calls.wait = called.set
     every(0.01, calls.call)
     assert called.wait(60)
+    threads = calls.threads
     del calls
     gc.collect()
-    until(lambda: not timer._runs)
+    until_all_end(threads)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -153,7 +159,7 @@ def test_failed_call_is_made_again(
     watch = every(0.01, calls.call, blocks=blocks)
     until(lambda: calls.count > 2)
     watch.stop()
-    until(lambda: not timer._runs)
+    until_all_end(calls.threads)
     assert "A periodic call has failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
@@ -254,7 +260,7 @@ def test_exit_in_call_ends_no_other(
     until(lambda: leaves.count > 2 and other.count > 2)
     for watch in watches:
         watch.stop()
-    until(lambda: not timer._runs)
+    until_all_end(leaves.threads | other.threads)
     assert "SystemExit" in caplog.text
 
 

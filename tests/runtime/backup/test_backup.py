@@ -29,6 +29,7 @@ from runtime.backup.primary import CapturedEntry, Primary, StateCapture
 from runtime.errors import AbortedError, UnavailableError
 from runtime.wire.connection import Reply
 from runtime.wire.reply_cache import LaneTable
+from tests.kit.waits import until_thread_ends
 from tests.runtime.kit import addresses
 
 TASK, HOLDER = "/job:ps/task:0", "/job:ps/task:1"
@@ -113,6 +114,7 @@ def test_kept_image_is_always_whole(turns: list[Any]) -> None:
     source, holder = Source(), Holder()
     primary = made(source, holder)
     states: dict[int, dict[str, int]] = {}
+    version = 0
     for changes, lose, event in turns:
         if event == "dies":
             holder.backups = BackupHolder()
@@ -124,7 +126,8 @@ def test_kept_image_is_always_whole(turns: list[Any]) -> None:
             if value is not None:
                 source.state[name] = value
             primary.count()
-        states[primary._version] = dict(source.state)
+            version += 1
+        states[version] = dict(source.state)
         holder.lose = {holder.count + n: arrived for n, arrived in lose.items()}
         lost = False
         try:
@@ -137,7 +140,7 @@ def test_kept_image_is_always_whole(turns: list[Any]) -> None:
         if not isinstance(found, str):
             assert {n: e.meta["value"] for n, e in found.entries.items()} == states[found.version]
         if not lost and not source.unusable_because:
-            assert not isinstance(found, str) and found.version == primary._version
+            assert not isinstance(found, str) and found.version == version
         if not lost and source.unusable_because:
             assert isinstance(found, str)
 
@@ -169,9 +172,9 @@ def test_reply_keeps_the_lag_bound(lag: int) -> None:
         primary.count()
         return Reply([], remember=True)
 
-    for done in range(1, 100):
+    for _ in range(1, 100):
         primary.carry_out(update, 1, gated=True)
-        assert done - max(primary._replicated, 0) <= lag
+        assert primary.values()["backup_lag_steps"] <= lag
         primary.validate()
     primary.settle()
     assert kept(holder) == {"a": 99}
@@ -271,7 +274,7 @@ def test_stopping_task_answers_only_backed_up(gated: bool) -> None:
         with pytest.raises(UnavailableError, match="had not got this when it stopped"):
             reply.result(60)
         answers.set()
-    primary._thread.join(60)
+    until_thread_ends(f"backup of {TASK}")
 
 
 def test_replaced_process_cannot_introduce_itself() -> None:

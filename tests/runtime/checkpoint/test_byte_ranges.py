@@ -54,7 +54,7 @@ def test_blocks_share_no_chunk(
 def test_chunks_keep_the_limit(shape: list[int], limit: int) -> None:
     """The chunks of any shape keep the limit of bytes."""
     one = ArraySlice.whole("x", tuple(shape), np.dtype(np.uint8))
-    chunk = names._chunk_shape([one], limit)
+    chunk = names.chunk_shape([one], limit)
     assert math.prod(chunk) <= limit
     assert all(
         block.nbytes <= limit for block in dataclasses.replace(one, chunk=chunk).blocks(limit)

@@ -50,7 +50,7 @@ def test_killed_client_leaves_no_job(tmp_path: pathlib.Path, set_times: SetTimes
                 )
                 client.expect("^in the middle$")
                 client.kill()
-            jobs = list(participant.jobs._jobs.values())
+            jobs = participant.jobs.list_jobs()
             assert len(jobs) == len(CLIENTS)
             with pytest.raises(rt.ResourceExhaustedError, match="checkpoint_jobs"):
                 saver.save(session, tmp_path / "m", 2)
@@ -59,7 +59,7 @@ def test_killed_client_leaves_no_job(tmp_path: pathlib.Path, set_times: SetTimes
             held = [weakref.ref(array) for job in jobs for array in job.arrays if array is not None]
             assert held
             del jobs
-            until(lambda: not participant.jobs._jobs, "the end of the jobs")
+            until(lambda: not participant.jobs.list_jobs(), "the end of the jobs")
             until(
                 lambda: gc.collect() >= 0 and not any(array() is not None for array in held),
                 "their memory",
@@ -97,4 +97,4 @@ def test_dropped_job_takes_no_late_order() -> None:
         they.order(pause=ORDER.Pause(job=7, seconds=5.0))
         with refused(grpc.StatusCode.ABORTED, "it was dropped"):
             they.order(take=ORDER.Take(job=7))
-        assert not server.worker.checkpoint_participant.jobs._jobs
+        assert not server.worker.checkpoint_participant.jobs.list_jobs()

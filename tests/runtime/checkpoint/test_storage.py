@@ -191,21 +191,21 @@ def test_claimed_plain_index_is_verified(
     storage.write_store(str(directory), zip(placed, arrays.values(), strict=True), group_bytes=4000)
     manifest = directory / "manifest.ocdbt"
     whole = manifest.read_bytes()
-    assert storage._is_plain(str(directory))
+    assert storage.is_plain(str(directory))
     for end in range(100):
         manifest.write_bytes(whole[:end])
-        assert not storage._is_plain(str(directory))
+        assert not storage.is_plain(str(directory))
     manifest.write_bytes(whole[:40] + b"\xff" * (1 << 20))  # numbers without an end
-    assert not storage._is_plain(str(directory))
+    assert not storage.is_plain(str(directory))
     manifest.write_bytes(whole)
-    root = storage._plain_root(whole)
+    root = storage.plain_root(whole)
     assert root is not None
     path, offset = root
     node = bytearray((directory / path).read_bytes())
     assert node[offset + 13] == 0
     node[offset + 13] = 1  # the manifest says nothing of it
     (directory / path).write_bytes(node)
-    assert not storage._is_plain(str(directory))
+    assert not storage.is_plain(str(directory))
 
 
 def test_background_work_has_low_priority() -> None:

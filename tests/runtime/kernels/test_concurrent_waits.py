@@ -8,7 +8,7 @@ import pytest
 
 import runtime as rt
 from tests.kit.waits import until
-from tests.runtime.kit import TARGET, in_thread, servers, target_of_kind
+from tests.runtime.kit import TARGET, in_thread, lanes_to, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster
 
@@ -185,8 +185,7 @@ def test_cut_waits_stay_independent(graph: rt.Graph, first: int) -> None:
         ps = made[place].worker
         thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
         until(lambda: len(ps.waits) == 2)
-        peer: Any = session._engine.tasks[place].peer  # type: ignore[attr-defined]
-        before = {lane: lane.link.connected_at for lane in peer._all_lanes()}
+        before = {lane: lane.link.connected_at for lane in lanes_to(session, place)}
         for lane in before:
             lane.link.interrupt()
         until(lambda: any(lane.link.connected_at > at for lane, at in before.items()))

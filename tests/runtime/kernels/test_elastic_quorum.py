@@ -15,7 +15,7 @@ from runtime.kernels.quorum import (
     QuorumRules,
 )
 from runtime.state.cancellation import Cancellation
-from tests.runtime.kernels.test_quorum import Push, Variables, _here, _wait
+from tests.runtime.kernels.test_quorum import Push, Variables, _here
 
 pytestmark = pytest.mark.unit
 
@@ -31,27 +31,13 @@ class Members:
 
     def push(self, worker: int, stamp: int, value: float) -> Push:
         """A push of one number."""
-        return _Push(self.quorum, self.variables, worker, stamp, value)
+        return Push(self.quorum, self.variables, worker, stamp, value, worker + 1)
 
     def step(self, *workers: int) -> None:
         """One step of so many workers; the values are their numbers."""
         stamp = self.variables.at
         pushes = [self.push(worker, stamp, float(worker)) for worker in workers]
         assert [push.result() for push in pushes] == [(stamp + 1, True)] * len(workers)
-
-
-class _Push(Push):
-    def __init__(
-        self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float
-    ) -> None:
-        threading.Thread.__init__(self, daemon=True)
-        self.cancellation = Cancellation()
-        self.outcome: Any = None
-        arrays = [np.array([value], np.float32)]
-        self._call = lambda: quorum.push(
-            worker, stamp, arrays, variables, self.cancellation, worker + 1
-        )
-        self.start()
 
 
 def _meet(members: Members, *workers: int) -> None:
@@ -194,7 +180,7 @@ def test_commit_without_worker_reaches_tasks() -> None:
     assert quorum.commit(session, lambda: None, 0, GradientSelection(0, (0,)), 0) == 1
     assert push.result() == (1, True)
     push = members.push(0, 1, 1.0)
-    _wait(lambda: quorum._has_enough())
+    _here(quorum, 1)
     told = quorum.gather(session, lambda: None, 0, (1, 0), Cancellation(), 60)
     assert told.workers == told.seen == (0,)
     quorum.clear()

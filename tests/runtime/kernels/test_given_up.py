@@ -16,7 +16,7 @@ from runtime.wire.peer import Peer
 from tests.harness.optimizers.kit import free_addresses, serving
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
-from tests.runtime.kit import TARGET, in_thread, servers
+from tests.runtime.kit import TARGET, in_thread, lanes_to, peer_of, servers
 
 pytestmark = pytest.mark.cluster
 
@@ -56,11 +56,10 @@ class Client:
         return int(self.session.run(self.take_one, timeout_secs=timeout_secs))
 
     def peer(self) -> Peer:
-        found: Peer = self.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
-        return found
+        return peer_of(self.session, "/job:ps/task:0")
 
     def cut(self) -> None:
-        for lane in self.peer()._all_lanes():
+        for lane in self.peer().lanes():
             lane.link.interrupt()
 
 
@@ -171,7 +170,7 @@ def test_repeated_wait_keeps_third_task_values(
         for _ in range(3):
             until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.tensors.counters.accepted
-            for lane in session._engine.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
+            for lane in lanes_to(session, "/job:ps/task:0"):
                 lane.link.interrupt()
             until(lambda seen=seen: ps.tensors.counters.accepted > seen or bool(results))  # type: ignore[misc]
         assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]

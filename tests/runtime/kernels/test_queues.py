@@ -183,7 +183,7 @@ def test_closing_lets_waiting_enqueues_finish() -> None:
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
     thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
-    while not queue._givers:
+    while not queue.waiting()[1]:
         thread.join(0.001)
     queue.close()
     assert [float(queue.dequeue(Cancellation())[0]) for _ in range(2)] == [1, 2]
@@ -198,7 +198,7 @@ def test_closing_may_cancel_waiting_enqueues() -> None:
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
     thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
-    while not queue._givers:
+    while not queue.waiting()[1]:
         thread.join(0.001)
     queue.close(cancel_pending_enqueues=True)
     thread.join(60)
@@ -220,10 +220,10 @@ def test_dequeues_are_served_in_order() -> None:
     """Dequeues are served in the order of their arrival."""
     queue = _queue(capacity=8)
     large, got_large = in_thread(lambda: queue.dequeue_many(3, Cancellation()))
-    while not queue._takers:
+    while not queue.waiting()[0]:
         large.join(0.001)
     small, got_small = in_thread(lambda: queue.dequeue(Cancellation()))
-    while len(queue._takers) < 2:
+    while queue.waiting()[0] < 2:
         small.join(0.001)
     queue.enqueue_many([_element(v) for v in range(4)], _now())
     large.join(60)

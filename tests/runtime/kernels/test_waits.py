@@ -11,7 +11,7 @@ import runtime as rt
 from tests.harness.optimizers.kit import cluster, free_addresses, reset
 from tests.kit.processes import Program
 from tests.kit.waits import until
-from tests.runtime.kit import in_thread
+from tests.runtime.kit import in_thread, lanes_to
 
 pytestmark = pytest.mark.cluster
 
@@ -104,8 +104,7 @@ def test_wait_survives_a_healed_cut(client: Client) -> None:
     """A wait goes on after a cut that heals and takes one element."""
     thread, results = in_thread(client.take)
     thread.join(0.3)
-    peer = client.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
-    for lane in peer._all_lanes():
+    for lane in lanes_to(client.session, "/job:ps/task:0"):
         lane.link.interrupt()
     thread.join(0.3)
     client.put(1)

@@ -17,7 +17,6 @@ from harness.certs import CA
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
-from runtime.master import tasks
 from runtime.trust.security import Security
 from runtime.wire import frames
 from tests.runtime import kit
@@ -37,9 +36,7 @@ class Training:
             rt.Server(cluster, "worker", 0, security=self.security)
         )
         for server in (self.ps, self.worker):
-            # others in this process reach it as any process would,
-            tasks.withdraw(server.address, server)
-            server._unshare()  # and have nothing from it
+            kit.set_apart(server)
         self.metrics = self.stack.enter_context(MetricsServer(self.ps, 0, "0.0.0.0"))
         self.steps = 0
         self.failure: BaseException | None = None
@@ -91,6 +88,11 @@ class Training:
             if way == "unix"
             else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
         )
+
+
+def forget_refusals(server: rt.Server) -> None:
+    """Has a server log the next refusal of any client at once."""
+    server._parts.refusals._told.clear()
 
 
 def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[str]:

@@ -36,7 +36,17 @@ from tests.kit.changes import SetTimes, SetVariables
 from tests.kit.processes import ROOT
 from tests.kit.waits import until
 from tests.runtime import kit
-from tests.runtime.server.kit import PORTS, PS, Training, answer, context_of, figures, told
+from tests.runtime.server.kit import (
+    PORTS,
+    PS,
+    Training,
+    answer,
+    context_of,
+    figures,
+    forget_refusals,
+    told,
+)
+from tests.runtime.wire.kit import is_unix
 
 pytestmark = pytest.mark.cluster
 
@@ -121,7 +131,7 @@ def test_lane_is_refused_with_reason(
     given = strangers(kind, tmp_path, authority)
     assert given is not None
     held = given.tls()
-    training.ps.tensors._context.refusals._told.clear()
+    forget_refusals(training.ps)
     lanes = training.ps.tensors.counters.lanes
     peer = Peer(
         PS,
@@ -170,7 +180,7 @@ def test_unix_socket_stays_plain(training: Training) -> None:
     """The Unix socket serves the same user without TLS."""
     peer = Peer(PS, lambda timeout: training.endpoint("unix"), 7, lambda timeout: None)
     lane = peer.acquire()
-    assert lane.link.sock is not None and lane.link.sock.family == socket.AF_UNIX
+    assert is_unix(lane)
     peer.release(lane)
     peer.close()
 
@@ -337,8 +347,7 @@ def test_status_flag_gives_security(
     with rt.Server(
         kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=Security.from_text(str(given))
     ) as server:
-        tasks.withdraw(server.address, server)
-        server._unshare()  # as in another process
+        kit.set_apart(server)
         assert (
             status.main([f"--target={server.address}", "--interval=0.01", f"--security={given}"])
             == 0
@@ -524,12 +533,11 @@ def test_replaced_certificates_cost_no_step(
 
 
 def lanes_to(worker: rt.Server) -> list[Any]:
-    found = []
-    for session in list(worker.master._sessions.values()):
-        for task in session.tasks.values():
-            if isinstance(task, tasks.RemoteTask):
-                found += task.peer._all_lanes()
-    return found
+    sessions = list(worker.master._sessions.values())
+    others = [task for session in sessions for task in session.tasks.values()]
+    return [
+        lane for task in others if isinstance(task, tasks.RemoteTask) for lane in task.peer.lanes()
+    ]
 
 
 class Clock:

@@ -264,7 +264,7 @@ def test_held_tensors_have_a_limit(limit: str, set_variables: SetVariables) -> N
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
             held = made["/job:ps/task:0"].worker.rendezvous
             ledger = made["/job:ps/task:0"].worker.ledger
-            before = ledger._total
+            before = ledger.total
             assert len(held) == 0
             for step in range(3):  # of a session that never fetches them
                 held.put((9, step, 0), np.ones(40_000, np.float32), HeldOutput(1))
@@ -281,7 +281,7 @@ def test_held_tensors_have_a_limit(limit: str, set_variables: SetVariables) -> N
                     ledger.check(9)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
-            assert len(held) == 0 and ledger.of(9) == 0 and ledger._total == before
+            assert len(held) == 0 and ledger.of(9) == 0 and ledger.total == before
 
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
@@ -297,17 +297,17 @@ def test_queue_elements_are_counted(limit: str, set_variables: SetVariables) -> 
             with pytest.raises(rt.ResourceExhaustedError, match=f"the limit {limit} is 400000"):
                 for _ in range(11):
                     sess.run(add)
-            kept = ledger._total
+            kept = ledger.total
             assert 300_000 < kept <= 400_000
             for _ in range(5):
                 sess.run(take)
-            assert ledger._total < kept - 5 * 40_000 + 20_000
+            assert ledger.total < kept - 5 * 40_000 + 20_000
             sess.run(add)
         # what was left is nobody's, and can be taken
         with rt.Session(made[kit.TARGET].target, graph) as other:
             while int(other.run(queue.size())):
                 other.run(take)
-        until(lambda: ledger._total < 40_000)
+        until(lambda: ledger.total < 40_000)
 
 
 def test_registrations_are_counted(set_variables: SetVariables) -> None:
@@ -322,7 +322,7 @@ def test_registrations_are_counted(set_variables: SetVariables) -> None:
             with pytest.raises(rt.ResourceExhaustedError, match="the limit client_bytes is 5000"):
                 for step in steps:
                     sess.run(step, {x: np.ones(1000, np.float32)})
-        until(lambda: ledger.of(NOBODY) == ledger._total <= 6_000)
+        until(lambda: ledger.of(NOBODY) == ledger.total <= 6_000)
         with rt.Session(made[kit.TARGET].target, graph) as other:
             assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
 
@@ -399,10 +399,10 @@ def test_own_sessions_have_no_byte_limit() -> None:
         with rt.Session(server.target, graph) as sess:
             for _ in range(3):
                 sess.run(add)
-            assert server.worker.ledger._total > 12_000
+            assert server.worker.ledger.total > 12_000
             for _ in range(3):
                 sess.run(take)
-            assert server.worker.ledger._total < 1_000  # of stages
+            assert server.worker.ledger.total < 1_000  # of stages
 
 
 def test_oversized_message_is_refused_early() -> None:
@@ -474,13 +474,13 @@ def test_names_have_limited_length() -> None:
             sess.run(value.initializer)
 
 
-def test_made_up_sessions_spare_connected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_made_up_sessions_spare_connected() -> None:
     """Sessions without a connection push out no session that is connected."""
-    monkeypatch.setattr(rt.Limits, "stage_sessions", 3)
-    monkeypatch.setattr(rt.Limits, "spare_stages", 1)
-    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+    with (
+        kit.limited(stage_sessions=3, spare_stages=1),
+        kit.servers(sockets=True, ps=1, worker=1) as made,
+        rt.Graph().as_default() as graph,
+    ):
         registry = made["/job:ps/task:0"].worker.registry
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(np.zeros(3, np.float32), name="w")
@@ -488,23 +488,31 @@ def test_made_up_sessions_spare_connected(
         with rt.Session(made[kit.TARGET].target, graph) as sess:
             sess.run(rt.global_variables_initializer())
             sess.run(add)
-            registration = next(iter(registry._by_registration))
+            registration = next(iter(registry.kept()[0].values())).registration
             for number in range(100, 150):
                 assert registry.find(registration, number) is not None
             assert registry.sessions == 3
             sess.run(add)
             assert sess.run(w).tolist() == [2.0] * 3
-            monkeypatch.setattr(registry, "_connected", lambda session: True)
-            with pytest.raises(rt.ResourceExhaustedError, match="the limit stage_sessions is 3"):
-                registry.find(registration, 200)
+            with (
+                rt.Session(made[kit.TARGET].target, graph) as second,
+                rt.Session(made[kit.TARGET].target, graph) as third,
+            ):
+                for connected in (second, third):
+                    connected.run(add)
+                with pytest.raises(
+                    rt.ResourceExhaustedError, match="the limit stage_sessions is 3"
+                ):
+                    registry.find(registration, 200)
 
 
-def test_session_has_limited_stages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_session_has_limited_stages() -> None:
     """A session above its limit of stages is refused, and other sessions are served."""
-    monkeypatch.setattr(rt.Limits, "session_stages", 4)
-    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+    with (
+        kit.limited(session_stages=4),
+        kit.servers(sockets=True, ps=1, worker=1) as made,
+        rt.Graph().as_default() as graph,
+    ):
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(np.zeros(3, np.float32), name="w")
         steps = [w.assign_add(np.full(3, n, np.float32)) for n in range(6)]

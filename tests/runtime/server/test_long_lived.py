@@ -55,19 +55,18 @@ def test_many_sessions_leave_few_entries() -> None:
                     with rt.device(TARGET):
                         session.run(rt.numpy.sin(float(number)))
         assert cluster[PS].worker.executor.compiler.compilations > SESSIONS / 20
-        assert cluster[PS].worker.registry._last_handle > SESSIONS
+        assert max(cluster[PS].worker.registry.kept()[0]) > SESSIONS
         for server in cluster.values():
             worker = server.worker
             _wait_until_ended(worker)
             assert len(worker.registry) <= KEPT
-            assert len(worker.registry._programs) <= KEPT
             assert len(worker.executor.compiler) <= KEPT
             assert (
                 worker.counters._seen == worker.counters._times == worker.tracer._spans == {}
                 and not len(worker.waits)
             )
             assert len(worker.rendezvous) == 0
-            assert len(server.master._sessions) <= 1  # that of the name `session`
+            assert server.report().values["sessions"] <= 1  # that of the name `session`
 
 
 @pytest.mark.chaos
@@ -111,7 +110,7 @@ def test_late_session_must_open_anew() -> None:
             session.run(w.initializer)
             session.run(step)
             worker = cluster[PS].worker
-            for known in list(worker.registry._held):
+            for known in worker.registry.kept()[2]:
                 worker.gone(known, goodbye=False)
             session.run(step)  # nobody has asked for the room
             worker.registry._limit = 0
@@ -128,16 +127,15 @@ def test_unknown_handle_is_not_found() -> None:
         Worker("ps", 0, lambda *_: None).registry.get(7)
 
 
-def test_vanished_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_sessions_are_bounded() -> None:
     """Sessions that never say goodbye are bounded by the limit stage_sessions."""
-    monkeypatch.setattr(rt.Limits, "stage_sessions", 5)
-    with _cluster() as cluster, rt.Graph().as_default():
+    with kit.limited(stage_sessions=5), _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as session:
             step, _ = _step(0)
             session.run(rt.global_variables_initializer())
             session.run(step)
             kept = cluster[PS].worker.registry
-            registration = next(iter(kept._by_registration))
+            registration = next(iter(kept.kept()[0].values())).registration
             for number in range(100, 120):  # as if so many others had registered the same and died
                 assert kept.find(registration, number) is not None
             assert kept.sessions == 5

@@ -135,7 +135,7 @@ def test_connection_has_limited_sessions(tmp_path: pathlib.Path) -> None:
                 other.CreateSession(pb.CreateSessionRequest(), timeout=60)
             one.CloseSession(pb.CloseSessionRequest(session=made[0]), timeout=60)
             other.CreateSession(pb.CreateSessionRequest(), timeout=60)
-            assert len(server.remote_sessions) == 3 == len(server.master._sessions)
+            assert len(server.remote_sessions) == 3 == server.report().values["sessions"]
         assert '"action": "limit"' in log.read_text()  # also what the method itself has refused
 
 

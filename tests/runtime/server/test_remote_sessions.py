@@ -15,6 +15,7 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime import timeouts
+from runtime.master import tasks
 from runtime.master.dropped import later
 from runtime.rpc import threads, times
 from runtime.server import remote_sessions
@@ -22,7 +23,7 @@ from runtime.server.pools import WAITING
 from tests.kit.changes import SetTimes
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
-from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers
+from tests.runtime.kit import TARGET, addresses, in_thread, limited, processes, servers
 
 pytestmark = pytest.mark.cluster
 
@@ -32,10 +33,10 @@ WAIT = rt.SessionConfig(start_timeout_secs=60)
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[rt.Server, rt.Server]]:
+def remote() -> Iterator[tuple[rt.Server, rt.Server]]:
     """A worker and a ps in this process; its sessions reach the worker's master as those of another process do."""
-    monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        tasks.withdraw(made[TARGET].address, made[TARGET])
         yield made[TARGET], made["/job:ps/task:0"]
 
 
@@ -147,14 +148,14 @@ def test_stopped_server_ends_opening_sessions() -> None:
 
 
 def test_waiting_client_logs_the_task(
-    monkeypatch: pytest.MonkeyPatch, set_times: SetTimes, caplog: pytest.LogCaptureFixture
+    set_times: SetTimes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A remote client that waits for a task logs the task and the time."""
     set_times(timeouts, LOG_EVERY_SECS=0.5)
     cluster = addresses(ps=1, worker=1)
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
-    monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
+        tasks.withdraw(server.address, server)
         with pytest.raises(rt.DeadlineExceededError, match=f"after [34] s {re.escape(missing)}"):
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=3.0))
     assert caplog.text.count(missing) >= 3
@@ -265,14 +266,14 @@ def test_dead_clients_session_ends(
                 client.expect("^ready$")
             assert (
                 len(server.remote_sessions)
-                == len(server.master._sessions)
+                == server.report().values["sessions"]
                 == ps.worker.registry.sessions
                 == 3
             )
         set_times(timeouts, LEASE_SECS=3.0)
         until(lambda: len(server.remote_sessions) == 1)
         until(lambda: ps.worker.registry.sessions == 1)
-        until(lambda: len(server.master._sessions) == 1)
+        until(lambda: server.report().values["sessions"] == 1)
         assert session.run(size) == 0
 
 
@@ -301,28 +302,24 @@ class Expired:
             raise self.error
 
 
-def expire(*sessions: Any) -> None:
+def expire(set_times: SetTimes, *sessions: Any) -> None:
     """Has a table close the sessions."""
+    set_times(timeouts, LEASE_SECS=0.0, LEASE_LOOK_SECS=0.01)
     table = remote_sessions.RemoteSessions()
     for session in sessions:
-        table._sessions[session.id] = remote_sessions.RemoteSession(session, 1)
-        table._sessions[session.id].heard_at = float("-inf")
-    table._close_expired()
+        table.add(session)
+    until(lambda: all(session.closed for session in sessions))
+    assert not len(table)
 
 
-def test_failed_expiry_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_failed_expiry_is_logged(set_times: SetTimes, caplog: pytest.LogCaptureFixture) -> None:
     """An expired session that cannot be closed is logged, and the others are closed."""
     sessions = Expired(1, ValueError("of this session")), Expired(2)
-    expire(*sessions)
-    until(lambda: all(session.closed for session in sessions))
+    expire(set_times, *sessions)
     until(lambda: "of this session" in caplog.text)
 
 
-def test_expiry_works_without_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_expiry_works_without_threads(set_times: SetTimes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expired sessions are closed although the system has no thread."""
     later(lambda: None)  # the thread of dropped objects runs already, as after any session
 
@@ -331,8 +328,7 @@ def test_expiry_works_without_threads(
 
     monkeypatch.setattr(remote_sessions.concurrency, "in_thread", refuse)
     sessions = Expired(1), Expired(2)
-    expire(*sessions)
-    until(lambda: all(session.closed for session in sessions))
+    expire(set_times, *sessions)
 
 
 def test_stopped_server_keeps_no_session(
@@ -349,12 +345,12 @@ def test_stopped_server_keeps_no_session(
 
 
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
-def test_dropped_sessions_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_sessions_are_closed(kind: str) -> None:
     """Sessions that are dropped without close are closed."""
-    if kind == "remote master":
-        monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, ps = made[TARGET], made["/job:ps/task:0"]
+        if kind == "remote master":
+            tasks.withdraw(server.address, server)
         size = queue().size()
         for _ in range(3):
             dropped = rt.Session(server.target, config=WAIT)
@@ -362,7 +358,7 @@ def test_dropped_sessions_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch)
         kept = rt.Session(server.target, config=WAIT)
         del dropped
         gc.collect()
-        until(lambda: len(server.master._sessions) == 1)
+        until(lambda: server.report().values["sessions"] == 1)
         until(lambda: ps.tensors.counters.connections <= 2)  # a lane and a heartbeat
         assert kept.run(size) == 0
         kept.close()
@@ -377,12 +373,15 @@ def test_dropped_plans_lose_their_stages(kind: str, monkeypatch: pytest.MonkeyPa
     """A task forgets the stages of plans that a session has dropped."""
     plans, shapes = 4, 24
     monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
-    monkeypatch.setattr(rt.Limits, "session_plans", plans)
-    if kind == "remote master":
-        monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
-    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+    with (
+        rt.Graph().as_default(),
+        # nothing is kept without a session
+        limited(session_plans=plans, spare_stages=0),
+        servers(sockets=True, ps=1, worker=1) as made,
+    ):
         server, ps = made[TARGET], made["/job:ps/task:0"]
-        ps.worker.registry._limit = 0  # nothing is kept without a session
+        if kind == "remote master":
+            tasks.withdraw(server.address, server)
         x = rt.placeholder(np.float32, [None], name="x")
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(2.0, name="v")

@@ -29,7 +29,6 @@ from harness.monitoring import status
 from runtime.backup.holder import packed_message, read_message
 from runtime.cluster.endpoint import Endpoint
 from runtime.cluster.spec import split_address
-from runtime.master import tasks
 from runtime.plan.plan import HeldOutput
 from runtime.proto import cluster_pb2, run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
@@ -102,8 +101,7 @@ class Cluster:
                 audit_log=self.log,
             )
             self.servers[f"/job:{job}/task:{index}"] = self.stack.enter_context(server)
-            tasks.withdraw(server.address, server)
-            server._unshare()
+            kit.set_apart(server)
 
     def security(self, role: str, task: str = "", run: str = "run") -> Security:
         """What a client of a role has; of no role at all when it is empty."""
@@ -378,13 +376,14 @@ def test_both_planes_give_one_identity(cluster: Cluster, tmp_path: pathlib.Path)
     security = Security(certificates=directory)
     held = security.tls()
     assert held is not None
-    with cluster.lane(security, client=99):
-        seen = cluster.servers[PS].tensors._context.lanes._who[99]
-    assert seen == identity_of(held.current.names)
-    assert (seen.role, seen.run, seen.task) == (ClientRole.WORKER, "run", "/job:worker/task:3")
-    with cluster.stubs(security) as (worker, _):
-        cluster.servers[PS].tensors._context.lanes._who[98] = seen
-        worker.Trace(pb.TraceRequest(session=98), timeout=60)  # over gRPC it is the same client
+    ours = identity_of(held.current.names)
+    assert (ours.role, ours.run, ours.task) == (ClientRole.WORKER, "run", "/job:worker/task:3")
+    with cluster.lane(security, client=99), cluster.stubs(security) as (worker, _):
+        lanes = cluster.servers[PS].tensors.lanes
+        lanes.check_client(99, ours)
+        with pytest.raises(rt.PermissionDeniedError, match=f"is that of {re.escape(str(ours))}"):
+            lanes.check_client(99, identity_of(("w1", uri("worker", "worker/1"))))
+        worker.Trace(pb.TraceRequest(session=99), timeout=60)  # over gRPC it is the same client
 
 
 # -- who speaks for whom -----------------------------------------------------------------------------------------
@@ -555,8 +554,7 @@ def stand_in(cluster: Cluster) -> Iterator[Callable[..., rt.Server]]:
     with rt.Server(
         kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory)
     ) as server:
-        tasks.withdraw(server.address, server)
-        server._unshare()
+        kit.set_apart(server)
 
         def now(role: str, task: str, run: str) -> rt.Server:
             pair = certificates.pair_of(
@@ -634,8 +632,7 @@ def a_ps(cluster: Cluster, spec: Any, directory: pathlib.Path, role: str) -> Ite
     certificates.make(directory, cluster.authority, role=role)
     with server:
         server.start()
-        tasks.withdraw(server.address, server)
-        server._unshare()
+        kit.set_apart(server)
         yield server
 
 
@@ -681,7 +678,7 @@ def test_session_names_the_stand_in(cluster: Cluster, tmp_path: pathlib.Path) ->
                 rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(
                     w.initializer
                 )
-        assert not stand_in.worker.store.variables() and not stand_in.worker.registry._rows
+        assert not stand_in.worker.store.variables() and not len(stand_in.worker.registry)
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
@@ -810,7 +807,7 @@ def test_stages_run_for_their_session(cluster: Cluster) -> None:
     """The stages of a session are not run by others."""
     with training(cluster) as (sess, w, step):
         step()
-        handles = list(cluster.servers[PS].worker.registry._rows)
+        handles = list(cluster.servers[PS].worker.registry.kept()[0])
         assert handles
         for role in ("worker", "chief", ""):
             with cluster.lane(cluster.security(role), client=4711) as lane:
@@ -885,7 +882,7 @@ def test_session_belongs_to_its_client(cluster: Cluster) -> None:
     """The session of a master is not used or ended by other clients."""
     with training(cluster) as (sess, w, step):
         step()
-        (number,) = cluster.servers[WORKER].remote_sessions._sessions
+        (number,) = cluster.servers[PS].worker.registry.kept()[2]
         with cluster.stubs(cluster.security("chief", "worker/5"), WORKER) as stubs:
             for method, request in (
                 ("RenewSession", pb.RenewSessionRequest(session=number)),
@@ -967,10 +964,7 @@ def test_observer_token_only_looks(
         files[name].write_text(content.hex())
     spec = kit.addresses(ps=1)
     with rt.Server(spec, "ps", 0, security=Security(files["token"])) as server:
-        tasks.withdraw(server.address, server)
-        server._unshare()
-        for left in server._tokens:
-            left.close()  # as on another host: what it leaves for its own user is not there
+        kit.set_apart(server, host=True)
         given = Security(files["observer"])
         assert rt.probe(server.address, 30, security=given).task == PS
         wrong = []

@@ -41,7 +41,15 @@ from runtime.wire.peer import Peer
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit
-from tests.runtime.server.kit import PS, Training, context_of, greeting, port_of, told
+from tests.runtime.server.kit import (
+    PS,
+    Training,
+    context_of,
+    forget_refusals,
+    greeting,
+    port_of,
+    told,
+)
 from tests.runtime.stranger import challenge, shown
 from tests.runtime.wire.kit import read, say_hello, send
 
@@ -219,8 +227,7 @@ def trainings(
             made[name] = Training(given)
             stack.callback(made[name].stack.close)
             for server in (made[name].ps, made[name].worker):
-                for left in server._tokens:
-                    left.close()  # as on another host: what it leaves for its own user is not there
+                kit.set_apart(server, host=True)
         yield made
         for training in made.values():
             training.close()
@@ -649,7 +656,7 @@ def test_stranger_is_refused_training_continues(
     expected = cell[credential]
     for role in roles_of(kind, credential, port):
         caplog.clear()
-        training.ps._parts.refusals._told.clear()
+        forget_refusals(training.ps)
         for _ in range(2):
             who = Stranger(training, credential, port, role, authority, tmp_path)
             before = refusals()

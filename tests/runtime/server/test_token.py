@@ -22,7 +22,6 @@ import harness
 import runtime as rt
 from harness.monitoring import status
 from runtime.cluster.endpoint import Endpoint
-from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.rpc import rpc
@@ -87,9 +86,9 @@ def refused(answer: tuple[int, bytes]) -> bool:
     )
 
 
-def elsewhere(server: rt.Server) -> str:
-    """The target of a server that this process is to reach as any other would."""
-    tasks.withdraw(server.address, server)
+def elsewhere(server: rt.Server, *, host: bool = False) -> str:
+    """The target of a server that this process is to reach as any other would, or as one of another host."""
+    kit.set_apart(server, host=host)
     return server.target
 
 
@@ -124,7 +123,7 @@ def test_call_without_proof_is_refused(server: rt.Server, shown: str | None) -> 
             with pytest.raises(grpc.RpcError) as caught:
                 call(metadata=None if shown is None else [("bellwether-proof", shown)])
             assert caught.value.code() is UNAUTHENTICATED, name
-    assert server.master._sessions == {}
+    assert server.report().values["sessions"] == 0
 
 
 def test_non_messages_are_refused_shortly(
@@ -280,9 +279,7 @@ def test_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
     port = kit.addresses(ps=1)["ps"][0].rpartition(":")[2]
     cluster = {"ps": [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]}
     with rt.Server(cluster, "ps", 1, security=security) as living:
-        for left in living._tokens:
-            left.close()  # as on another host
-        tasks.withdraw(living.address, living)
+        kit.set_apart(living, host=True)
         relay = Relay(living.address)
         stand_in = grpc.server(
             ThreadPoolExecutor(4), handlers=[relay], options=[("grpc.so_reuseport", 0)]
@@ -306,8 +303,7 @@ def test_server_without_token_gets_nothing(tmp_path: pathlib.Path) -> None:
     """A server that cannot show the token gets no request."""
     security, address = other_token(tmp_path), kit.addresses(local=1)
     with rt.Server(address, "local", 0, security=Security.insecure()) as stranger:
-        tasks.withdraw(stranger.address, stranger)
-        stranger._unshare()
+        kit.set_apart(stranger)
         with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token"):
             rt.probe(stranger.address, 60, security=security)
         with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token"):
@@ -385,9 +381,8 @@ def test_client_without_token_knows_why(
     server: rt.Server, tmp_path: pathlib.Path, set_variables: SetVariables
 ) -> None:
     """A client without the right token says which variable to set."""
-    target = elsewhere(server)
-    for left in server._tokens:
-        left.close()
+    key_hex = key_of(server).hex()
+    target = elsewhere(server, host=True)
     with pytest.raises(
         rt.UnauthenticatedError, match=f"this process has none for it: set {VARIABLE}"
     ) as caught:
@@ -401,7 +396,7 @@ def test_client_without_token_knows_why(
         rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"
     ):
         rt.Session(target)
-    (tmp_path / "other").write_text(key_hex := server._parts.credential.key.hex())  # type: ignore[union-attr]
+    (tmp_path / "other").write_text(key_hex)
     assert rt.probe(server.address).task == TASK
     with rt.Session(target):
         pass
@@ -416,9 +411,7 @@ def test_client_without_token_knows_why(
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_supervisor_gives_up_without_token(server: rt.Server, is_chief: bool) -> None:
     """A supervisor does not try again without the token."""
-    target = elsewhere(server)
-    for left in server._tokens:
-        left.close()
+    target = elsewhere(server, host=True)
     with rt.Graph().as_default():
         harness.get_or_create_global_step()
         sv = harness.Supervisor(is_chief=is_chief, logdir="")
@@ -433,8 +426,7 @@ def test_status_needs_a_token(server: rt.Server, capsys: pytest.CaptureFixture[s
     """The status command says in one line that it has no token."""
     elsewhere(server)
     assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
-    for left in server._tokens:
-        left.close()
+    elsewhere(server, host=True)
     assert status.main([f"--target={server.address}", "--interval=0.01"]) != 0
     told = capsys.readouterr().err
     assert server.address in told and f"set {VARIABLE}" in told and told.count("\n") == 1
@@ -497,9 +489,7 @@ def test_given_token_serves_the_cluster(tmp_path: pathlib.Path) -> None:
         rt.Server(cluster, "worker", 0, security=security) as w,
     ):
         assert key_of(ps) == key_of(w) == security.token().key  # it is left for this user, too
-        tasks.withdraw(ps.address, ps)
-        for left in ps._tokens:
-            left.close()
+        kit.set_apart(ps, host=True)
         with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
             w0 = rt.Variable(np.zeros(3, np.float32), name="w")
             step = w0.assign_add(np.ones(3, np.float32))
@@ -682,4 +672,4 @@ def test_other_user_is_refused(server: rt.Server, place: pathlib.Path) -> None:
     assert said["socket"].startswith("PermissionError") and said["file"].startswith(
         "PermissionError"
     ), said
-    assert server.tensors.counters.lanes == 0 or server.master._sessions == {}
+    assert server.tensors.counters.lanes == 0 or server.report().values["sessions"] == 0

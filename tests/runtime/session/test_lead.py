@@ -182,9 +182,7 @@ def test_plain_saver_deposes_nobody(
         chiefs.authority.lead_with(records.claim())
         saver = harness.Saver(transfer=transfer)
         chiefs_path = saver.save(chiefs, tmp_path / "chief", 1)
-        slices = names.slices_of(
-            chiefs, saver._find_variables(rt.get_default_graph()), stream=transfer == "stream"
-        )
+        slices = names.slices_of(chiefs, names.saved_variables(None), stream=transfer == "stream")
         snapshots = [sess.checkpoint_coordinator.snapshot(slices) for sess in (chiefs, plain)]
         for path in (
             chiefs_path,
@@ -254,9 +252,9 @@ def test_first_order_waits_for_old_write(
         saver = harness.Saver()
         participant = cluster[PS[0]].worker.checkpoint_participant
         snapshot = olds.checkpoint_coordinator.snapshot(
-            names.slices_of(olds, saver._find_variables(rt.get_default_graph()))
+            names.slices_of(olds, names.saved_variables(None))
         )
-        job = participant.jobs._jobs[snapshot.job]
+        job = participant.jobs.find(snapshot.job)
         with participant.jobs.reserve(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing
             assert not job.ended.is_set()
@@ -268,4 +266,4 @@ def test_first_order_waits_for_old_write(
                     saver.save(news, tmp_path / "m", 1)
             assert job.ended.is_set()
         saver.save(news, tmp_path / "m", 1)
-        assert not participant.jobs._jobs
+        assert not participant.jobs.list_jobs()

@@ -25,7 +25,7 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
 from runtime.wire.dial import ChannelOptions
 from tests.kit.processes import Program
-from tests.kit.waits import until
+from tests.kit.waits import count_waiters, until
 from tests.runtime.kit import TARGET, addresses, in_thread, serve, servers
 from tests.runtime.stranger import Stranger, refused
 
@@ -38,17 +38,15 @@ LONG_SECS = 600.0
 
 def waiting(server: rt.Server) -> int:
     """How many orders wait on a task."""
-    return len(server.worker.store.changed._waiters)  # type: ignore[attr-defined]
+    return count_waiters(server.worker.store.changed)
 
 
 @pytest.fixture(params=["tasks here", "tasks elsewhere", "master elsewhere"])
-def cluster(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, rt.Server]]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[dict[str, rt.Server]]:
     """Two ps and two workers; the target reaches the others, and the client the target, in every way."""
-    if request.param == "master elsewhere":
-        monkeypatch.setattr(runtime.session.run_records, "find_local", lambda address: None)
     with servers(sockets=request.param != "tasks here", ps=2, worker=2) as made:
+        if request.param == "master elsewhere":
+            tasks.withdraw(made[TARGET].address, made[TARGET])
         yield made
 
 
@@ -447,10 +445,10 @@ def test_many_waits_leave_control_plane_free() -> None:
 
 
 TELLS = """
-import json, sys, time, runtime as rt
+import json, sys, runtime as rt
+from tests.kit.waits import count_waiters, until
 server = rt.Server(json.loads(sys.argv[1]), "ps", 1)
-while not server.worker.store.changed._waiters:
-    time.sleep(0.005)
+until(lambda: count_waiters(server.worker.store.changed))
 print("asked", flush=True)
 server.join()
 """

@@ -18,6 +18,7 @@ from runtime.state.store import Store
 from runtime.task.host_kernels import Context
 from runtime.task.registry import RegisteredCall
 from tests.kit.waits import until
+from tests.runtime.kit import limited
 from tests.runtime.task.test_registration import doubled, sent, worker
 
 SESSION = 7
@@ -44,7 +45,7 @@ def test_cleared_queue_releases_half_batch() -> None:
     queue.clear()
     thread.join(60)
     assert not thread.is_alive()
-    assert queue.size() == 0 and ledger.of(SESSION) == ledger._total == 0
+    assert queue.size() == 0 and ledger.of(SESSION) == ledger.total == 0
 
 
 def test_batch_elements_own_their_bytes() -> None:
@@ -82,7 +83,7 @@ def test_refused_reservation_counts_nothing() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert ledger.of(SESSION) == ledger._total == 1000 and len(refusals) == 100
+    assert ledger.of(SESSION) == ledger.total == 1000 and len(refusals) == 100
 
 
 def test_late_tensor_is_dropped() -> None:
@@ -101,7 +102,7 @@ def test_late_tensor_is_dropped() -> None:
 
     made.prepared.run = end_meanwhile  # type: ignore[method-assign]
     task.execute(made, SESSION, 1, [np.ones(3, np.float32)])
-    assert len(task.rendezvous) == 0 and task.ledger._total == made.nbytes + len(doubled_blob(made))
+    assert len(task.rendezvous) == 0 and task.ledger.total == made.nbytes + len(doubled_blob(made))
 
 
 def doubled_blob(made: RegisteredCall) -> bytes:
@@ -118,9 +119,10 @@ def two_calls() -> list[StageCall]:
     ]
 
 
-def test_shared_program_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_program_counts_once() -> None:
     """A program of two calls counts once."""
-    task = worker()
+    with limited(spare_stages=0):
+        task = worker()
     calls = two_calls()
     made = [task.register(call, session=SESSION, foreign=True) for call in calls]
     assert made[0] is not None and made[1] is not None and made[0] is not made[1]
@@ -128,11 +130,11 @@ def test_shared_program_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program is not None
     ledger = task.ledger
     assert ledger.of(SESSION) == made[0].nbytes + made[1].nbytes + len(program.blob)
-    monkeypatch.setattr(task.registry, "_limit", 0)
     task.registry.unregister(SESSION, [made[0].handle])
     assert ledger.of(SESSION) == made[1].nbytes + len(program.blob)
     task.gone(SESSION)
-    assert ledger._total == 0 and not ledger._bytes
+    ledger.validate()
+    assert ledger.total == 0
 
 
 def test_program_bytes_are_checked() -> None:
@@ -145,14 +147,13 @@ def test_program_bytes_are_checked() -> None:
     small = type(task)("ps", 0, task._fetch_from, TaskEnvironment(limits=limits))
     with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
         small.register(call, session=SESSION, foreign=True)
-    assert len(small.registry) == 0 and small.ledger._total == 0
+    assert len(small.registry) == 0 and small.ledger.total == 0
 
 
-def test_revived_stages_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_revived_stages_are_counted() -> None:
     """Stages that a backup brings are counted before they are released."""
-    task, calls = worker(), two_calls()
+    with limited(spare_stages=0):
+        task, calls = worker(), two_calls()
 
     def revive(handle: int, call: StageCall) -> RegisteredCall:
         made = task.register(call, handle=handle, foreign=True)
@@ -164,9 +165,8 @@ def test_revived_stages_are_counted(
         task.registry.get(handle)
     ledger = task.ledger
     assert ledger.of(NOBODY) > 0
-    monkeypatch.setattr(task.registry, "_limit", 0)
     task.gone(SESSION)
-    assert ledger._total == 0 and not ledger._bytes and len(task.registry) == 0
+    assert ledger.total == 0 and len(task.registry) == 0
 
 
 def test_leftovers_drop_no_spare_stage() -> None:

@@ -20,7 +20,7 @@ from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
 from runtime.wire.messages import call_from_proto, call_to_proto
-from tests.runtime.kit import TARGET, in_thread, servers
+from tests.runtime.kit import TARGET, in_thread, limited, servers
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 VECTOR, WHOLE = TensorSpec((3,), F32), TensorSpec((3,), I32)
@@ -65,12 +65,10 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
     return np.asarray(outputs[0]).tolist()
 
 
-def test_false_description_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_false_description_is_refused() -> None:
     """A program with a false description is refused although the compiler knows the program."""
-    monkeypatch.setattr(rt.Limits, "spare_stages", 1)
-    task, program = worker(), doubled(3.5)
+    with limited(spare_stages=1):
+        task, program = worker(), doubled(3.5)
     assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
     assert task.register(sent(doubled(1.5)), foreign=True) is not None
     assert (

@@ -12,7 +12,6 @@ import pytest
 import runtime as rt
 from harness.certs import CA
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
-from runtime.master import tasks
 from runtime.trust.certificates import Certificates, choose, is_near_end, words
 from runtime.trust.security import VARIABLE, Security, in_force, share
 from tests.kit.certificates import make, pair_of, write
@@ -430,8 +429,7 @@ def test_replaced_ca_is_not_taken(
     (attacker / "ca.pem").write_bytes(chosen + authority.pem()[1])  # it takes any server
     foreign = Security(certificates=attacker)
     with rt.Server(spec, "ps", 0, security=Security(certificates=directory)) as server:
-        tasks.withdraw(server.address, server)
-        server._unshare()
+        kit.set_apart(server)
         directory.chmod(0o777)
         (directory / "ca.pem").unlink()
         (directory / "ca.pem").write_bytes(chosen)

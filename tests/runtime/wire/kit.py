@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
 from runtime.wire.reply_cache import LaneTable
 from tests.kit.processes import Task
+from tests.kit.waits import until
 
 TASK = "/job:ps/task:0"
 SECRET = b"secret"
@@ -149,6 +151,17 @@ def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer,
 def is_unix(lane: Lane) -> bool:
     """Returns True if a lane goes by a Unix socket."""
     return lane.link.sock is not None and lane.link.sock.family == socket.AF_UNIX
+
+
+def is_tls(lane: Lane) -> bool:
+    """Returns True if a lane goes by TLS."""
+    return isinstance(lane.link.sock, ssl.SSLSocket)
+
+
+def until_heart_beats(server: TensorServer) -> None:
+    """Waits for two signs of life of the only client, the later one by its heartbeat."""
+    heard = until(lambda: server.lanes.heard_at(CLIENT))
+    until(lambda: (server.lanes.heard_at(CLIENT) or 0.0) > heard)
 
 
 class ServerProcess(Task):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cluster.endpoint import Endpoint
 from runtime.wire import connection
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.listener import TensorServer
@@ -18,10 +19,12 @@ from tests.runtime.wire.kit import (
     SECRET,
     SUM,
     TASK,
+    CuttingProxy,
     Desk,
     finds,
     make_peer,
     make_server,
+    until_heart_beats,
 )
 
 
@@ -56,8 +59,7 @@ def test_goodbye_is_told_at_once() -> None:
     server, desk, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     _use(peer)
-    while peer.silent_since is not None or peer._heart._lane.fileno() < 0:
-        threading.Event().wait(0.01)
+    until_heart_beats(server)
     peer.close()
     assert desk.told.wait(60)
     assert desk.left == [(CLIENT, True)]
@@ -106,16 +108,16 @@ def test_goodbye_counts_after_hang_up(
 def test_silence_is_told_once() -> None:
     """A client without connections is reported once, and an idle connected client is not reported."""
     server, desk, resolve = _served(gone_secs=0.2)
-    peer = make_peer(resolve)
+    proxy = CuttingProxy(server.port, 0, 0)
+    peer = make_peer(lambda timeout: Endpoint("127.0.0.1", proxy.port, None, "", 77))
     lane = peer.acquire()
     lane.call(SUM, 1, [], NUMBER)
     assert not desk.told.wait(1.5)  # connected, though idle: it is there
-    peer._closed.set()  # as if the process had died: no goodbye
-    peer._heart._lane.cancel()
-    lane.close()
+    proxy.close()  # no goodbye, as if the process had died
     assert desk.told.wait(60)
     assert desk.left == [(CLIENT, False)]
-    peer._heart_thread.join(60)
+    peer.release(lane)
+    peer.close()
     server.stop()
 
 

@@ -15,7 +15,7 @@ from runtime.wire import frames
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions
 from tests.kit.certificates import make
-from tests.kit.waits import until
+from tests.kit.waits import until, until_thread_ends
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import ADD, addend, make_peer, make_server
 
@@ -82,10 +82,9 @@ def test_later_calls_hear_of_leaving(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
-    until(lambda: peer._heart._lane.link.incarnation)
+    kit.until_heart_beats(server)
     server.stop(1.0, leaving=True)
-    peer._heart_thread.join(60)  # the heartbeat has found out, and ends
-    assert not peer._heart_thread.is_alive()
+    until_thread_ends(f"heartbeat {kit.TASK}")  # it has found out
     for _ in range(3):
         with pytest.raises(TaskLeftError):  # the third has no connection left
             lane = peer.acquire()
@@ -116,7 +115,7 @@ def test_signs_of_life_are_recorded() -> None:
 def test_look_for_goodbye_spares_heartbeat(tmp_path: pathlib.Path) -> None:
     """A look for a goodbye leaves a TLS connection of the heartbeat whole."""
     server, peer = served_by_tls(tmp_path, heartbeat_secs=0.05)
-    until(lambda: peer._heart._lane.link.incarnation)
+    kit.until_heart_beats(server)
     for _ in range(3):
         last = server.lanes.heard_at(kit.CLIENT)
         assert not peer.left
@@ -132,8 +131,8 @@ def test_pinging_tls_client_hears_of_leaving(tmp_path: pathlib.Path) -> None:
     last = until(lambda: server.lanes.heard_at(kit.CLIENT))
     until(lambda: server.lanes.heard_at(kit.CLIENT) > last)
     server.stop(leaving=True)
-    peer._heart_thread.join(20)
-    assert peer._heart.left
+    until_thread_ends(f"heartbeat {kit.TASK}")
+    assert peer.left
     peer.close()
 
 
