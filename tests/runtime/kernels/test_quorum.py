@@ -48,6 +48,16 @@ class Variables:
         self.at += 1
 
 
+class NotedCancellation(Cancellation):
+    """A cancellation that notes a wait of its call."""
+
+    waits = False
+
+    def wait_for(self, *args: Any, **options: Any) -> bool:
+        self.waits = True
+        return super().wait_for(*args, **options)
+
+
 class Push(threading.Thread):
     """A worker's push, on its own thread."""
 
@@ -61,7 +71,7 @@ class Push(threading.Thread):
         client: int = 0,
     ) -> None:
         super().__init__(daemon=True)
-        self.cancellation = Cancellation()
+        self.cancellation = NotedCancellation()
         self.outcome: Any = None
         self._call = lambda: quorum.push(
             worker, stamp, [np.array([value], np.float32)], variables, self.cancellation, client
@@ -385,10 +395,6 @@ LED_TURNS = st.one_of(
 )
 
 
-def _has_come(quorum: QuorumResource, push: Push, waiting: int, repeated: int) -> bool:
-    return quorum.waiting > waiting or quorum.counts.repeated > repeated or not push.is_alive()
-
-
 @pytest.mark.parametrize("kind", [LeadingQuorum, LedQuorum])
 @pytest.mark.parametrize("elastic", [False, True])
 @given(turns=st.lists(LED_TURNS, max_size=20))
@@ -402,11 +408,10 @@ def test_led_quorum_keeps_its_promises(
     for what, *of in turns:
         waiting = [p for p in pushes if p.is_alive()]
         if what == "push":
-            before = quorum.waiting, quorum.counts.repeated
             value = 1.0 + len(pushes)
             push = Push(quorum, variables, of[0], max(0, variables.at - of[1]), value)
             pushes.append(push)
-            _wait(lambda push=push, before=before: _has_come(quorum, push, *before))
+            _wait(lambda push=push: push.cancellation.waits or not push.is_alive())
         elif what == "hang up" and len(waiting) > of[0]:
             waiting[of[0]].cancellation.set("the caller hung up")
             waiting[of[0]].result()
