@@ -71,9 +71,9 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
     ),
     ("classes of one word, %", lambda: core().one_word_classes / len(core().classes) * 100, 26),
     ("words in a test's name", lambda: sum(suite().words.values()) / len(suite().words), 4.8),
-    ("uses of monkeypatch", lambda: suite().patches, 113),
+    ("uses of monkeypatch", lambda: suite().patches, 99),
     ("words in the pages", lambda: style.page_words(pages()), 42_000),
-    ("private attributes in tests", lambda: suite().private, 217),
+    ("private attributes in tests", lambda: suite().private, 85),
     ("tests without a docstring", lambda: len(suite().words) - suite().documented, 0),
     ("tests with more than six words", lambda: sum(n > 6 for n in suite().words.values()), 0),
 ]
