@@ -57,8 +57,8 @@ _BESIDE = {
 
 _IN_TF = """
     graph.initializers graph.messages graph.scopes graph.variables inputs.parsing inputs.queues inputs.readers
-    loops.control_flow loops.row_loops loops.tensor_array loops.while_loops ops.array_ops ops.clip_ops ops.join_ops
-    ops.math_ops ops.python_ops ops.random_ops ops.slices ops.sparse ops.string_ops ops.value_ops train.summary
+    loops.control_flow loops.row_loops loops.tensor_array loops.while_loops names.compat ops.array_ops ops.clip_ops
+    ops.join_ops ops.math_ops ops.python_ops ops.random_ops ops.slices ops.sparse ops.string_ops ops.value_ops train.summary
     """
 """Modules that add names of ``tf`` itself to the table."""
 

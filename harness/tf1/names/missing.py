@@ -39,7 +39,7 @@ INSTEAD: dict[str, str] = {
         "distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
         "distributions": "jax.random and jax.scipy.stats inside rt.call",
         "dynamic_stitch": "tf.scatter_nd",
-        "enable_eager_execution": "JAX itself runs eagerly: use jax.numpy outside of a graph",
+        "enable_eager_execution enable_v2_behavior": "JAX itself runs eagerly: use jax.numpy outside of a graph",
         "fft": "jax.numpy.fft.fft inside rt.call",
         "framework.convert_to_constants framework.graph_util framework.graph_util_impl framework.importer": (
             "graphs are built by the program, not loaded; jax.export of the function"

@@ -83,7 +83,7 @@ def test_equal_graphs_compile_once(
 
 PLAN = """
 import sys, runtime as rt, numpy as np
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.planner import make_plan
 with rt.device(rt.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:0")):
     ws = [rt.Variable(np.ones((3, 3), np.float32), name=f"w{i}") for i in range(4)]
@@ -91,7 +91,7 @@ with rt.device(rt.replica_device_setter(ps_tasks=2, worker_device="/job:worker/t
     noise = rt.random.normal((3,))
     steps = [w.assign_sub(g) for w, g in zip(ws, rt.gradients(loss, ws))]
 plan = make_plan([*(s.op for s in steps), loss, noise],
-                 {}, Devices((Device("ps", 0), Device("ps", 1), Device("worker", 0)), ("worker", 0), ("ps", 0)))
+                 {}, DeviceChoices((Device("ps", 0), Device("ps", 1), Device("worker", 0)), ("worker", 0), ("ps", 0)))
 print([c.stage.program and c.stage.program.sha256 for c in plan.stages])
 """
 

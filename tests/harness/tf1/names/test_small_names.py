@@ -95,3 +95,20 @@ def test_oldest_summary_names_work() -> None:
     with tf.Graph().as_default(), tf.Session() as sess:
         text = sess.run(tf.contrib.deprecated.scalar_summary("loss", 2.0))
         assert tf.Summary.FromString(text).value[0].simple_value == 2.0
+
+
+def test_programs_may_disable_version_two() -> None:
+    """The switches at the head of a program for TensorFlow 2 leave everything as TensorFlow 1 has it."""
+    for name in (
+        "disable_v2_behavior",
+        "disable_eager_execution",
+        "disable_control_flow_v2",
+        "disable_resource_variables",
+        "disable_tensor_equality",
+        "disable_v2_tensorshape",
+        "enable_resource_variables",
+    ):
+        getattr(tf, name)()
+    assert not tf.executing_eagerly()
+    with pytest.raises(AttributeError, match="JAX itself runs eagerly"):
+        tf.enable_v2_behavior()
