@@ -227,8 +227,12 @@ def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
         >>> in_thread(lambda: 6 * 7, "an example").result()
         42
     """
+    return _start_work(ThreadGroup(current_thread().name), work, name)
+
+
+def _start_work(threads: ThreadGroup, work: Callable[[], _Result], name: str) -> Future[_Result]:
     future: Future[_Result] = Future()
-    ThreadGroup(current_thread().name).start(_fulfil, future, work, name=name)
+    threads.start(_fulfil, future, work, name=name)
     return future
 
 
@@ -269,12 +273,12 @@ def call_all(
     answers: dict[_Item, Future[_Result]] = {}
     try:
         for item in items:
-            answers[item] = future = Future[_Result]()
             work = functools.partial(call, item)
             try:
-                threads.start(_fulfil, future, work, name=f"{name} {item}")
+                answers[item] = _start_work(threads, work, f"{name} {item}")
             except RuntimeError as error:
                 logging.error("No thread for %s %s, which is called here: %s", name, item, error)
+                answers[item] = future = Future[_Result]()
                 _fulfil(future, work)
         wait(answers.values())
     except BaseException:

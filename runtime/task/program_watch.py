@@ -33,8 +33,8 @@ class ProgramWatch:
     """The programs of other processes that run on a task. Thread safe.
 
     Only the oldest program that runs is limited in its time: a later program may be waiting for it.
-    That time is counted by the looks of a thread. So a process that was frozen does not take its
-    sleep for a program's time.
+    That time is counted by periodic looks. So a process that was frozen does not take its sleep for
+    a program's time.
 
     Args:
         task: Name of the task, for errors.
@@ -46,27 +46,32 @@ class ProgramWatch:
         self._audit = audit
         self._task = task
         self._limits = limits
-        self._closed = concurrency.Event()
         self._lock = concurrency.Lock()
         self._shares = ClientShares(limits.program_share)
         # Turns whose results are still computed when the call returns, by the id of their last
         # result.
         self._computing: dict[int, ProgramTurn] = {}
+        self._period = min(_LOOK_SECS, limits.program_secs / _LOOKS)
         self._looked_at = 0.0
-        self._thread: concurrency.Thread | None = None
+        # The oldest turn at the last look, and the number of looks since the turn was first seen.
+        self._seen: ProgramTurn | None = None
+        self._looks = 0
+        self._looking: concurrency.PeriodicCall | None = None
+        self._closed = False
 
     def start(self) -> None:
-        """Starts the thread, before the first program is run."""
+        """Starts the looks, before the first program is run."""
         with self._lock:
-            if self._thread is None and not self._closed.is_set():
+            if self._looking is None and not self._closed:
                 self._looked_at = concurrency.monotonic()
-                self._thread = concurrency.ThreadGroup(self._task).start(
-                    self._look, name="program watch"
-                )
+                self._looking = concurrency.every(self._period, self._look)
 
     def close(self) -> None:
-        """Stops the thread."""
-        self._closed.set()
+        """Stops the looks."""
+        with self._lock:
+            self._closed = True
+            if self._looking is not None:
+                self._looking.stop()
 
     def enter(self, program: WatchedProgram, client: int, updates: bool) -> ProgramTurn:
         """Begins the turn of a program, before it waits for its variables.
@@ -142,21 +147,16 @@ class ProgramWatch:
         return self._limits.exceeded("program_share", what, self._task)
 
     def _look(self) -> None:
-        limit = self._limits.program_secs
-        period = min(_LOOK_SECS, limit / _LOOKS)
-        before: ProgramTurn | None = None
-        looks = 0
-        while not self._closed.wait(period):
-            with self._lock:
-                now = concurrency.monotonic()
-                self._note_sleep(now)
-                self._looked_at = now
-                oldest = self._oldest(now)
-            # A sleep of this process makes no looks, so the sleep does not count.
-            looks = looks + 1 if oldest is not None and oldest is before else 0
-            before = oldest
-            if oldest is not None and looks * period >= limit:
-                self._kill(oldest.program)
+        with self._lock:
+            now = concurrency.monotonic()
+            self._note_sleep(now)
+            self._looked_at = now
+            oldest = self._oldest(now)
+        # A sleep of this process makes no looks, so the sleep does not count.
+        self._looks = self._looks + 1 if oldest is not None and oldest is self._seen else 0
+        self._seen = oldest
+        if oldest is not None and self._looks * self._period >= self._limits.program_secs:
+            self._kill(oldest.program)
 
     def _oldest(self, now: float) -> ProgramTurn | None:
         for turn in [*self._shares.turns]:
