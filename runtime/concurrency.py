@@ -13,6 +13,7 @@ task and their owners.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 import itertools
@@ -189,7 +190,8 @@ def before_exit(method: Callable[[], object]) -> None:
 
     ``atexit`` comes too late for work with threads: Python 3.12 starts no thread then, and the
     executors of ``concurrent.futures`` are shut down. Python 3.12.0 and 3.12.1 start no thread in
-    these calls either. The object is not kept alive.
+    these calls either. The object is not kept alive. Without a main thread there is no call: the
+    process ends with its last thread.
 
     Args:
         method: Method of an object. It should raise no error, which would keep other methods from
@@ -202,7 +204,9 @@ def before_exit(method: Callable[[], object]) -> None:
             found()
 
     # The standard library has no public name for the hook of its own executors.
-    threading._register_atexit(call)  # type: ignore[attr-defined]
+    # A program may leave its work to a thread that outlives the main thread.
+    with contextlib.suppress(RuntimeError):
+        threading._register_atexit(call)  # type: ignore[attr-defined]
 
 
 def list_threads() -> list[RunningThread]:

@@ -218,6 +218,7 @@ def _assemble_worker(
         silent=signs.silent_secs,
         lives=signs.is_alive,
         connected=signs.is_connected,
+        own=tasks.is_local_session,
     )
     # XLA makes its threads when the worker looks for the devices of this process.
     with cpu_share.limited(cluster, task):

@@ -398,8 +398,12 @@ class Server:
 
     def _outlast_sessions(self) -> None:
         # A forked child ends without the sessions of its parent.
-        if not self._home.was_left:
-            self._parts.end.outlast_sessions()
+        try:
+            if not self._home.was_left:
+                self._parts.end.outlast_sessions()
+        except KeyboardInterrupt:
+            # No program is left that could handle the error, and other calls before the exit wait.
+            self.stop()
 
     def _drain_and_stop(self, secs: float) -> None:
         """Stops the server when no training task is connected, at the latest after ``secs``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -81,8 +82,9 @@ class TrainingEnd:
         Args:
             secs: Most seconds to wait.
         """
+        run = self._store.run
         deadline = concurrency.monotonic() + secs
-        living = self._store.run.connected()
+        living = run.connected()
         if living and secs:
             logging.warning(
                 "%s: SIGTERM: serving on for %g s at most, for %s",
@@ -92,9 +94,9 @@ class TrainingEnd:
             )
             # The chief learns the time and saves before. Steps after the last checkpoint end with
             # this task.
-            self._store.run.go_at(deadline)
+            run.go_at(deadline)
         # A connected worker may be saving, and its last checkpoint needs this task.
-        while (left := deadline - concurrency.monotonic()) > 0 and self._store.run.connected():
+        while (left := deadline - concurrency.monotonic()) > 0 and run.connected():
             if self._over.wait(min(times.DRAIN_LOOK_SECS, left)):
                 break
 
@@ -102,19 +104,26 @@ class TrainingEnd:
         """Waits, at the end of the program, until no training task is connected.
 
         A program of a ps may end by itself, for example when a queue has a token of each worker.
-        The chief has yet to save then. A task that takes part itself waits for no other: the others
-        might wait for this task.
+        The chief has yet to save then. A process that takes part itself waits for no other: the
+        others might wait for this process.
         """
-        log_at = 0.0
+        run, log_at = self._store.run, 0.0
         # A program that has failed is gone at once. Only an uncaught error leaves its type here.
-        while not self.stopped.is_set() and getattr(sys, "last_type", None) is None:
-            living = self._store.run.connected()
-            if not living or self._task in living or self._over.wait(times.DRAIN_LOOK_SECS):
+        # Daemon processes end at Python's exit, which the wait would hold up for ever.
+        if hasattr(sys, "last_type") or any(
+            child.daemon for child in multiprocessing.active_children()
+        ):
+            return
+        while (living := run.connected()) and not any(map(run.environment.own, living.values())):
+            if self._over.wait(times.DRAIN_LOOK_SECS):
                 return
             if concurrency.monotonic() >= log_at:
                 log_at = concurrency.monotonic() + LOG_EVERY_SECS
-                text = "%s: the program is over; serving on for the sessions of %s"
-                logging.info(text, self._task, ", ".join(living))
+                logging.info(
+                    "%s: the program is over; serving on for the sessions of %s",
+                    self._task,
+                    ", ".join(living),
+                )
 
     def _log_unsaved(self) -> None:
         """Warns of steps after the chief's last checkpoint."""

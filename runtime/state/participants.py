@@ -27,6 +27,7 @@ class TaskEnvironment:
             session.
         lives: returns True if a session gives signs of life; a lost session may come back.
         connected: returns True if a session has a connection to this task now.
+        own: returns True if a session belongs to a master of this process, and ends with it.
     """
 
     address: Callable[[], str] = lambda: ""
@@ -37,6 +38,7 @@ class TaskEnvironment:
     silent: Callable[[int], float | None] = lambda session: None
     lives: Callable[[int], bool] = lambda session: True
     connected: Callable[[int], bool] = lambda session: True
+    own: Callable[[int], bool] = lambda session: False
 
 
 @dataclass
@@ -156,18 +158,23 @@ class Participants:
         """Returns the joined and expected tasks that need this task.
 
         A task that is done may still evaluate in its session, until the session is closed or its
-        process ends.
+        process ends. An open session of this process would keep this task for ever.
         """
         # A task that has joined need not be in the cluster that this task knows: workers may be
         # added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
-        return [task for task in everybody if task not in self.done or self.is_connected(task)]
+        own, connected = self._environment.own, self.connected()
+        return [
+            task
+            for task in everybody
+            if task not in self.done or (task in connected and not own(connected[task]))
+        ]
 
-    def is_connected(self, name: str) -> bool:
-        """Returns True if the training session of a task has a connection to this task."""
-        session = self.joined[name].session if name in self.joined else 0
-        return bool(session) and self._environment.connected(session)
+    def connected(self) -> dict[str, int]:
+        """Returns the training sessions that have a connection to this task, by task."""
+        sessions = ((name, part.session) for name, part in self.joined.items())
+        return {name: s for name, s in sessions if s and self._environment.connected(s)}
 
     def silences(self, now: float) -> dict[str, float]:
         """Returns the seconds since the last sign of life, by joined task that needs this task."""

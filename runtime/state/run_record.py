@@ -39,6 +39,7 @@ from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 from runtime.state.participants import AwaitedTask, Participant, Participants, TaskEnvironment
+from runtime.timeouts import LEASE_SECS
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
@@ -311,10 +312,15 @@ class RunRecord:
             for who in awaited
         )
 
-    def connected(self) -> list[str]:
-        """Returns the names of the tasks whose training session has a connection to this task."""
+    def connected(self) -> dict[str, int]:
+        """Returns the training sessions that have a connection to this task, by task.
+
+        A process that is frozen for long is left out, as a master leaves such a client out.
+        """
         with self._changed:
-            return sorted(filter(self._tasks.is_connected, self._tasks.joined))
+            silences = self._tasks.silences(concurrency.monotonic())
+            sessions = self._tasks.connected()
+        return {name: s for name, s in sessions.items() if silences.get(name, 0) < LEASE_SECS}
 
     def unfinished(self) -> bool:
         """Returns True if tasks take part in a run that is not finished."""

@@ -438,6 +438,28 @@ def test_another_run_forgets_the_last(orders: tuple[str, ...]) -> None:
 
 
 TASKS = [CHIEF, OTHER, "/job:worker/task:2", "/job:worker/task:3"]
+
+
+@pytest.mark.parametrize(
+    ("secs", "counts"), [(20.0, True), (31.0, False)], ids=["for a while", "for long"]
+)
+def test_silent_session_counts_for_a_while(secs: float, counts: bool) -> None:
+    """A connected session of a process that is frozen for long does not count."""
+    kept = Kept(silent=lambda session: secs)
+    kept.order(OTHER, **of("join", session=7))
+    assert kept.record.connected() == ({OTHER: 7} if counts else {})
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of this process", "of another process"])
+def test_task_done_with_open_session(own: bool) -> None:
+    """Of the tasks that are done, those with an open session in another process are awaited."""
+    kept = Kept(own=lambda session: own, expected=frozenset({OTHER}))
+    kept.order(OTHER, **of("join", session=7))
+    kept.order(OTHER, **of("done", leave=True))
+    assert [who.task for who in kept.record.awaited()] == ([] if own else [OTHER])
+    assert kept.record.connected() == {OTHER: 7}
+
+
 RECORD_TURNS = st.tuples(
     st.sampled_from([*KINDS, "another process"]),
     st.sampled_from([CHIEF] * 4 + TASKS),
