@@ -131,7 +131,7 @@ def test_packages_import_lower_packages(package: str, allowed: set[str]) -> None
 
 
 def test_harness_uses_runtime_faces() -> None:
-    """harness uses runtime by its two faces only."""
+    """harness uses runtime by its three faces only."""
     assert [
         f"{name}:{wrong}"
         for name, path in house.modules("harness").items()
