@@ -1,1 +1,1 @@
-"""What the Saver is made of: layout on disk, manifest, Orbax, reading."""
+"""The parts of the Saver: layout on disk, manifest, Orbax, reading."""

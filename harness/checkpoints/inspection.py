@@ -1,4 +1,4 @@
-r"""What is in a checkpoint: `python -m harness.inspect_checkpoint DIR [--name=w] [--values] [--compare OTHER]`.
+r"""The content of a checkpoint: `python -m harness.inspect_checkpoint DIR [--name=w] [--values] [--compare OTHER]`.
 
 DIR is a run's directory, a series of checkpoints (``logdir/model.ckpt``) or one checkpoint
 (``logdir/model.ckpt/100``). Shows the steps that there are and whether each is complete, then the

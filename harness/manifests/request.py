@@ -1,4 +1,4 @@
-"""What a launch file is made of, whichever engine it is for: tasks, their command, environment and sizes."""
+"""The content of a launch file for any engine: tasks, their command, environment and sizes."""
 
 from __future__ import annotations
 

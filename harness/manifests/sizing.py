@@ -1,4 +1,4 @@
-"""How much memory and how many cores the tasks of a job need: the formulas of docs/memory.md and docs/scaling.md.
+"""The memory and the cores that the tasks of a job need: the formulas of docs/memory.md and docs/scaling.md.
 
 Pure functions. Sizes are in bytes, times in seconds, rates in bytes per second.
 """

@@ -1,1 +1,1 @@
-"""What programs read: files, records, examples, pictures, queues and datasets."""
+"""The inputs of programs: files, records, examples, pictures, queues and datasets."""

@@ -1,4 +1,4 @@
-"""What datasets are made of: the components of an element, where elements are made, and how several become one.
+"""The elements of datasets: their components, where they are made, and how several become one.
 
 An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and
 static shapes as TensorFlow reports them.

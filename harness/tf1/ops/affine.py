@@ -1,4 +1,4 @@
-"""How far two computed places lie apart: ``(i + 1) * n`` and ``i * n`` are n apart, whatever i is.
+"""The distance between two computed places: ``(i + 1) * n`` and ``i * n`` are n apart, whatever i is.
 
 XLA needs the size of a slice before the step, also where its place is computed in it.
 """
