@@ -189,7 +189,7 @@ class RunConfig:
     ps_backups_lag: int = _count(
         100,
         "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its "
-        "mirror before it is more. 0 loses no step: each one waits for the mirror.",
+        "backup before it is more. 0 loses no step: each one waits for the backup.",
         low=0,
     )
 

@@ -55,9 +55,11 @@ class EvaluationGoal:
             ``best_by``.
 
     Examples:
-        >>> from harness.training.evaluation.evaluations import Evaluation, Goal, standing
-        >>> losses = [Evaluation(step, 0.0, {"loss": loss}) for step, loss in ((10, 0.5), (20, 0.4), (30, 0.6))]
-        >>> found = standing(losses, Goal("loss", mode="min"))
+        >>> losses = [
+        ...     StepEvaluation(step, 0.0, {"loss": loss})
+        ...     for step, loss in ((10, 0.5), (20, 0.4), (30, 0.6))
+        ... ]
+        >>> found = standing(losses, EvaluationGoal("loss", mode="min"))
         >>> found.best.step, found.since_best
         (20, 1)
     """
