@@ -272,12 +272,18 @@ NO_CASE = {
     **dict.fromkeys(
         "Graph GraphKeys InteractiveSession Operation RunMetadata RunOptions Tensor ConfigProto "
         "DType DeviceSpec "
-        "Dimension GPUOptions GraphOptions OpError OptimizerOptions TensorShape VariableScope".split(),
+        "Dimension GPUOptions GraphOptions IndexedSlices OpError OptimizerOptions TensorShape VariableScope".split(),
         "a class: what its objects do is tested by itself",
     ),
     **dict.fromkeys(
         "FIFOQueue PaddingFIFOQueue RandomShuffleQueue ConditionalAccumulator".split(),
         "waits: test_queues.py",
+    ),
+    **dict.fromkeys(
+        "disable_control_flow_v2 disable_eager_execution disable_resource_variables "
+        "disable_tensor_equality disable_v2_behavior disable_v2_tensorshape "
+        "enable_resource_variables executing_eagerly executing_eagerly_outside_functions".split(),
+        "says or asks which TensorFlow: test_small_names.py",
     ),
     **dict.fromkeys(
         "get_default_graph get_default_session reset_default_graph".split(),

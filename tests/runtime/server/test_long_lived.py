@@ -113,8 +113,8 @@ def test_late_session_must_open_anew() -> None:
             for known in worker.registry.kept()[2]:
                 worker.gone(known, goodbye=False)
             session.run(step)  # nobody has asked for the room
-            worker.registry._limit = 0
-            worker.registry.release(0)
+            with kit.limited(spare_stages=0):
+                worker.registry.release(0)
             with pytest.raises(rt.AbortedError, match="open a new one"):
                 session.run(step)
         with rt.Session(cluster[TARGET].target) as session:

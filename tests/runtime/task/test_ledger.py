@@ -119,11 +119,10 @@ def two_calls() -> list[StageCall]:
     ]
 
 
+@limited(spare_stages=0)
 def test_shared_program_counts_once() -> None:
     """A program of two calls counts once."""
-    with limited(spare_stages=0):
-        task = worker()
-    calls = two_calls()
+    task, calls = worker(), two_calls()
     made = [task.register(call, session=SESSION, foreign=True) for call in calls]
     assert made[0] is not None and made[1] is not None and made[0] is not made[1]
     program = calls[0].stage.program
@@ -150,10 +149,10 @@ def test_program_bytes_are_checked() -> None:
     assert len(small.registry) == 0 and small.ledger.total == 0
 
 
+@limited(spare_stages=0)
 def test_revived_stages_are_counted() -> None:
     """Stages that a backup brings are counted before they are released."""
-    with limited(spare_stages=0):
-        task, calls = worker(), two_calls()
+    task, calls = worker(), two_calls()
 
     def revive(handle: int, call: StageCall) -> RegisteredCall:
         made = task.register(call, handle=handle, foreign=True)
