@@ -64,7 +64,8 @@ class ProgramWatch:
         with self._lock:
             if self._looking is None and not self._closed:
                 self._looked_at = concurrency.monotonic()
-                self._looking = concurrency.every(self._period, self._look)
+                # The audit log may lie on a disk that hangs.
+                self._looking = concurrency.every(self._period, self._look, blocks=True)
 
     def close(self) -> None:
         """Stops the looks."""
