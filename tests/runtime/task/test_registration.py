@@ -65,10 +65,10 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
     return np.asarray(outputs[0]).tolist()
 
 
+@limited(spare_stages=1)
 def test_false_description_is_refused() -> None:
     """A program with a false description is refused although the compiler knows the program."""
-    with limited(spare_stages=1):
-        task, program = worker(), doubled(3.5)
+    task, program = worker(), doubled(3.5)
     assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
     assert task.register(sent(doubled(1.5)), foreign=True) is not None
     assert (
