@@ -12,30 +12,41 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError
 from runtime.expressions.reader import read_expressions
 from runtime.expressions.writer import write_expressions
 from runtime.graph.op_kinds import ArrayFn
 from runtime.graph.tracing import aval, trace
+from runtime.plan.evaluator import pays
 from runtime.plan.plan import Program
 from runtime.tensor_spec import TensorSpec
 
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 
 
-def own_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) -> Program:
+def own_program(
+    run: ArrayFn, arguments: Sequence[TensorSpec], platform: str, is_rare: bool = False
+) -> Program:
     """Makes a program for a task of this process, in 64-bit mode.
 
     Args:
         run: a JAX function from arrays to a tuple of arrays.
         arguments: shape and dtype of each argument.
         platform: XLA's name of the platform of the task's device.
+        is_rare: True for shapes that are not worth a compilation yet.
 
     Raises:
         InvalidArgumentError: the program calls Python, or needs several devices.
     """
     with jax.enable_x64(True):
         traced = jax.jit(run).trace(*(aval(s.shape, s.dtype) for s in arguments))
+        results = _describe_results(traced.jaxpr)
+        # The text of the module is the identity of a compiled program only, and takes longer than
+        # the trace.
+        if is_rare and platform == "cpu" and pays(traced.jaxpr):
+            name = f"evaluated {concurrency.random_id(63):x}".encode()
+            return Program(name, tuple(arguments), results, traced.jaxpr, is_evaluated=True)
         module = traced.lower(lowering_platforms=(platform,)).as_text()
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
     if traced.jaxpr.effects or _CALLBACK.search(module):
@@ -44,7 +55,7 @@ def own_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) ->
         )
     if "mhlo.num_partitions = 1 " not in module:
         raise InvalidArgumentError("a stage runs on one device, this program wants several")
-    return Program(module.encode(), tuple(arguments), _describe_results(traced.jaxpr), traced.jaxpr)
+    return Program(module.encode(), tuple(arguments), results, traced.jaxpr)
 
 
 def write_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) -> Program:

@@ -40,11 +40,15 @@ _RETURN_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
 
 @dataclass(frozen=True)
 class TracedStep:
-    """The jaxprs of a step's computations and the concrete shape of every tensor whose shape is known."""
+    """The jaxprs of a step's computations and the concrete shape of every tensor whose shape is known.
+
+    Shapes that are rare are not worth a compilation yet.
+    """
 
     jaxprs: Mapping[Operation, ClosedJaxpr]
     specs: Mapping[Tensor, TensorSpec]
     alias: Mapping[Tensor, Tensor]
+    is_rare: bool
 
     def real(self, tensor: Tensor) -> Tensor:
         """Returns the tensor behind a second name."""
@@ -88,6 +92,7 @@ def trace_all(
     operations: Sequence[Operation],
     feeds: Mapping[Tensor, TensorSpec],
     alias: Mapping[Tensor, Tensor],
+    is_rare: bool,
 ) -> TracedStep:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
 
@@ -122,7 +127,7 @@ def trace_all(
         # A fed tensor keeps the shape of the fed value.
         for tensor, spec in found:
             specs.setdefault(tensor, spec)
-    return TracedStep(jaxprs, specs, alias)
+    return TracedStep(jaxprs, specs, alias, is_rare)
 
 
 def static_spec(tensor: Tensor) -> TensorSpec:
@@ -306,16 +311,12 @@ def _make_program(
 
     arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
     try:
-        make = own_program if device.is_own else write_program
-        return make(run_operations, arguments, device.platform)
+        if device.is_own:
+            return own_program(run_operations, arguments, device.platform, traced.is_rare)
+        return write_program(run_operations, arguments, device.platform)
     # The writer names no operation of the graph, so each operation is tried alone.
     except NotInTableError as error:
-        jaxprs = traced.jaxprs
-        bad = [
-            op
-            for op in operations
-            if op in jaxprs and not _can_be_written(jaxprs[op], device.platform)
-        ]
+        bad = [op for op in operations if not _can_be_written(traced.jaxprs.get(op), device)]
         raise InvalidArgumentError(
             f"operations [{_join_names(bad)}] cannot be sent to {device.name}: {one_line(error)}; "
             "place them on a device of this process"
@@ -332,9 +333,10 @@ def _join_names(operations: Sequence[Operation]) -> str:
     return ", ".join(op.name for op in operations)
 
 
-def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
+def _can_be_written(jaxpr: ClosedJaxpr | None, device: Device) -> bool:
     try:
-        write_expressions(jaxpr, platform)
+        if jaxpr is not None:
+            write_expressions(jaxpr, device.platform)
     except NotInTableError:
         return False
     return True

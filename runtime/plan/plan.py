@@ -50,6 +50,7 @@ class Program:
         jaxpr: the computation of a program that stays in its process; None for an expression list.
         sha256: SHA-256 of the blob, in hexadecimal digits; computed by default, given where the
             blob may be missing.
+        is_evaluated: True for a jaxpr that is not compiled (``runtime.plan.evaluator``).
     """
 
     blob: bytes
@@ -57,6 +58,7 @@ class Program:
     results: tuple[TensorSpec, ...]
     jaxpr: ClosedJaxpr | None = field(default=None, compare=False, repr=False)
     sha256: str = ""
+    is_evaluated: bool = False
 
     def __post_init__(self) -> None:
         if not self.sha256:
@@ -237,6 +239,12 @@ class Plan:
         stages = [call.stage for call in self.stages]
         # A variable that is only written is initialised, not trained.
         return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Returns True if a program of the step is evaluated and not compiled."""
+        programs = [call.stage.program for call in self.stages]
+        return any(p.is_evaluated for p in programs if p is not None)
 
     def parts(self) -> list[int]:
         """Returns for each wave, in order, its part of the step: PULL, COMPUTE or PUSH."""

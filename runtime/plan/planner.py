@@ -24,6 +24,7 @@ def make_plan(
     feeds: Mapping[Tensor, TensorSpec],
     devices: DeviceChoices,
     done: Collection[Operation] = frozenset(),
+    is_rare: bool = False,
 ) -> Plan:
     """Plans one step.
 
@@ -33,6 +34,7 @@ def make_plan(
             values.
         devices: the devices of the session.
         done: operations of an earlier substep (``runtime/plan/substeps.py``).
+        is_rare: True for shapes that are not worth a compilation yet.
 
     Raises:
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit.
@@ -47,7 +49,7 @@ def make_plan(
     # device.
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
-    traced = _trace_needed(needed, feeds)
+    traced = _trace_needed(needed, feeds, is_rare)
 
     def find_place(op: Operation) -> Hashable:
         # Another session may run a deferred update. So a deferred update shares its stage with no
@@ -90,10 +92,11 @@ def _fetch_updated_counters(
     return [replace_read(fetch) for fetch in fetches]
 
 
-def _trace_needed(needed: NeededOperations, feeds: Mapping[Tensor, TensorSpec]) -> TracedStep:
-    return trace_all(
-        needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias
-    )
+def _trace_needed(
+    needed: NeededOperations, feeds: Mapping[Tensor, TensorSpec], is_rare: bool = False
+) -> TracedStep:
+    specs = {**feeds, **{t: static_spec(t) for t in needed.given}}
+    return trace_all(needed.operations, specs, needed.alias, is_rare)
 
 
 def _number_given(

@@ -69,6 +69,17 @@ from runtime.trust.security import Security
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
 
+RETURNS = 8
+"""The step at which shapes have a compiled program.
+
+An evaluated step takes some milliseconds, and a compilation half a second.
+"""
+LARGEST = 2**16
+"""Elements of the feeds of a step that may be evaluated.
+
+A compiled program computes more elements so much faster that the compilation pays at once.
+"""
+
 _Placed = TypeVar("_Placed", bound="Variable | Tensor")
 
 _Value = TypeVar("_Value")
@@ -219,6 +230,8 @@ class Session:
         self._taken: dict[Hashable, Plan] = {}
         """Plans that another session has made, and that this session has not registered yet."""
         self._shapes = ShapeWatch()
+        self._times: _RecentValues[int] = _RecentValues()
+        """Numbers of the steps without a compiled plan, by substep and shapes."""
         self._closed = False
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -373,13 +386,18 @@ class Session:
         return results
 
     def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _PreparedSubstep:
-        """Plans a substep and registers the plan."""
-        # Each new shape compiles a program.
+        """Plans a substep and registers the plan; a plan for rare shapes is evaluated until the shapes return."""
+        is_rare = self._are_rare(key, part, values)
+        rare_key = key, "rare"
+        if is_rare and (known := self._plans.find(rare_key)):
+            return known
         specs = _describe_feeds(part, values)
-        self._shapes.note(specs)
-        plan = self._taken.pop(key, None) or make_plan(
-            part.fetches, specs, self._devices, part.done
+        plan = self._taken.pop(rare_key if is_rare else key, None) or make_plan(
+            part.fetches, specs, self._devices, part.done, is_rare
         )
+        if not plan.is_evaluated:
+            # Each new shape compiles a program.
+            self._shapes.note(specs)
         if self.config.log_device_placement:
             needed = prune_graph(part.fetches, specs, part.done)
             for op, device in place_operations(needed.operations, self._devices).items():
@@ -389,8 +407,17 @@ class Session:
         # the thread has put aside, because the tasks refuse its stages.
         plans = self._plans
         prepared = _PreparedSubstep(self._engine.prepare(plan), plan, part, given)
-        plans.keep(key, prepared)
+        plans.keep(rare_key if plan.is_evaluated else key, prepared)
         return prepared
+
+    def _are_rare(self, key: Hashable, part: Substep, values: list[Array]) -> bool:
+        """Counts a step, and returns True if its shapes are not worth a compilation yet."""
+        # Most substeps have one size for ever, so the first size is compiled.
+        family = part, tuple(v.ndim for v in values)
+        times = RETURNS if self._times.find(family) is None else (self._times.find(key) or 0) + 1
+        self._times.keep(family, 1)
+        self._times.keep(key, times)
+        return times < RETURNS and sum(v.size for v in values) <= LARGEST
 
     def take_plans(self, other: Session) -> None:
         """Takes over the plans of another session of this graph.

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
 from runtime.expressions.parts import ProgramPart, split
 from runtime.expressions.reader import PART, ExpressionList, jax_settings, read_expressions
+from runtime.plan.evaluator import evaluate
 from runtime.plan.plan import Program, ProgramIdentity
 from runtime.tensor_spec import TensorSpec
 
@@ -61,6 +63,8 @@ class Compiler:
             InvalidArgumentError: The program is damaged, or does what a stage must not do.
             ResourceExhaustedError: The compiler has no memory, or takes longer than COMPILE_SECS.
         """
+        if program.is_evaluated and program.jaxpr is not None:
+            return functools.partial(evaluate, program.jaxpr, device)
         key = (program.identity, device, tuple(donate))
         with self._lock:
             entry = self._entries.setdefault(key, _CacheEntry())

@@ -1,0 +1,135 @@
+"""A size that is new to a step is compiled only when it returns."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime import concurrency
+from runtime.graph.graph import FeedDict
+from runtime.session.session import LARGEST, RETURNS
+from runtime.task.executor import Executor
+
+
+def _compiled_by(session: rt.Session, fetches: object, feeds: FeedDict) -> int:
+    """Runs a step, and returns the number of programs that were compiled for the step."""
+    before = Executor.compiler.compilations
+    session.run(fetches, feeds)
+    return Executor.compiler.compilations - before
+
+
+def _training(rate: float) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor, rt.Operation]:
+    w = rt.Variable(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), name="w")
+    x = rt.placeholder(np.float32, [None, 4])
+    y = rt.placeholder(np.float32, [None])
+    loss = rt.numpy.mean((rt.numpy.sum(rt.numpy.tanh(x @ w), 1) - y) ** 2)
+    step = w.assign_sub(rate * rt.gradients(loss, w)).op
+    return x, y, loss, step
+
+
+def test_new_sizes_are_not_compiled() -> None:
+    """The first size is compiled at once, another size at its eighth step."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x, y, loss, step = _training(0.3)
+        session.run(rt.global_variables_initializer())
+
+        def compiled_by(size: int) -> int:
+            feeds = {x: np.full((size, 4), 0.3), y: np.ones(size)}
+            return _compiled_by(session, [loss, step], feeds)
+
+        assert compiled_by(10) == 1
+        assert [compiled_by(size) for size in range(1, 40) if size != 10] == [0] * 38
+        assert [compiled_by(7) for _ in range(RETURNS)] == [0] * (RETURNS - 2) + [1, 0]
+        assert compiled_by(10) == 0
+
+
+def test_large_feeds_are_compiled() -> None:
+    """A step with many elements is compiled at once."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        y = x * 3.5
+        sizes = 3, LARGEST, LARGEST + 1
+        assert [_compiled_by(session, y, {x: np.ones(n)}) for n in sizes] == [1, 0, 1]
+
+
+def test_loops_and_many_operations_are_compiled() -> None:
+    """A program with a loop, or with many operations that numpy does not compute, is compiled."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        loop = rt.call(lambda a: jax.lax.fori_loop(0, 3, lambda _, b: b * 1.5, a), x)
+        sines = rt.call(lambda a: sum(jnp.sin(a * n) for n in range(9)), x)
+        for fetch in (loop, sines):
+            assert [_compiled_by(session, fetch, {x: np.ones(n)}) for n in (4, 5)] == [1, 1]
+
+
+def test_values_are_those_of_one_size() -> None:
+    """Training with many sizes gives the values of a compiled function."""
+
+    def find_loss(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ w).sum(1) - y) ** 2)
+
+    drawn, w = np.random.default_rng(0), np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)
+    with rt.Graph().as_default(), rt.Session() as session:
+        fed_x, fed_y, loss, step = _training(0.2)
+        session.run(rt.global_variables_initializer())
+        for size in (10, 3, 8, 1, 5, 10, 3, 12):
+            x = drawn.normal(size=(size, 4)).astype(np.float32)
+            y = drawn.normal(size=size).astype(np.float32)
+            found = session.run([loss, step], {fed_x: x, fed_y: y})[0]
+            wanted, slope = jax.value_and_grad(find_loss)(w, x, y)
+            w = np.asarray(w - 0.2 * slope)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("asks", "sizes"),
+    [
+        (lambda n: n % 2 == 0, (4, 5, 6, 7)),
+        (lambda n: n in {6, 8}, (4, 6, 7, 8)),
+        (lambda n: {6: True}.get(n, False), (4, 6, 7)),
+        (lambda n: isinstance(n, int) and n > 5, (4, 5, 6, 7)),
+    ],
+)
+def test_questions_about_a_size_are_answered(asks: Callable[[int], bool], sizes: list[int]) -> None:
+    """A function may ask for the size in any way."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        sign = rt.call(lambda a: a if asks(a.shape[0]) else -a, x)
+        for size in sizes:
+            value = 1.0 if asks(size) else -1.0
+            assert session.run(sign, {x: np.ones(size)}).tolist() == [value] * size
+
+
+def test_results_are_the_callers() -> None:
+    """A caller may change a feed after the step, and a fetched value; the variable stays."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None, 2])
+        v = rt.Variable(np.zeros(4, np.float32), name="v")
+        turned, kept = rt.numpy.transpose(x), v.assign(rt.numpy.reshape(x, [-1])[:4])
+        session.run(v.initializer)
+        session.run([turned, kept], {x: np.ones((3, 2))})
+        fed = np.arange(8, dtype=np.float32).reshape(4, 2)
+        found, value = session.run([turned, kept], {x: fed})
+        fed[:] = -1
+        assert found.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+        found[:] = value[:] = -2
+        assert session.run(v).tolist() == [0, 1, 2, 3]
+
+
+def test_threads_share_a_session() -> None:
+    """Steps of many sizes from several threads lose no update."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        total = rt.Variable(np.float32(0), name="total")
+        add = total.assign_add(rt.numpy.sum(x)).op
+        session.run(total.initializer)
+
+        def work(_: int) -> None:
+            for size in range(1, 30):
+                session.run(add, {x: np.ones(size)})
+
+        concurrency.call_all(work, range(3), "adds")
+        assert session.run(total) == 3 * sum(range(1, 30))
