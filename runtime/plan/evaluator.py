@@ -2,7 +2,6 @@
 
 The jaxpr is the one that XLA would compile, so the values are the same, apart from the rounding of
 reals. An operation that is not in the table here runs in JAX, which compiles that operation alone.
-XLA without optimisations takes nearly as long as XLA with them, so it would help little.
 """
 
 from __future__ import annotations
