@@ -21,10 +21,12 @@ from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, fail
 from harness.training.run import services
 from harness.training.run.hooks.base import (
     EventsHook,
+    FollowsLeader,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StopsEverybody,
 )
 from harness.training.run.hooks.checkpoint import CheckpointSaverHook
 from harness.training.run.hooks.control import EarlyStoppingHook
@@ -171,12 +173,13 @@ class MonitoredSession:
         """Sets the attributes of hooks that depend on the run."""
         for hook in self._hooks:
             # A chief that was replaced neither saves nor ends the run of the next chief.
-            if isinstance(hook, CheckpointSaverHook | EarlyStoppingHook):
+            if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
             if isinstance(hook, CheckpointSaverHook):
                 self._life.save = hook.save_soon
-            if isinstance(hook, EarlyStoppingHook):
+            if isinstance(hook, StopsEverybody):
                 hook.stop_everybody = self._life.stop_everybody
+            if isinstance(hook, EarlyStoppingHook):
                 hook.register_state(self.raw, self._checkpoint_dir)
 
     def _close_session(self) -> None:

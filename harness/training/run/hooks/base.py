@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import runtime as rt
 from harness.coordinator import Coordinator
@@ -164,3 +165,26 @@ class EventsHook(GlobalStepHook):
             self.writer.close()
         else:
             self.writer.flush()
+
+
+@runtime_checkable
+class FollowsLeader(Protocol):
+    """A hook that acts only while the chief leads.
+
+    Attributes:
+        leads: Function that returns True while the chief leads; set by a monitored session.
+    """
+
+    leads: Callable[[], bool]
+
+
+@runtime_checkable
+class StopsEverybody(Protocol):
+    """A hook that may end training on all tasks.
+
+    Attributes:
+        stop_everybody: Function that orders all tasks of the run to stop, with a reason; set by a
+            monitored session.
+    """
+
+    stop_everybody: Callable[[str], None]
