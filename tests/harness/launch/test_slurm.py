@@ -139,6 +139,8 @@ def test_lost_host_requeues_the_job(
     job.wait("PENDING")
     assert job.fields()["Restarts"] == "1"
     until(lambda: not slurm.processes("models.mnist.trainer"), "every task is gone")
+    # The script ends after its tasks. A new start of the job gets no step before that end.
+    until(lambda: not slurm.processes(f"slurmstepd: [{job.number}."), "the script is gone")
     saved = int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name)
     further.write_text(f"--train_steps={saved + 300}\n")
     slurm.power("n2")
