@@ -69,12 +69,12 @@ from runtime.trust.security import Security
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
 
-RETURNS = 8
+COMPILED_AT_STEP = 8
 """The step at which shapes have a compiled program.
 
 An evaluated step takes some milliseconds, and a compilation half a second.
 """
-LARGEST = 2**16
+MOST_EVALUATED = 2**16
 """Elements of the feeds of a step that may be evaluated.
 
 A compiled program computes more elements so much faster that the compilation pays at once.
@@ -230,7 +230,7 @@ class Session:
         self._taken: dict[Hashable, Plan] = {}
         """Plans that another session has made, and that this session has not registered yet."""
         self._shapes = ShapeWatch()
-        self._times: _RecentValues[int] = _RecentValues()
+        self._step_counts: _RecentValues[int] = _RecentValues()
         """Numbers of the steps without a compiled plan, by substep and shapes."""
         self._closed = False
 
@@ -414,10 +414,14 @@ class Session:
         """Counts a step, and returns True if its shapes are not worth a compilation yet."""
         # Most substeps have one size for ever, so the first size is compiled.
         family = part, tuple(v.ndim for v in values)
-        times = RETURNS if self._times.find(family) is None else (self._times.find(key) or 0) + 1
-        self._times.keep(family, 1)
-        self._times.keep(key, times)
-        return times < RETURNS and sum(v.size for v in values) <= LARGEST
+        times = (
+            COMPILED_AT_STEP
+            if self._step_counts.find(family) is None
+            else (self._step_counts.find(key) or 0) + 1
+        )
+        self._step_counts.keep(family, 1)
+        self._step_counts.keep(key, times)
+        return times < COMPILED_AT_STEP and sum(v.size for v in values) <= MOST_EVALUATED
 
     def take_plans(self, other: Session) -> None:
         """Takes over the plans of another session of this graph.

@@ -118,8 +118,7 @@ def test_slurm_jobs_take_ranks_by_name(slurm: SetVariables) -> None:
         {"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]}
     )
     assert (resolver.task_type, resolver.task_id) == ("worker", 2)
-    slurm(SLURM_PROCID="4")
-    slurm(SLURMD_NODENAME="m3")
+    slurm(SLURM_PROCID="4", SLURMD_NODENAME="m3")
     spare = SlurmClusterResolver({"worker": 3, "ps": 1})
     assert (spare.task_type, spare.task_id) == (None, None)
 
@@ -135,7 +134,7 @@ def test_slurm_shares_out_gpus(slurm: SetVariables) -> None:
 
 
 @pytest.fixture
-def het(slurm: SetVariables) -> pytest.MonkeyPatch:
+def het(slurm: SetVariables) -> SetVariables:
     """A step over the groups of a heterogeneous job, as Slurm 22.05 tells of it: group 0 is on n9 and n2, 1 on n1."""
     slurm(
         {

@@ -10,7 +10,7 @@ import pytest
 import runtime as rt
 from runtime import concurrency
 from runtime.graph.graph import FeedDict
-from runtime.session.session import LARGEST, RETURNS
+from runtime.session.session import COMPILED_AT_STEP, MOST_EVALUATED
 from runtime.task.executor import Executor
 
 
@@ -42,7 +42,10 @@ def test_new_sizes_are_not_compiled() -> None:
 
         assert compiled_by(10) == 1
         assert [compiled_by(size) for size in range(1, 40) if size != 10] == [0] * 38
-        assert [compiled_by(7) for _ in range(RETURNS)] == [0] * (RETURNS - 2) + [1, 0]
+        assert [compiled_by(7) for _ in range(COMPILED_AT_STEP)] == [0] * (COMPILED_AT_STEP - 2) + [
+            1,
+            0,
+        ]
         assert compiled_by(10) == 0
 
 
@@ -51,7 +54,7 @@ def test_large_feeds_are_compiled() -> None:
     with rt.Graph().as_default(), rt.Session() as session:
         x = rt.placeholder(np.float32, [None])
         y = x * 3.5
-        sizes = 3, LARGEST, LARGEST + 1
+        sizes = 3, MOST_EVALUATED, MOST_EVALUATED + 1
         assert [_compiled_by(session, y, {x: np.ones(n)}) for n in sizes] == [1, 0, 1]
 
 

@@ -61,7 +61,7 @@ def _update(store: Store, slots: list[VariableSlot]) -> Callable[[], None]:
 
 
 def test_reads_hold_whole_updates_only() -> None:
-    """What is read at one instant holds whole updates only."""
+    """A read at one instant holds whole updates only."""
     store, slots = _store("a", "b", "c")
 
     def read() -> None:

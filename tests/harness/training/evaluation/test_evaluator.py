@@ -146,7 +146,7 @@ def test_deleted_checkpoint_is_evaluated_whole(
 def test_best_is_copied_without_links(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where hard links are refused the best checkpoint is a copy."""
+    """The best checkpoint is a copy on a disk that refuses hard links."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError(evaluator_module.errno.EPERM, "no links here")

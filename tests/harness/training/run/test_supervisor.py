@@ -290,7 +290,7 @@ def test_starved_init_fn_is_an_error(target: str) -> None:
 def test_ready_for_local_init_is_checked(
     target: str,
 ) -> None:
-    """What local initialisation needs is checked without local variables too."""
+    """The needs of local initialisation are checked without local variables too."""
     v = rt.Variable(1.0, name="v")
     w = rt.Variable(1.0, name="w")
     sv = harness.Supervisor(
