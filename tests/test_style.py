@@ -20,7 +20,6 @@ LARGE_FUNCTIONS = {
 """Functions of more than 400 tokens, with the reason."""
 
 LARGE_CLASSES = {
-    "harness/training/start/session_manager.py SessionManager": "the arguments of TensorFlow's, and their docstring",
     "harness/training/run/supervisor.py Supervisor": "the arguments of TensorFlow's, and their docstring",
     "runtime/session/session.py Session": "the methods of TensorFlow's, with their examples",
     "runtime/task/worker.py Worker": "one method for each call of the tensor channel",

@@ -26,7 +26,8 @@ def test_each_time_limit_has_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["harness.training.start.session_manager", "harness.training.start.policy"]
+    "module",
+    [f"harness.training.start.{name}" for name in ("session_manager", "session_start", "policy")],
 )
 def test_start_limits_are_documented(module: str) -> None:
     """The public time limits of the start are documented."""

@@ -30,7 +30,7 @@ from harness.optimizers.optimizer import (
 from harness.training.run.monitored_session import MonitoredSession
 from harness.training.start.global_step import get_or_create_global_step
 from harness.training.start.managed_session import is_chief
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.task_run import ELASTIC
 from runtime import concurrency
 from runtime.lowlevel import Array, RunRecords, RunRecordView, explains_arguments

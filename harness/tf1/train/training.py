@@ -242,5 +242,5 @@ class SessionManager(session_manager.SessionManager):
             self._graph,
             readiness.filtered(config, self._graph, readiness.limit_secs(config, max_wait_secs)),
         )
-        self._try_local_init(session)
+        self.operations.init_local(session)
         return session, False

@@ -43,7 +43,8 @@ from harness.training.start.scaffold import (
     TrainingSessionCreator,
     WorkerSessionCreator,
 )
-from harness.training.start.session_manager import GIVE_UP_SECS, LOST_CONTACT, TrainingOver
+from harness.training.start.session_manager import GIVE_UP_SECS
+from harness.training.start.session_start import LOST_CONTACT, TrainingOver
 from harness.training.stop.lifecycle import Lifecycle
 from harness.training.stop.preemption import shielded
 

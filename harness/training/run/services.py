@@ -19,7 +19,7 @@ from harness.coordinator import Coordinator, LooperThread, underlying, while_ope
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.readiness import CheckpointSaver, Element
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
 if TYPE_CHECKING:

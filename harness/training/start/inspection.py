@@ -30,7 +30,8 @@ class ModelInspector:
     """
 
     def __init__(self, graph: rt.Graph) -> None:
-        self._graph = graph
+        self.graph = graph
+        """The graph."""
         self.missing, self._awaited, self._await_secs = readiness.operations(graph)
         """Tensor that names the variables without a value, and so touches every task with variables."""
         self._variables = len(graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
@@ -44,7 +45,7 @@ class ModelInspector:
         # The device of a variable may lack parts. Only one that names this very task is the
         # session's own.
         own = rt.DeviceSpec.parse(session.task)
-        variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
+        variables = self.graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
         places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
         return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
 
@@ -99,7 +100,7 @@ class ModelInspector:
 
     def live_step(self, session: rt.Session, report: ClusterReport) -> int | None:
         """Returns the global step's value on its task; None when the value is lost or there is no step."""
-        step = get_global_step(self._graph)
+        step = get_global_step(self.graph)
         # A chief has died while it restored: the value may be the restored one already.
         if "loading" in report.phases.values():
             return None

@@ -20,8 +20,8 @@ import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.readiness import Feeds
-from harness.training.start.session_manager import LOST_CONTACT
 from harness.training.start.session_source import RunSessions
+from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
 TRIES = 3

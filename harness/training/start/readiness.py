@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -87,6 +87,58 @@ def reason(session: rt.Session, ready_op: Element | None) -> str:
         return ""
     names = [item.decode() if isinstance(item, bytes) else str(item) for item in np.ravel(value)]
     return "Variables not initialized: " + ", ".join(names)
+
+
+@dataclass(frozen=True)
+class ReadyOperations:
+    """The operations that run in every new session, and say if the model is ready.
+
+    Attributes:
+        local_init_op: Operation that runs in every new session.
+        local_init_feed_dict: Feeds of ``local_init_op``.
+        ready_op: String tensor with the names of what is not ready, empty when all is.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs.
+        recovery_wait_secs: Seconds between two looks at a ready operation of the user's own.
+    """
+
+    local_init_op: Element | None
+    local_init_feed_dict: Feeds | None
+    ready_op: Element | None
+    ready_for_local_init_op: Element | None
+    recovery_wait_secs: float
+
+    def init_local(self, session: rt.Session) -> str:
+        """Runs the local init operation when the global variables are ready; returns the missing names, or nothing."""
+        missing = reason(session, self.ready_for_local_init_op)
+        if not missing and self.local_init_op is not None:
+            session.run(self.local_init_op, self.local_init_feed_dict)
+        return missing
+
+    def missing(self, session: rt.Session) -> str:
+        """Returns the reason why the model is not ready, after the local init; empty for none."""
+        return self.init_local(session) or reason(session, self.ready_op)
+
+    def make_ready(self, session: rt.Session, done: str) -> None:
+        """Runs the local init, as the chief.
+
+        Args:
+            session: Session whose global variables have values.
+            done: Words for the way in which they got the values.
+
+        Raises:
+            RuntimeError: The model is not ready after all.
+        """
+        missing = self.init_local(session)
+        if missing:
+            raise RuntimeError(
+                f"Init operations did not make model ready for local_init. {done}, {missing}"
+            )
+        not_ready = reason(session, self.ready_op)
+        if not_ready:
+            raise RuntimeError(
+                f"Init operations did not make model ready. {done}, "
+                f"local_init_op: {getattr(self.local_init_op, 'name', None)}, error: {not_ready}"
+            )
 
 
 def default_filters(graph: rt.Graph) -> tuple[str, ...]:

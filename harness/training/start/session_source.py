@@ -15,7 +15,8 @@ import runtime as rt
 from harness.coordinator import GracePeriod
 from harness.training.start import readiness
 from harness.training.start.policy import TaskRole
-from harness.training.start.session_manager import LOST_CONTACT, SessionManager, TrainingOver
+from harness.training.start.session_manager import SessionManager
+from harness.training.start.session_start import LOST_CONTACT, TrainingOver
 from runtime.lowlevel import RunRecords
 
 ANSWER_SECS = 10.0

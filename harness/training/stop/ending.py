@@ -14,7 +14,7 @@ from absl import logging
 import runtime as rt
 from harness.launch.tasks import launcher_ends_ps
 from harness.training.start.managed_session import ManagedSession
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.last_save import not_saved, save_the_end, saved_step
 from harness.training.stop.run_end import note_end
 from harness.training.stop.task_run import TaskRun

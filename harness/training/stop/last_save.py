@@ -14,7 +14,7 @@ from absl import logging
 
 import runtime as rt
 from harness.training.start.managed_session import ManagedSession, StepRecoveries
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
 ROOM_SECS = 600.0

@@ -47,8 +47,8 @@ from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import attempt
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
-from harness.training.start.session_manager import LOST_CONTACT
 from harness.training.start.session_source import ANSWER_SECS, RunSessions, SessionSource
+from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.ending import end_part
 from harness.training.stop.policy import RunEvent, RunPhase, StopAction, after_stop, next_phase
 from harness.training.stop.preemption import interrupt_between_locks, shielded

@@ -11,7 +11,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
 

@@ -13,7 +13,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import failed
-from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.policy import WaitLimits, WaitNews, WaitState, after_answer, after_loss
 from harness.training.stop.task_run import TaskRun
 from runtime import concurrency
