@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -17,22 +15,16 @@ from typing import Any, Final, Self, TypeVar
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed, underlying
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed
 from harness.training.run import services
+from harness.training.run.hook_calls import HookCalls
 from harness.training.run.hooks.base import (
-    EventsHook,
-    FollowsLeader,
-    SessionRunArgs,
-    SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
-    StopsEverybody,
 )
 from harness.training.run.hooks.checkpoint import CheckpointSaverHook
-from harness.training.run.hooks.control import EarlyStoppingHook
 from harness.training.run.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.start.global_step import get_global_step
-from harness.training.start.managed_session import ManagedSession, StepRecoveries
+from harness.training.start.managed_session import ManagedSession
 from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import Feeds
 from harness.training.start.scaffold import (
@@ -46,7 +38,6 @@ from harness.training.start.scaffold import (
 from harness.training.start.session_manager import GIVE_UP_SECS
 from harness.training.start.session_start import LOST_CONTACT, TrainingOver
 from harness.training.stop.lifecycle import Lifecycle
-from harness.training.stop.preemption import shielded
 
 _T = TypeVar("_T")
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
@@ -118,39 +109,32 @@ class MonitoredSession:
         hooks: Sequence[SessionRunHook] | None = None,
         stop_grace_period_secs: float = STOP_GRACE_SECS,
     ) -> None:
-        self._graph = rt.get_default_graph()
+        self.graph = rt.get_default_graph()
+        """The graph."""
         # A graph that was open is open again after the session, as in TF1.
-        self._graph_was_final = self._graph.finalized
-        # TF1 programs give all tasks the same hooks, so the saving ones are left out below on other
-        # tasks.
-        self._hooks = list(hooks or ())
+        self._graph_was_final = self.graph.finalized
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
-        self._coord = Coordinator(clean_stop_exception_types=[])
+        self.coord = Coordinator(clean_stop_exception_types=[])
+        """The coordinator of the threads."""
         # A session creator of the user's own is wrapped, so that the rest knows one kind.
         given = session_creator or ChiefSessionCreator()
         creator = given if isinstance(given, TrainingSessionCreator) else OwnSessionCreator(given)
         chief = creator.role is TaskRole.CHIEF
-        if not chief and _savers_among(self._hooks):
-            logging.info(
-                "the chief saves: this task, which is not the chief, leaves its "
-                "CheckpointSaverHook out"
-            )
-            self._hooks = [
-                hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)
-            ]
+        self.hooks = _hooks_of(hooks or (), chief)
+        """The hooks, in the order of their calls."""
+        self._calls = HookCalls(self.hooks, self.coord)
         self._checkpoint_dir = creator.checkpoint_dir if chief else None
-        self._life = Lifecycle(self._coord, chief, self._grace_secs)
+        self._life = Lifecycle(self.coord, chief, self._grace_secs)
         # Before the session, as hooks may add to the graph, and the creator makes it final.
-        for hook in self._hooks:
-            hook.begin()
+        self._calls.begin()
         self._session: ManagedSession | None = self._open_session(creator)
         # A late task may not run a step: the block is to end at once.
         self._saw_stop = self._life.late
         try:
-            self._equip_hooks()
+            self._calls.equip(self._life, self.raw, self._checkpoint_dir)
             if not self._life.late:
-                runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
-                services.start_queue_runners(runners, self._session, self._coord)
+                runners = self.graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
+                services.start_queue_runners(runners, self._session, self.coord)
                 self._run_after_first_create(self._session)
         except BaseException:
             # The caller gets no session, so the caller cannot close it.
@@ -158,67 +142,35 @@ class MonitoredSession:
             raise
 
     def _open_session(self, creator: TrainingSessionCreator) -> ManagedSession:
-        saved = [os.path.split(hook.save_path) for hook in _savers_among(self._hooks)]
         # The chief restores the series that its own hook saves; another hook may save elsewhere.
-        series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
+        series = self._calls.series_in(self._checkpoint_dir)
         creator.equip(self._life.grace_period, series, recovers=self._recovers)
         return self._life.open(
             creator,
-            self._graph,
+            self.graph,
             recover=self._recovers,
-            global_step=get_global_step(self._graph),
-            on_recovery=self._run_after_create,
+            global_step=get_global_step(self.graph),
+            on_recovery=self._calls.begin_session,
         )
-
-    def _equip_hooks(self) -> None:
-        """Sets the attributes of hooks that depend on the run."""
-        for hook in self._hooks:
-            # A chief that was replaced neither saves nor ends the run of the next chief.
-            if isinstance(hook, FollowsLeader):
-                hook.leads = self._life.leads
-            if isinstance(hook, CheckpointSaverHook):
-                self._life.save = hook.save_soon
-            if isinstance(hook, StopsEverybody):
-                hook.stop_everybody = self._life.stop_everybody
-            if isinstance(hook, EarlyStoppingHook):
-                hook.register_state(self.raw, self._checkpoint_dir)
 
     def _close_session(self) -> None:
         """Ends the threads and the session, without the work of the end of training."""
         # Read before the close, as the hooks below need the session that they have registered in.
         raw = self.raw
-        self._coord.request_stop()
+        self.coord.request_stop()
         self._life.close()
         self._session = None
-        for hook in self._hooks:
-            if isinstance(hook, EarlyStoppingHook):
-                hook.forget_state(raw)
-            if isinstance(hook, EventsHook):
-                hook.rest()
+        self._calls.rest(raw)
         if not self._graph_was_final:
-            self._graph.unsafe_unfinalize()
-
-    def _run_after_create(self, session: rt.Session) -> None:
-        for hook in self._hooks:
-            hook.after_create_session(session, self._coord)
+            self.graph.unsafe_unfinalize()
 
     def _run_after_first_create(self, session: ManagedSession) -> None:
         raw = session.raw
         try:
-            self._run_after_create(raw)
+            self._calls.begin_session(raw)
         except LOST_CONTACT as error:
             # The recovery calls the hooks with the new session.
             session.recover(raw, error)
-
-    @property
-    def graph(self) -> rt.Graph:
-        """The graph."""
-        return self._graph
-
-    @property
-    def coord(self) -> Coordinator:
-        """The coordinator of the threads."""
-        return self._coord
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -243,7 +195,9 @@ class MonitoredSession:
             BaseException: An error of a thread, such as one that fills a queue.
         """
         return self._run_step(
-            lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata)
+            lambda raw: self._calls.run_step(
+                self.managed, raw, fetches, feed_dict, options, run_metadata
+            )
         )
 
     def run_step_fn(self, step_fn: Callable[..., _T]) -> _T | None:
@@ -267,12 +221,12 @@ class MonitoredSession:
 
         def once(raw: rt.Session) -> _T | None:
             context = StepContext(
-                self.managed, lambda *a, **k: self._run_hooked(self.managed.raw, *a, **k)
+                self.managed, lambda *a, **k: self._calls.run_step(self.managed, self.raw, *a, **k)
             )
             try:
                 return step_fn(context)
             except StopIteration:
-                self._coord.request_stop()
+                self.coord.request_stop()
                 return None
 
         return self._run_step(once)
@@ -296,78 +250,21 @@ class MonitoredSession:
         """
         session = self.managed
         if self._saw_stop:
-            self._coord.raise_requested_exception()
+            self.coord.raise_requested_exception()
             raise RuntimeError("Run called even after should_stop requested.")
         try:
             return session.run_again(once)
         finally:
-            self._saw_stop = self._coord.should_stop()
-
-    def _run_hooked(
-        self,
-        raw: rt.Session,
-        fetches: object,
-        feed_dict: Feeds | None = None,
-        options: rt.RunOptions | None = None,
-        run_metadata: rt.RunMetadata | None = None,
-    ) -> Any:
-        context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
-        requested: dict[int, object] = {}
-        feeds = dict(feed_dict or {})
-        for number, hook in enumerate(self._hooks):
-            args = hook.before_run(context)
-            if args is None:
-                continue
-            if args.fetches is not None:
-                requested[number] = args.fetches
-            for key, value in (args.feed_dict or {}).items():
-                if key in feeds:
-                    raise RuntimeError(
-                        f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}"
-                    )
-                feeds[key] = value
-            # A hook that traces must not lose the time limit of the caller.
-            options = merged_options(options, args.options)
-        # A hook that asks for a trace reads it from here; the caller need not have asked.
-        if options is not None and options.trace_level and run_metadata is None:
-            run_metadata = rt.RunMetadata()
-        # One step for the caller and all hooks: their values are of the same moment, and cost one
-        # round trip.
-        merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
-        results = raw.run(merged, feeds or None, options, run_metadata)
-        self.managed.seen.note(merged, results)
-        given = results.get("hooks", {})
-        self._after_run(
-            context,
-            [
-                SessionRunValues(given.get(n), options, run_metadata)
-                for n in range(len(self._hooks))
-            ],
-        )
-        return results["caller"]
-
-    def _after_run(self, context: SessionRunContext, values: Sequence[SessionRunValues]) -> None:
-        """Calls the hooks after a step. The step is applied: a recovery does not run it again."""
-        recoveries = StepRecoveries(self.managed)
-        for hook, given in zip(self._hooks, values, strict=True):
-            try:
-                hook.after_run(context, given)
-            except Exception as error:
-                if not recoveries.cure(context.session, error):
-                    raise
-                # The hooks behind get the new session, and the values of the step that was applied.
-                context.session = self.raw
-        if context.stop_requested:
-            self._coord.request_stop()
+            self._saw_stop = self.coord.should_stop()
 
     def should_stop(self) -> bool:
         """Returns True if training is to stop, or has ended."""
-        self._saw_stop = self._session is None or self._coord.should_stop()
+        self._saw_stop = self._session is None or self.coord.should_stop()
         return self._saw_stop
 
     def request_stop(self) -> None:
         """Asks training to stop."""
-        self._coord.request_stop()
+        self.coord.request_stop()
         self._saw_stop = True
 
     # -- the end -----------------------------------------------------------------------------------
@@ -404,30 +301,32 @@ class MonitoredSession:
         if self._session is None:
             return
         try:
-            if clean and not failed(self._coord):
+            if clean and not failed(self.coord):
                 try:
                     self._life.wait_for_others()
-                    ends = functools.partial(self._end_hooks, {})
                     self._life.finish(
-                        ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False
+                        self._calls.end,
+                        over=True,
+                        checkpoint_dir=self._checkpoint_dir,
+                        shield=False,
                     )
                 except (KeyboardInterrupt, SystemExit):
                     # The signal came during the end: save, but leave the run open for the next
                     # start.
                     self._life.finish(
-                        self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir
+                        self._calls.leave, over=False, checkpoint_dir=self._checkpoint_dir
                     )
                     raise
-            elif interrupted and not failed(self._coord):
+            elif interrupted and not failed(self.coord):
                 # Training is not over: the next start continues with what is saved here.
                 self._life.finish(
-                    self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir
+                    self._calls.leave, over=False, checkpoint_dir=self._checkpoint_dir
                 )
             # After an error nothing is saved, but a save that is under way must not be torn.
             else:
-                self._settle_hooks()
-            self._coord.request_stop()
-            self._coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
+                self._calls.settle(self._grace_secs)
+            self.coord.request_stop()
+            self.coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
         except BaseException:
             # Otherwise the block has an error of its own, which Python raises and which came first.
             if clean:
@@ -435,75 +334,15 @@ class MonitoredSession:
         finally:
             self._close_session()
 
-    def _leave_hooks(self, session: rt.SessionLike) -> None:
-        for hook in _savers_among(self._hooks):
-            hook.leave(underlying(session))
 
-    def _settle_hooks(self) -> None:
-        for hook in _savers_among(self._hooks):
-            hook.settle(self._grace_secs)
-
-    def _end_hooks(self, ended: dict[int, rt.SessionLike], session: rt.SessionLike) -> None:
-        """Calls each hook's ``end``.
-
-        A hook that fails does not keep the hooks behind it from theirs.
-
-        Args:
-            ended: The session in which each hook has ended well, by the hook's place. Such a hook
-                is not called again while the hook that saves waits for room. It is called again in
-                a new session, after the loss of a task.
-            session: The session.
-        """
-        failure: Exception | None = None
-        for place, hook in enumerate(self._hooks):
-            if ended.get(place) is session:
-                continue
-            try:
-                # Only saves are shielded: an ``end`` of the user's own must not keep Ctrl-C
-                # waiting.
-                with (
-                    shielded()
-                    if isinstance(hook, CheckpointSaverHook)
-                    else contextlib.nullcontext()
-                ):
-                    hook.end(underlying(session))
-                ended[place] = session
-            except Exception as error:
-                # The caller recovers the session, and all hooks begin their end again in the new
-                # one.
-                if underlying(session).lost(error):
-                    raise
-                logging.error("the end of %s failed: %r", type(hook).__name__, error)
-                failure = failure or error
-        if failure is not None:
-            raise failure
-
-
-def _savers_among(hooks: Sequence[SessionRunHook]) -> list[CheckpointSaverHook]:
-    return [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
-
-
-def merged_options(
-    first: rt.RunOptions | None, second: rt.RunOptions | None
-) -> rt.RunOptions | None:
-    """Merges two ``RunOptions``: the higher trace level, the longer time limit.
-
-    Args:
-        first: Options, or None.
-        second: Options, or None.
-
-    Examples:
-        >>> import runtime as rt
-        >>> from harness.training.run.monitored_session import merged_options
-        >>> merged_options(rt.RunOptions(timeout_in_ms=5), rt.RunOptions(timeout_in_ms=9)).timeout_in_ms
-        9
-    """
-    if first is None or second is None:
-        return second if first is None else first
-    return rt.RunOptions(
-        trace_level=max(first.trace_level, second.trace_level),
-        timeout_in_ms=max(first.timeout_in_ms, second.timeout_in_ms),
-    )
+def _hooks_of(hooks: Sequence[SessionRunHook], chief: bool) -> list[SessionRunHook]:
+    """Returns the hooks of a task. TF1 programs give all tasks the same hooks, but only the chief saves."""
+    kept = [hook for hook in hooks if chief or not isinstance(hook, CheckpointSaverHook)]
+    if len(kept) < len(hooks):
+        logging.info(
+            "the chief saves: this task, which is not the chief, leaves its CheckpointSaverHook out"
+        )
+    return kept
 
 
 @rt.lowlevel.explains_arguments

@@ -387,7 +387,7 @@ def test_chief_hooks_have_an_order(tmp_path: pathlib.Path) -> None:
     sess = harness.MonitoredTrainingSession(
         checkpoint_dir=str(tmp_path), hooks=[mine], chief_only_hooks=[chiefs]
     )
-    kinds = [type(h).__name__ for h in sess._hooks]
+    kinds = [type(h).__name__ for h in sess.hooks]
     sess.close()
     assert kinds == [
         "Recorder",
