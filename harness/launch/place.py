@@ -77,6 +77,14 @@ def _check_step(tasks: int, asked: str) -> None:
         )
 
 
+def _step_names(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of this Slurm step, as `scancel` takes them."""
+    # A step over the groups of a heterogeneous job is a step of each of them.
+    size = int(environ.get("SLURM_HET_SIZE", 0))
+    groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(size)]
+    return [f"{job}.{environ['SLURM_STEP_ID']}" for job in groups or [environ["SLURM_JOB_ID"]]]
+
+
 def in_slurm(
     ps: int, workers: int, ps_hosts: Sequence[str] = (), first: int = 0, port: int = 0
 ) -> TaskPlace:
@@ -102,7 +110,7 @@ def in_slurm(
         sum(jobs.values()),
         " ".join(f"--{job}{'s' * (job == WORKER)}={count}" for job, count in jobs.items()),
     )
-    slurm_job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    slurm_job = environ["SLURM_JOB_ID"]
     # The import takes a second, and most of the memory. A mistake is found without it.
     import runtime as rt
 
@@ -120,9 +128,6 @@ def in_slurm(
         host = hosts[WORKER][index].rpartition(":")[0]
         index += first
         hosts = {PS: tuple(ps_hosts), WORKER: ("",) * index + (f"{host}:{port}",)}
-    # A step over the groups of a heterogeneous job is a step of each of them.
-    size = int(environ.get("SLURM_HET_SIZE", 0))
-    groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(size)] or [slurm_job]
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     again = environ["SLURM_PROCID"] == "0" and restarts != "0"
     return TaskPlace(
@@ -131,7 +136,7 @@ def in_slurm(
         job,
         index,
         number=int(environ["SLURM_LOCALID"]),
-        stop=("scancel", "--signal=TERM", *(f"{group}.{step}" for group in groups)),
+        stop=("scancel", "--signal=TERM", *_step_names(environ)),
         environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
         said=f"job {slurm_job} was requeued, this is restart {restarts}" if again else "",
     )

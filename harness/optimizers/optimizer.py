@@ -236,16 +236,10 @@ class Optimizer:
                 _from_arrays(leaves, self._transformation.init(self._place_alone(variable, value)))
                 for variable, value, leaves in zip(variables, values, stored, strict=True)
             ]
-            arguments = dict(zip(self._extra_args, given, strict=True))
             for place, gradient in zip(places, gradients, strict=True):
-                value = values[place]
-                # The gradient may have crossed the wire in fewer bits.
-                gradient = gradient.astype(value.dtype)
-                one = functools.partial(self._place_alone, variables[place])
-                change, states[place] = self._transformation.update(
-                    one(gradient), states[place], one(value), **arguments
+                values[place], states[place] = self._apply_gradient(
+                    variables[place], gradient, values[place], states[place], given
                 )
-                values[place] = optax.apply_updates(value, jax.tree.leaves(change)[0])
             return [*values, *(leaf for state in states for leaf in _to_arrays(state))], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
@@ -253,6 +247,23 @@ class Optimizer:
             everything, step, [*(g for g, _ in pairs), *extra], name="apply"
         )
         return applied
+
+    def _apply_gradient(
+        self,
+        variable: rt.Variable,
+        gradient: jax.Array,
+        value: jax.Array,
+        state: optax.OptState,
+        given: Sequence[jax.Array],
+    ) -> tuple[jax.Array, optax.OptState]:
+        """Returns the value and the state of one variable after one gradient."""
+        arguments = dict(zip(self._extra_args, given, strict=True))
+        one = functools.partial(self._place_alone, variable)
+        # The gradient may have crossed the wire in fewer bits.
+        change, state = self._transformation.update(
+            one(gradient.astype(value.dtype)), state, one(value), **arguments
+        )
+        return optax.apply_updates(value, jax.tree.leaves(change)[0]), state
 
     def _place_alone(self, variable: rt.Variable, value: object) -> Any:
         """Places the value of one variable in the tree that masks are written for."""

@@ -65,28 +65,18 @@ def dependences(
         transformation cannot be traced.
     """
     count = len(jax.tree.leaves(params))
-    update = optax.with_extra_args_support(transformation).update
-
-    def step(
-        gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]
-    ) -> object:
-        return update(gradients, state, values, **extra)
-
     try:
-        begun, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
-        stepped, (updates, _) = jax.make_jaxpr(step, return_shape=True)(
-            params, params, state, dict(extra_args)
-        )
+        begun, stepped = _trace_step(transformation, params, extra_args)
     except Exception:
         # A function of the user's may raise any error for a tree other than its own.
-        return None
-    if len(jax.tree.leaves(updates)) != count:
         return None
     # For each leaf of the state, the numbers of the variables that the leaf depends on at the first
     # step.
     behind = [_used_inputs(begun, i) for i in range(len(begun.out_avals))]
-    assert len(behind) == len(jax.tree.leaves(state))
     used = [_used_inputs(stepped, i) for i in range(len(stepped.out_avals))]
+    # The outputs of the traced step are the updates, then the state.
+    if len(used) != count + len(behind):
+        return None
 
     def variables(of: set[int]) -> set[int]:
         # The inputs of the traced step are the gradients, then the values, then the state.
@@ -101,6 +91,21 @@ def dependences(
     ) != behind:
         behind = now
     return [variables(of) for of in used[:count]], behind
+
+
+def _trace_step(
+    transformation: optax.GradientTransformation, params: Any, extra_args: Mapping[str, object]
+) -> tuple[ClosedJaxpr, ClosedJaxpr]:
+    """Traces the making of the state, and one update."""
+    update = optax.with_extra_args_support(transformation).update
+
+    def step(
+        gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]
+    ) -> object:
+        return update(gradients, state, values, **extra)
+
+    begun, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+    return begun, jax.make_jaxpr(step)(params, params, state, dict(extra_args))
 
 
 def _used_inputs(closed: ClosedJaxpr, output: int) -> set[int]:
