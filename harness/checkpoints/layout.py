@@ -372,6 +372,12 @@ def saved_at(step: StoredStep) -> float:
     return _saved_at(step, read_manifest(step.path))
 
 
+def step_of(path: str) -> int | None:
+    """Returns the step in the name of a checkpoint; None for another name."""
+    name = os.path.basename(path)
+    return int(name) if name.isdigit() else None
+
+
 def find_checkpoint(path: str) -> str | None:
     """Returns the directory of the checkpoint that a path names, or None.
 

@@ -124,7 +124,8 @@ class CheckpointReader:
             DataLossError: The checkpoint is damaged, perhaps in a file of another array; see
                 ``verify``.
         """
-        stored = self.arrays.get(_without_output(name))
+        # TF1 programs name the output of a variable.
+        stored = self.arrays.get(name.removesuffix(":0"))
         if stored is None:
             raise NotFoundError(
                 f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}"
@@ -148,10 +149,6 @@ def _check_size(item: str, nbytes: int) -> None:
         raise DataLossError(
             f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}"
         )
-
-
-def _without_output(name: str) -> str:
-    return name.removesuffix(":0")
 
 
 def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:

@@ -220,7 +220,9 @@ class _RayCluster:
                 f"{failed.why}{said}", str(failed.task), failed.code, results
             ) from cause
         if state.signal_code is not None:
-            raise _stop_error(state.signal_code - 128)
+            if state.signal_code == 128 + signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(exit_codes.code(exit_codes.PREEMPTED))
         return results
 
     def close(self) -> None:
@@ -423,13 +425,6 @@ def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _stop_error(signum: int) -> BaseException:
-    """Returns the error that a stopped run raises at its end."""
-    if signum == signal.SIGINT:
-        return KeyboardInterrupt()
-    return SystemExit(exit_codes.code(exit_codes.PREEMPTED))
 
 
 def _free_resources() -> str:

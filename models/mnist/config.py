@@ -23,12 +23,7 @@ _LIMIT = "limit_"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
 
-def _flag_field(
-    define: Callable[..., object],
-    *rest: object,
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
+def _flag_field(define: Callable[..., object], *rest: object, **bounds: float) -> Any:
     """Returns a dataclass field that carries the definition of its flag.
 
     The field has no default: a config comes from the command line.
@@ -37,15 +32,9 @@ def _flag_field(
         define: function of absl that defines the flag.
         *rest: arguments of ``define`` after the name: the default, the values of a choice, the
             help.
-        low: smallest value of a number.
-        high: largest value of a number.
+        **bounds: ``lower_bound`` and ``upper_bound`` of a number.
     """
-    bounds = {
-        name: bound
-        for name, bound in (("lower_bound", low), ("upper_bound", high))
-        if bound is not None
-    }
-    return field(metadata={"define": partial(define, **bounds), "rest": rest})
+    return field(metadata={"define": lambda name: define(name, *rest, **bounds)})
 
 
 _text, _switch = (
@@ -96,17 +85,17 @@ class RunConfig:
     data_dir: str | None = _text(
         None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
     )
-    hidden_units: int = _count(100, "Width of the hidden layer, in units.", low=1)
+    hidden_units: int = _count(100, "Width of the hidden layer, in units.", lower_bound=1)
     epochs: float = _number(
         20.0,
         "Passes over the training data, by all workers together. 1e9 for a run that is stopped by "
         "hand.",
-        low=0.0,
+        lower_bound=0.0,
     )
     train_steps: int | None = _count(
-        None, "Global step at which training ends, instead of --epochs.", low=0
+        None, "Global step at which training ends, instead of --epochs.", lower_bound=0
     )
-    batch_size: int = _count(100, "Examples in one worker's step.", low=1)
+    batch_size: int = _count(100, "Examples in one worker's step.", lower_bound=1)
     optimizer: str = _choice("adam", list(LEARNING_RATES), "Update rule.")
     learning_rate: float | None = _number(
         None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam."
@@ -114,18 +103,18 @@ class RunConfig:
     prefetch: int = _count(
         0,
         "1 overlaps push and pull with computing: faster, gradients are one step older.",
-        low=0,
-        high=1,
+        lower_bound=0,
+        upper_bound=1,
     )
     bfloat16_wire: bool = _switch(
         False, "Parameters and gradients cross the wire in bfloat16: half the bytes."
     )
-    accumulate: int = _count(1, "Batches to each pull and push of a worker.", low=1)
-    seed: int = _count(1, "Seed of the initial values and the order of the data.", low=0)
+    accumulate: int = _count(1, "Batches to each pull and push of a worker.", lower_bound=1)
+    seed: int = _count(1, "Seed of the initial values and the order of the data.", lower_bound=0)
     save_model_secs: float = _number(
         60.0,
         "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.",
-        low=0.0,
+        lower_bound=0.0,
     )
     checkpoint_transfer: str = _choice(
         "shared",
@@ -137,19 +126,21 @@ class RunConfig:
         None,
         "Evaluations without a better one after which an evaluator ends training. Default: it "
         "never does.",
-        low=1,
+        lower_bound=1,
     )
-    save_summaries_secs: float = _number(10.0, "Seconds between summaries; 0 writes none.", low=0.0)
+    save_summaries_secs: float = _number(
+        10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0
+    )
     test_epochs: float = _number(
         1.0,
         "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.",
-        low=0.0,
+        lower_bound=0.0,
     )
     preempt_grace_secs: float = _number(
         30.0,
         "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it "
         "later (--grace_secs of harness.launch, a cluster manager) must give it more.",
-        low=0.0,
+        lower_bound=0.0,
     )
     exit_codes: str = _choice(
         "plain",
@@ -158,13 +149,15 @@ class RunConfig:
         "without a launcher.",
     )
     log_every_steps: int = _count(
-        500, "Global steps (those of all workers) between each worker's progress lines.", low=1
+        500,
+        "Global steps (those of all workers) between each worker's progress lines.",
+        lower_bound=1,
     )
     start_timeout_secs: float | None = _number(
         None,
         "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not "
         "bounded by it.",
-        low=0.0,
+        lower_bound=0.0,
     )
     sync: bool = _switch(
         False, "Synchronous training: the gradients of a step are averaged on the ps."
@@ -177,20 +170,20 @@ class RunConfig:
     max_staleness: int | None = _count(
         None,
         "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.",
-        low=0,
+        lower_bound=0,
     )
     ps_backups: int = _count(
         0,
         "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, "
         "without a checkpoint.",
-        low=0,
-        high=1,
+        lower_bound=0,
+        upper_bound=1,
     )
     ps_backups_lag: int = _count(
         100,
         "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its "
         "backup before it is more. 0 loses no step: each one waits for the backup.",
-        low=0,
+        lower_bound=0,
     )
 
     @classmethod
@@ -329,7 +322,7 @@ for _row in rt.Limits.rows():
     _define(_LIMIT + _row.name, None, f"Limit ({_row.of}): {_row.help} Default: {_row.default}.")
 for _field in fields(RunConfig):
     if _field.metadata:
-        _field.metadata["define"](_field.name, *_field.metadata["rest"])
+        _field.metadata["define"](_field.name)
 flags.register_validator(
     "epochs",
     math.isfinite,

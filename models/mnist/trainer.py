@@ -102,11 +102,7 @@ def evaluate_checkpoints(config: RunConfig) -> None:
     graph = build_graph(config, config.me, 1, 1)
 
     def evaluate(session: rt.Session, step: int) -> dict[str, float]:
-        sums = np.zeros(2)
-        for images, labels in split.chunks(1000):
-            feeds = {graph.images: images, graph.labels: labels}
-            sums += np.array(session.run([graph.accuracy, graph.loss], feeds)) * len(labels)
-        accuracy, cost = sums / len(split.labels)
+        accuracy, cost = mean_over(session, graph, split, [graph.accuracy, graph.loss])
         return {"accuracy": float(accuracy), "cost": float(cost)}
 
     harness.Evaluator(
@@ -116,6 +112,17 @@ def evaluate_checkpoints(config: RunConfig) -> None:
         best_by="accuracy",
         patience=config.patience,
     ).run()
+
+
+def mean_over(
+    session: rt.SessionLike, graph: "TrainingGraph", split: data.DataSplit, fetches: list[rt.Tensor]
+) -> NDArray:
+    """Returns the means of tensors over a split, each tensor being the mean of a batch."""
+    sums = np.zeros(len(fetches))
+    for images, labels in split.chunks(1000):
+        feeds = {graph.images: images, graph.labels: labels}
+        sums += np.array(session.run(fetches, feeds)) * len(labels)
+    return sums / len(split)
 
 
 def make_server(config: RunConfig) -> rt.Server:
@@ -243,7 +250,6 @@ class TrainingGraph:
     labels: rt.Tensor
     loss: rt.Tensor
     accuracy: rt.Tensor
-    predictions: rt.Tensor
     train_op: rt.Operation
     global_step: rt.Variable
     summaries: rt.Tensor
@@ -269,7 +275,6 @@ def build_graph(config: RunConfig, me: harness.Member, steps: int, examples: int
             name="loss",
         )
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
-        predictions = rt.call(model.predictions, params, images, name="predictions")
         rule = harness.Optimizer(update_rule(config, steps))
         shards = make_shards(config, examples) if config.elastic else None
         optimizer = wrap_optimizer(rule if shards is None else shards.counted(rule), config)
@@ -286,7 +291,6 @@ def build_graph(config: RunConfig, me: harness.Member, steps: int, examples: int
         labels,
         loss,
         accuracy,
-        predictions,
         train_op,
         global_step,
         summaries,
@@ -445,12 +449,7 @@ class ChiefTests:
     def test(self, step: int) -> float:
         """Tests the model, writes the accuracy for TensorBoard, and returns the accuracy, 0 to 1."""
         graph = self._graph
-        chunks = self._split.chunks(1000)
-        right = sum(
-            (self._session.run(graph.predictions, {graph.images: images}) == labels).sum()
-            for images, labels in chunks
-        )
-        accuracy = float(right / len(self._split))
+        accuracy = float(mean_over(self._session, graph, self._split, [graph.accuracy])[0])
         if self._writer is not None:
             shown = self._session.run(graph.test_summary, {graph.tested: accuracy})
             self._supervisor.summary_computed(self._session, shown, step)

@@ -126,8 +126,8 @@ class Evaluator:
         self._own = os.path.join(self._logdir, name)
         self._graph = graph if graph is not None else rt.get_default_graph()
         with self._graph.as_default():
-            self._local_init_op = readiness.local_init_op(self._graph)
-            restores = saver if saver is not None else readiness.saver(self._graph)
+            self._local_init_op = readiness.default_part(self._graph, "local_init_op")
+            restores = saver if saver is not None else readiness.default_part(self._graph, "saver")
         if restores is None:
             raise ValueError("the graph has no variables: build the model before the evaluator")
         self._saver: Any = restores

@@ -108,8 +108,16 @@ class ChiefServices:
                 )
             )
         if step is not None:
-            count = services.StepCounter(step.op.name, writer).count_in(step)
-            threads.append(services.service(self._coord, "count-steps", secs, session, count))
+            counter = services.StepCounter(step.op.name, writer)
+            threads.append(
+                services.service(
+                    self._coord,
+                    "count-steps",
+                    secs,
+                    session,
+                    lambda session: counter.count(int(session.run(step)), concurrency.monotonic()),
+                )
+            )
             # The series of a cluster need a cluster, and a writer that knows TensorBoard's layouts.
             if session.target and isinstance(writer, SeriesWriter):
                 threads.append(SeriesThread(self._coord, secs, session, step, writer))

@@ -118,10 +118,10 @@ class HookCalls:
             run_metadata = rt.RunMetadata()
         # One step for the caller and all hooks: their values are of the same moment, and cost one
         # round trip.
-        merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
+        merged = {"caller": fetches, "hooks": requested}
         results = raw.run(merged, feeds or None, options, run_metadata)
         managed.seen.note(merged, results)
-        given = results.get("hooks", {})
+        given = results["hooks"]
         self._after_run(
             managed,
             context,

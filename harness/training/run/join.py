@@ -178,7 +178,11 @@ def join_cluster(
                 # A ps adds numbers. JAX would take most of an accelerator's memory, which the
                 # workers need.
                 jax.config.update("jax_platforms", "cpu")
-            server = _start_server(me, server_options)
+            # An evaluator serves no task.
+            server = None
+            if me.job != "evaluator":
+                cluster = me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]})
+                server = rt.Server(cluster, me.job, me.index, **server_options)
         except (
             rt.InvalidArgumentError,
             rt.UnauthenticatedError,
@@ -207,14 +211,6 @@ def _has_begun(server: rt.Server) -> bool:
     # Steps of training are certain. Steps of other kinds are many at the start of a session, too.
     values = server.report().values
     return values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
-
-
-def _start_server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
-    if me.job == "evaluator":
-        return None
-    return rt.Server(
-        me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]}), me.job, me.index, **options
-    )
 
 
 def find_identity(

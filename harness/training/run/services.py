@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints.layout import step_of
 from harness.checkpoints.saver import Saver
 from harness.coordinator import Coordinator, LooperThread, underlying, while_open
-from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.readiness import CheckpointSaver, Element
 from harness.training.start.session_start import LOST_CONTACT
@@ -217,7 +217,7 @@ class SeriesCheckpoints:
             last = self._saved_path or self._on_disk()
             if (
                 last is not None
-                and self._step == step_in(last)
+                and self._step == step_of(last)
                 and not self._has_changed(session, last)
             ):
                 return False
@@ -275,7 +275,7 @@ class SeriesCheckpoints:
         # The name has the step of the checkpoint; other workers have moved the global step since it
         # was read.
         before, self._saved_path = self._saved_step, path
-        found = step_in(path)
+        found = step_of(path)
         self._saved_step = found if self._step is not None and found is not None else self._step
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
@@ -322,12 +322,6 @@ def check_basename(name: str) -> None:
             "checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, "
             f"not {name!r}: they lie right below the log directory"
         )
-
-
-def step_in(path: str) -> int | None:
-    """Returns the step in the name of a checkpoint, or None."""
-    name = os.path.basename(path)
-    return int(name) if name.isdigit() else None
 
 
 def _log_full(error: rt.ResourceExhaustedError) -> None:
@@ -514,7 +508,3 @@ class StepCounter:
             )
             logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
-
-    def count_in(self, global_step: GlobalStep) -> Callable[[rt.SessionLike], object]:
-        """Returns a function that counts in a session, by a global step."""
-        return lambda session: self.count(int(session.run(global_step)), concurrency.monotonic())

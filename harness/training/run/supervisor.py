@@ -130,12 +130,10 @@ class Supervisor:
         """The same for what ``local_init_op`` needs."""
         self.init_op = parts.init_op
         """The operation that gives the variables their first values."""
-        self.session_manager = session_manager or parts.session_manager(
-            recovery_wait_secs, self._life.grace_period
-        )
+        self.session_manager = session_manager or parts.session_manager(recovery_wait_secs)
         """The manager that opens sessions."""
         if isinstance(self.session_manager, SessionManager):
-            self.session_manager.stop_with(self._life.grace_period)
+            self.session_manager.grace_period = self._life.grace_period
             self.session_manager.series = checkpoint_basename
         self.init_feed_dict = init_feed_dict
         """Feeds of ``init_op``."""

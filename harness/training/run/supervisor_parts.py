@@ -5,6 +5,7 @@ The constructor of ``Supervisor`` calls ``assemble_parts`` with its arguments, b
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import os
@@ -15,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 import runtime as rt
-from harness.coordinator import GracePeriod
 from harness.training.run import services
 from harness.training.start import readiness
 from harness.training.start.global_step import GlobalStep, can_count, get_global_step
@@ -26,14 +26,15 @@ USE_DEFAULT: Final = 0
 """Stands for "the default"; compared by identity, as None means "off"."""
 
 _DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
-    "ready_op": readiness.ready_op,
+    **{
+        name: functools.partial(readiness.default_part, name=name)
+        for name in ("ready_op", "init_op", "local_init_op", "summary_op")
+    },
+    # One that is not given is not made, either.
     "ready_for_local_init_op": lambda graph: readiness.first_of(
         graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP
     ),
-    "init_op": readiness.init_op,
-    "local_init_op": readiness.local_init_op,
     "global_step": get_global_step,
-    "summary_op": readiness.summary_op,
 }
 """By argument that was not given: the function that finds or makes the operation."""
 
@@ -89,14 +90,11 @@ class SupervisorParts:
     summary_writer: services.EventWriter | None
     checks_local: bool
 
-    def session_manager(
-        self, recovery_wait_secs: float, grace_period: GracePeriod
-    ) -> SessionManager:
+    def session_manager(self, recovery_wait_secs: float) -> SessionManager:
         """Returns the manager that opens sessions with these operations.
 
         Args:
             recovery_wait_secs: Seconds between looks at a ready operation of the user's own.
-            grace_period: The grace period that ends waits when training is to stop.
         """
         with self.graph.as_default():
             return SessionManager(
@@ -105,7 +103,6 @@ class SupervisorParts:
                 self.ready_for_local_init_op if self.checks_local else None,
                 self.graph,
                 recovery_wait_secs,
-                grace_period=grace_period,
             )
 
 
@@ -136,7 +133,13 @@ def assemble_parts(arguments: Mapping[str, Any]) -> SupervisorParts:
             name: given[name] if name in given else make(graph) for name, make in _DEFAULTS.items()
         }
         # Only the chief saves, and a saver takes long to import.
-        saver = given["saver"] if "saver" in given else readiness.saver(graph) if is_chief else None
+        saver = (
+            given["saver"]
+            if "saver" in given
+            else readiness.default_part(graph, "saver")
+            if is_chief
+            else None
+        )
         _check_operations(graph, operations)
         asked = given.get("ready_for_local_init_op") is not None
         if asked and operations["local_init_op"] is None and "local_init_op" not in given:

@@ -106,7 +106,7 @@ def decide(
     """Decides for one task.
 
         report = ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10")
-        decide(now, Role.CHIEF, report, options).action     # Action.RESTORE
+        decide(now, TaskRole.CHIEF, report, options).action     # StartAction.RESTORE
 
     Args:
         now: The time, in seconds on any clock that only goes forward.
@@ -211,30 +211,20 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Star
 def _for_other(now: float, report: ClusterReport, options: StartOptions) -> StartDecision:
     if _tasks_in(report, "finished"):
         return StartDecision(StartAction.END, "the chief has finished training")
-    loading = _tasks_in(report, "loading")
     # The values count before the phases: a variable without a value is the better reason in the
     # log.
     if report.missing:
-        return _wait_or_give_up(
-            now,
-            options,
-            f"the chief has not yet initialised {_first_names(report.missing)}{_waited_for(report)}",
+        reason = (
+            f"the chief has not yet initialised {_first_names(report.missing)}{_waited_for(report)}"
         )
-    if loading:
-        return _wait_or_give_up(
-            now,
-            options,
-            f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}",
-        )
-    if report.not_ready:
-        return _wait_or_give_up(now, options, f"not ready: {report.not_ready}")
-    return StartDecision(StartAction.JOIN, "the model is ready")
-
-
-def _wait_or_give_up(now: float, options: StartOptions, reason: str) -> StartDecision:
-    return StartDecision(
-        StartAction.WAIT if now < options.give_up_at else StartAction.GIVE_UP, reason
-    )
+    elif loading := _tasks_in(report, "loading"):
+        reason = f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}"
+    elif report.not_ready:
+        reason = f"not ready: {report.not_ready}"
+    else:
+        return StartDecision(StartAction.JOIN, "the model is ready")
+    waits = now < options.give_up_at
+    return StartDecision(StartAction.WAIT if waits else StartAction.GIVE_UP, reason)
 
 
 def _waited_for(report: ClusterReport) -> str:

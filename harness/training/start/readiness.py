@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -18,7 +18,6 @@ import runtime as rt
 from harness.checkpoints.saver import Saver
 
 _COLLECTION = "bellwether_ready"
-_T = TypeVar("_T")
 
 Element: TypeAlias = rt.Tensor | rt.Operation | rt.Variable | str
 """A fetch of a session: an operation, a tensor or variable, or a name."""
@@ -208,11 +207,6 @@ def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> 
     return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
 
 
-def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
-    """Returns the options of a recovery: ``start_timeout_secs`` is about the start of the cluster."""
-    return None if config is None else replace(config, start_timeout_secs=None)
-
-
 def first_of(graph: rt.Graph, key: str) -> Any:
     """Returns the first item of a collection, or None; a line of the log tells of several."""
     items = graph.get_collection(key)
@@ -221,8 +215,45 @@ def first_of(graph: rt.Graph, key: str) -> Any:
     return items[0] if items else None
 
 
-def _first_or(graph: rt.Graph, key: str, make: Callable[[], _T]) -> _T:
-    found: _T | None = first_of(graph, key)
+def _merge_summaries() -> rt.Tensor | None:
+    from harness.tensorboard.summary import merge_all
+
+    return merge_all()
+
+
+_PARTS: Mapping[str, tuple[str, Callable[[], object]]] = {
+    "ready_op": (rt.GraphKeys.READY_OP, rt.report_uninitialized_variables),
+    "ready_for_local_init_op": (
+        rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,
+        lambda: rt.report_uninitialized_variables(
+            rt.global_variables(), name="report_uninitialized_globals"
+        ),
+    ),
+    "init_op": (rt.GraphKeys.INIT_OP, rt.global_variables_initializer),
+    "local_init_op": (
+        rt.GraphKeys.LOCAL_INIT_OP,
+        lambda: rt.local_variables_initializer() if rt.local_variables() else None,
+    ),
+    "saver": (rt.GraphKeys.SAVERS, lambda: Saver() if rt.global_variables() else None),
+    "summary_op": (rt.GraphKeys.SUMMARY_OP, _merge_summaries),
+}
+"""The collection of each part of a model that may be given, and the function that makes the part."""
+
+
+def default_part(graph: rt.Graph, name: str) -> Any:
+    """Returns a part of a model that was not given: the first one of its collection, else a new one.
+
+    Args:
+        graph: The graph.
+        name: Name of the part: ``ready_op``, ``ready_for_local_init_op``, ``init_op``,
+            ``local_init_op``, ``saver`` or ``summary_op``.
+
+    Returns:
+        None for a part that the graph needs not: a ``local_init_op`` without local variables, a
+        ``saver`` without variables, a ``summary_op`` without summaries.
+    """
+    key, make = _PARTS[name]
+    found = first_of(graph, key)
     if found is not None:
         return found
     with graph.as_default(), rt.control_dependencies(None), rt.name_scope(None):
@@ -230,49 +261,3 @@ def _first_or(graph: rt.Graph, key: str, make: Callable[[], _T]) -> _T:
     if made is not None:
         graph.add_to_collection(key, made)
     return made
-
-
-def ready_op(graph: rt.Graph) -> Element:
-    """Returns a string tensor with the names of all variables, global and local, without a value."""
-    return _first_or(graph, rt.GraphKeys.READY_OP, rt.report_uninitialized_variables)
-
-
-def init_op(graph: rt.Graph) -> Element:
-    """Returns an operation that initialises all global variables."""
-    return _first_or(graph, rt.GraphKeys.INIT_OP, rt.global_variables_initializer)
-
-
-def local_init_op(graph: rt.Graph) -> Element | None:
-    """Returns an operation that initialises all local variables; None when there are none."""
-    has = bool(graph.get_collection(rt.GraphKeys.LOCAL_VARIABLES))
-    return _first_or(
-        graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None
-    )
-
-
-def saver(graph: rt.Graph) -> CheckpointSaver | None:
-    """Returns a saver of all variables; None when there are none."""
-    has = bool(graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
-    return _first_or(graph, rt.GraphKeys.SAVERS, Saver if has else lambda: None)
-
-
-def summary_op(graph: rt.Graph) -> Element | None:
-    """Returns all summaries merged; None when there are none."""
-
-    def make() -> rt.Tensor | None:
-        from harness.tensorboard.summary import merge_all
-
-        return merge_all()
-
-    return _first_or(graph, rt.GraphKeys.SUMMARY_OP, make)
-
-
-def ready_for_local_init_op(graph: rt.Graph) -> Element:
-    """Returns a string tensor with the names of the global variables without a value."""
-    return _first_or(
-        graph,
-        rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,
-        lambda: rt.report_uninitialized_variables(
-            rt.global_variables(), name="report_uninitialized_globals"
-        ),
-    )

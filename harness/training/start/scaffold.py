@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import runtime as rt
@@ -19,14 +19,8 @@ from runtime.lowlevel import RunRecords
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
 
 
-_DEFAULTS: Mapping[str, Callable[[rt.Graph], object]] = {
-    "init_op": readiness.init_op,
-    "ready_op": readiness.ready_op,
-    "local_init_op": readiness.local_init_op,
-    "summary_op": readiness.summary_op,
-    "saver": readiness.saver,
-}
-"""The function that finds or makes each part of a scaffold that was not given."""
+_DEFAULTS = ("init_op", "ready_op", "local_init_op", "summary_op", "saver")
+"""Parts of a scaffold that are found or made where they were not given."""
 
 
 class Scaffold:
@@ -106,11 +100,11 @@ class Scaffold:
                     "use by passing it to the Scaffold constructor."
                 )
         # Each part that is missing is looked for in the graph's collections before it is made.
-        for name, make in _DEFAULTS.items():
+        for name in _DEFAULTS:
             if getattr(self, name) is None:
-                setattr(self, name, make(graph))
+                setattr(self, name, readiness.default_part(graph, name))
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
-            self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
+            self.ready_for_local_init_op = readiness.default_part(graph, "ready_for_local_init_op")
         # From here on a training step cannot add to the graph by mistake, which would slow each
         # step.
         graph.finalize()
@@ -159,7 +153,6 @@ class TrainingSessionCreator(SessionCreator):
         self.give_up_secs = max_wait_secs
         """Seconds that a recovery takes at most; at the start ``start_timeout_secs`` counts too."""
         self._manager: SessionManager | None = None
-        self._grace_period: GracePeriod | None = None
         self._recovering = False
 
     def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:
@@ -170,9 +163,9 @@ class TrainingSessionCreator(SessionCreator):
             series: Name of the series of checkpoints that the session saves; empty for none.
             recovers: True where a silent task is waited for, so that no step is lost or doubled.
         """
-        self._grace_period = grace_period
+        manager = self.manager()
         # The series is known only now: it is the basename of the hook that saves.
-        self.manager().series = series
+        manager.grace_period, manager.series = grace_period, series
         # A step of a session that recovers waits for a silent task: it must be neither lost nor run
         # twice.
         self._options = (
@@ -201,7 +194,6 @@ class TrainingSessionCreator(SessionCreator):
                 ready_op=self._scaffold.ready_op,
                 ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
                 graph=graph,
-                grace_period=self._grace_period,
             )
         return self._manager
 

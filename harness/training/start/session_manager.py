@@ -38,7 +38,6 @@ class SessionManager:
         recovery_wait_secs: Seconds between two looks at a ready operation of the user's own.
             Variables need no looks: their tasks report them ready at once.
         local_init_feed_dict: Feeds of ``local_init_op``.
-        grace_period: Grace period whose end ends waits.
 
     Raises:
         ValueError: ``ready_for_local_init_op`` was given without ``local_init_op``.
@@ -61,8 +60,6 @@ class SessionManager:
         graph: rt.Graph | None = None,
         recovery_wait_secs: float = 30,
         local_init_feed_dict: Feeds | None = None,
-        *,
-        grace_period: GracePeriod | None = None,
     ) -> None:
         if ready_for_local_init_op is not None and local_init_op is None:
             raise ValueError(
@@ -78,10 +75,11 @@ class SessionManager:
             recovery_wait_secs,
         )
         """Operations that run in every new session, and say if the model is ready."""
-        # A manager that a program makes by itself has no coordinator: its waits end by their limits
-        # alone.
-        self._grace_period = grace_period or GracePeriod(Coordinator())
-        self._has_own_grace_period = grace_period is None
+        self.grace_period = GracePeriod(Coordinator())
+        """Grace period whose end ends waits.
+
+        A run sets its own. The waits of a manager that a program uses alone end by their limits.
+        """
         # Kept by target, as the leadership of a chief must outlive the session that has claimed it.
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._model = ModelInspector(self._graph)
@@ -92,15 +90,6 @@ class SessionManager:
     def probe(self) -> rt.Tensor:
         """A tensor that touches every task with variables: to fetch the tensor finds a lost task."""
         return self._model.missing
-
-    def stop_with(self, grace_period: GracePeriod) -> None:
-        """Sets the grace period, unless the constructor was given one.
-
-        Args:
-            grace_period: Grace period whose end ends waits.
-        """
-        if self._has_own_grace_period:
-            self._grace_period = grace_period
 
     # -- the three ways ----------------------------------------------------------------------------
 
@@ -225,4 +214,4 @@ class SessionManager:
         return self._records[key]
 
     def _start_session(self, request: SessionRequest) -> rt.Session:
-        return SessionStart(request, self._model, self.operations, self._grace_period).run()
+        return SessionStart(request, self._model, self.operations, self.grace_period).run()

@@ -7,6 +7,7 @@ new one in each recovery, with them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 from absl import logging
@@ -95,7 +96,10 @@ class ManagerSource:
         Args:
             recovering: True in a recovery, False at the start.
         """
-        config = readiness.for_recovery(self._config) if recovering else self._config
+        config = self._config
+        # The limit of the options is about the start of the cluster.
+        if recovering and config is not None:
+            config = replace(config, start_timeout_secs=None)
         # Only the chief has the operations that give variables their values.
         if self._role is TaskRole.OTHER:
             return self._manager.wait_for_session(

@@ -6,7 +6,6 @@ meanwhile, and waits when the disk is full. The ps tasks hold the model until th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Final
 
@@ -120,14 +119,13 @@ def save_the_end(
 
 def saved_step(checkpoint_dir: str) -> int | None:
     """Returns the step of the newest checkpoint of a directory; None when there is none or it is not known."""
-    from harness.checkpoints.layout import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint, step_of
 
     try:
-        name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
+        return step_of(latest_checkpoint(checkpoint_dir) or "")
     except (rt.UnavailableError, rt.PermissionDeniedError) as error:
         logging.warning("which checkpoint is the newest is not known: %s", error)
         return None
-    return int(name) if name.isdigit() else None
 
 
 def not_saved(reached: int | None, checkpoint_dir: str) -> str:
@@ -137,7 +135,7 @@ def not_saved(reached: int | None, checkpoint_dir: str) -> str:
         reached: Highest global step; None when not known.
         checkpoint_dir: Directory of the checkpoints.
     """
-    from harness.checkpoints.layout import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint, step_of
 
     try:
         found = latest_checkpoint(checkpoint_dir)
@@ -145,10 +143,10 @@ def not_saved(reached: int | None, checkpoint_dir: str) -> str:
         # The words are part of another error's message, which must come out.
         return f"what was done since the last checkpoint is not saved: which one is the newest is not known ({error})"
     kept = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
-    name = os.path.basename(found) if found else "0"
-    if reached is None or not name.isdigit() or int(name) >= reached:
+    step = step_of(found) if found else 0
+    if reached is None or step is None or step >= reached:
         return f"what was done since the last checkpoint is not saved: {kept}"
-    return f"step {reached} is not saved, {kept}: steps {int(name) + 1} to {reached} are lost"
+    return f"step {reached} is not saved, {kept}: steps {step + 1} to {reached} are lost"
 
 
 def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:

@@ -29,17 +29,17 @@ def end_mark(logdir: str) -> tuple[int, int] | None:
     Returns:
         The step, and the time of the file in nanoseconds, which tells two marks apart.
     """
-    from harness.checkpoints.layout import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint, step_of
 
     path = os.path.join(logdir, END_FILE)
     try:
         step = int(json.loads(durability.small_text(path))["step"])
         written = os.stat(path).st_mtime_ns
-        newest = os.path.basename(latest_checkpoint(logdir) or "")
+        newest = step_of(latest_checkpoint(logdir) or "")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, rt.OpError):
         # A file that cannot be read is no mark.
         return None
-    return (step, written) if newest.isdigit() and int(newest) == step else None
+    return (step, written) if newest == step else None
 
 
 def note_end(logdir: str, step: int | None) -> None:

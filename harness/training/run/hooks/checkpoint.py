@@ -195,7 +195,7 @@ class CheckpointSaverHook(EventsHook):
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:
-            self._saver = readiness.saver(rt.get_default_graph())
+            self._saver = readiness.default_part(rt.get_default_graph(), "saver")
         if self._saver is None:
             raise ValueError("CheckpointSaverHook: the graph has no variables to save")
         return self._saver

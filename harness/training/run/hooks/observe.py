@@ -61,7 +61,9 @@ class LoggingTensorHook(SessionRunHook):
         if every_n_iter is not None and every_n_iter <= 0:
             raise ValueError(f"invalid every_n_iter={every_n_iter}.")
         self._tensors = (
-            dict(tensors) if isinstance(tensors, Mapping) else {_tag_of(t): t for t in tensors}
+            dict(tensors)
+            if isinstance(tensors, Mapping)
+            else {str(getattr(t, "name", t)): t for t in tensors}
         )
         self._formatter = formatter
         self._at_end = at_end
@@ -104,10 +106,6 @@ class LoggingTensorHook(SessionRunHook):
             return
         line = ", ".join(f"{tag} = {values[tag]}" for tag in self._tensors)
         logging.info("%s%s", line, "" if secs is None else f" ({secs:.3f} sec)")
-
-
-def _tag_of(tensor: rt.Tensor | rt.Variable | str) -> str:
-    return tensor if isinstance(tensor, str) else str(tensor.name)
 
 
 class StepCounterHook(EventsHook):
