@@ -126,7 +126,12 @@ class DataShards:
         global_step: rt.Variable | None = None,
         name: str = "data_shards",
     ) -> None:
-        _check_ranges(name, num_examples, batch_size, block_batches, slots, seed)
+        numbers = (num_examples, batch_size, block_batches, slots, seed)
+        for number, (argument, (low, high)) in zip(numbers, _RANGES.items(), strict=True):
+            if not low <= number <= high:
+                raise rt.InvalidArgumentError(
+                    f"{name}: {argument}={number} is not from {low} to {high}"
+                )
         if not lease_secs > 0 or (epochs is not None and not 0 <= epochs < math.inf):
             raise rt.InvalidArgumentError(
                 f"{name}: epochs={epochs} or lease_secs={lease_secs} is out of its range"
@@ -320,20 +325,6 @@ class DataShards:
         """
         with self._step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(after):
             return rt.update([self.table], _mark, [self._marks], name=f"{self.name}/mark")
-
-
-def _check_ranges(name: str, *numbers: int) -> None:
-    """Raises InvalidArgumentError for a number that is out of its range.
-
-    Args:
-        name: Name of the data set, for the message.
-        *numbers: The numbers, in the order of ``_RANGES``.
-    """
-    for number, (argument, (low, high)) in zip(numbers, _RANGES.items(), strict=True):
-        if not low <= number <= high:
-            raise rt.InvalidArgumentError(
-                f"{name}: {argument}={number} is not from {low} to {high}"
-            )
 
 
 def _lease(table: Any, asked: Any) -> Any:

@@ -6,11 +6,12 @@ is declared together with its flag, so defaults and help stand in one place.
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+import optax
 from absl import flags
 
 import harness
@@ -20,7 +21,13 @@ from harness import exit_codes, monitoring
 _NO_FLAGS = ("me", "checkpoint_root", "limits")
 _LIMIT = "limit_"
 """Prefix of the flag for a field of ``rt.Limits``."""
-LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
+UPDATE_RULES: Mapping[str, tuple[float, Callable[..., optax.GradientTransformation]]] = {
+    "sgd": (0.5, optax.sgd),
+    "momentum": (0.05, partial(optax.sgd, momentum=0.9)),
+    "adagrad": (0.1, optax.adagrad),
+    "adam": (0.005, optax.adam),
+}
+"""The default rate of each update rule, and its function of a rate."""
 
 
 def _flag_field(define: Callable[..., object], *rest: object, **bounds: float) -> Any:
@@ -96,7 +103,7 @@ class RunConfig:
         None, "Global step at which training ends, instead of --epochs.", lower_bound=0
     )
     batch_size: int = _count(100, "Examples in one worker's step.", lower_bound=1)
-    optimizer: str = _choice("adam", list(LEARNING_RATES), "Update rule.")
+    optimizer: str = _choice("adam", list(UPDATE_RULES), "Update rule.")
     learning_rate: float | None = _number(
         None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam."
     )
@@ -223,7 +230,7 @@ class RunConfig:
     @property
     def rate(self) -> float:
         """The learning rate at the start."""
-        return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+        return UPDATE_RULES[self.optimizer][0] if self.learning_rate is None else self.learning_rate
 
     @property
     def batches_per_step(self) -> int:

@@ -336,13 +336,7 @@ def update_rule(config: RunConfig, steps: int) -> optax.GradientTransformation:
     last = min(max(steps, 1), np.iinfo(np.int32).max)
     falls = config.optimizer == "adam" and is_known
     schedule = optax.linear_schedule(config.rate, 0.0, last) if falls else config.rate
-    rules = {
-        "sgd": optax.sgd,
-        "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
-        "adagrad": optax.adagrad,
-        "adam": optax.adam,
-    }
-    return rules[config.optimizer](schedule)
+    return config_flags.UPDATE_RULES[config.optimizer][1](schedule)
 
 
 def make_supervisor(config: RunConfig, graph: TrainingGraph) -> harness.Supervisor:

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -130,7 +130,7 @@ class Evaluator:
             restores = saver if saver is not None else readiness.default_part(self._graph, "saver")
         if restores is None:
             raise ValueError("the graph has no variables: build the model before the evaluator")
-        self._saver: Any = restores
+        self._saver: CheckpointSaver = restores
         self._graph.finalize()
         self._run = _TrainingRun(self._logdir, master, silence_secs)
         self._evaluations: tuple[StepEvaluation, ...] = ()

@@ -149,7 +149,7 @@ class TrainingSessionCreator(SessionCreator):
     ) -> None:
         self._scaffold = scaffold or Scaffold()
         self._master = master
-        self._config = self._options = config
+        self._config = config
         self.give_up_secs = max_wait_secs
         """Seconds that a recovery takes at most; at the start ``start_timeout_secs`` counts too."""
         self._manager: SessionManager | None = None
@@ -168,11 +168,8 @@ class TrainingSessionCreator(SessionCreator):
         manager.grace_period, manager.series = grace_period, series
         # A step of a session that recovers waits for a silent task: it must be neither lost nor run
         # twice.
-        self._options = (
-            readiness.with_start_timeout(self._config, self.give_up_secs)
-            if recovers
-            else self._config
-        )
+        if recovers:
+            self._config = readiness.with_start_timeout(self._config, self.give_up_secs)
         source = self._session_source()
         self.records, self.probe = source.records, source.probe
 
@@ -222,7 +219,7 @@ class TrainingSessionCreator(SessionCreator):
             self.role,
             graph,
             self._master,
-            self._options,
+            self._config,
             self.give_up_secs,
             **self._chief_operations(),
         )

@@ -56,7 +56,6 @@ from harness.training.stop.stop_orders import StopOrders
 from harness.training.stop.task_run import ELASTIC, TaskRun
 from harness.training.stop.waiting import wait_for_others
 from runtime import concurrency
-from runtime.lowlevel import RunRecords
 
 PROBE_SECS = 1.0
 """Seconds between two looks of the chief for a lost task that its own steps do not need at the moment."""
@@ -187,7 +186,6 @@ class Lifecycle:
         if run.records is not None:
             run.records.close()
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
-        silence = Silence(run.session, run.records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
             phase = self.phase
             # The stop may have been cleared: a thread of its own watches the next session.
@@ -195,7 +193,7 @@ class Lifecycle:
                 return
             took = min(run.session.step_secs(), concurrency.monotonic() - stopped_at)
             # While training goes on the silence of a task is a matter of its steps, which recover.
-            silent = silence.secs() if phase is RunPhase.ENDING else 0.0
+            silent = run.silent_secs() if phase is RunPhase.ENDING else 0.0
             action = after_stop(
                 phase, took, silent, step_limit=limit, silence_limit=run.silence_secs
             )
@@ -362,34 +360,6 @@ def _probe(run: TaskRun) -> None:
                 return
         except rt.OpError as error:
             logging.info("probing the tasks: %s", error)
-
-
-class Silence:
-    """The silence of the tasks that a session needs.
-
-    Args:
-        session: Session whose master knows the silence, if the master is in this process.
-        records: Run records that are asked otherwise.
-    """
-
-    def __init__(self, session: ManagedSession, records: RunRecords | None) -> None:
-        self._session = session
-        self._records = records
-        self._answered_at: float | None = None
-
-    def secs(self) -> float:
-        """Returns the seconds since the last sign of life of the most silent task; 0 when all tasks live."""
-        known = self._session.raw.silent_secs
-        if known is not None or self._records is None:
-            return known or 0.0
-        if self._answered_at is None:
-            self._answered_at = concurrency.monotonic()
-        try:
-            self._records.inspect()
-            self._answered_at = concurrency.monotonic()
-        except LOST_CONTACT as error:
-            logging.info("looking whether all tasks live: %s", error)
-        return concurrency.monotonic() - self._answered_at
 
 
 def _report_at_exit(life: weakref.ref[Lifecycle]) -> None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from absl import logging
+
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.session_source import ANSWER_SECS, RunSessions
+from harness.training.start.session_start import LOST_CONTACT
+from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
 LEAST_SILENCE_SECS = 4.0
@@ -38,6 +42,7 @@ class TaskRun:
         reached: Highest known step; None before the first step.
         silenced: Words for the silence of a task, after the silence has closed the session; empty
             before.
+        answered_at: Time of the last answer to ``silent_secs``; None before the first question.
     """
 
     session: ManagedSession
@@ -48,6 +53,7 @@ class TaskRun:
     grace_secs: float
     reached: int | None = None
     silenced: str = ""
+    answered_at: float | None = None
 
     @property
     def late(self) -> bool:
@@ -71,6 +77,22 @@ class TaskRun:
         return (
             min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
         )
+
+    def silent_secs(self) -> float:
+        """Returns the seconds since the last sign of life of the most silent task; 0 when all tasks live."""
+        # The master of a session in this process knows the silence. Otherwise the records are
+        # asked.
+        known = self.session.raw.silent_secs
+        if known is not None or self.records is None:
+            return known or 0.0
+        if self.answered_at is None:
+            self.answered_at = concurrency.monotonic()
+        try:
+            self.records.inspect()
+            self.answered_at = concurrency.monotonic()
+        except LOST_CONTACT as error:
+            logging.info("looking whether all tasks live: %s", error)
+        return concurrency.monotonic() - self.answered_at
 
     def note_reached(self, step: int | None) -> None:
         """Notes a step of training. The highest step counts, as the end names the lost steps."""
