@@ -44,11 +44,10 @@ class GPUOptions(_Options):
     """Accepted, without an effect: JAX takes GPU memory by XLA_PYTHON_CLIENT_PREALLOCATE and _MEM_FRACTION."""
 
     defaults = {
-        "allocator_type": "",
+        **dict.fromkeys(("allocator_type", "visible_device_list"), ""),
         "allow_growth": False,
         "deferred_deletion_bytes": 0,
         "per_process_gpu_memory_fraction": 0.0,
-        "visible_device_list": "",
     }
 
 
@@ -56,13 +55,10 @@ class OptimizerOptions(_Options):
     """Accepted, without an effect: XLA compiles every step."""
 
     L0, L1, OFF, ON_1, ON_2 = -1, 0, -1, 1, 2
-    defaults = {
-        "do_common_subexpression_elimination": False,
-        "do_constant_folding": False,
-        "do_function_inlining": False,
-        "global_jit_level": 0,
-        "opt_level": 0,
-    }
+    defaults = dict.fromkeys(
+        ("do_common_subexpression_elimination", "do_constant_folding", "do_function_inlining"),
+        False,
+    ) | {"global_jit_level": 0, "opt_level": 0}
 
 
 class GraphOptions(_Options):
@@ -76,28 +72,9 @@ class GraphOptions(_Options):
 class ConfigProto(rt.SessionConfig):
     """Session options, which may be changed until a session is made.
 
-    Args:
-        allow_soft_placement: run on the CPU what asks for a device that its task does not have.
-        log_device_placement: log the device of every operation.
-        device_filters: the session waits for and touches only tasks that match one, and its
-            target's own.
-        operation_timeout_in_ms: time limit of a step; 0 for none. It bounds the wait for the tasks
-            to join, too.
-        device_count: ``{"CPU": n}`` makes n host devices, if JAX has not started its own yet.
-        gpu_options: accepted, without an effect; so are ``graph_options`` and the numbers of
-            threads.
-        graph_options: see above.
-        intra_op_parallelism_threads: see above.
-        inter_op_parallelism_threads: see above.
-        use_per_session_threads: see above.
-        isolate_session_state: must be False; a session with the target ``""`` shares nothing.
-        start_timeout_secs: of ``rt.SessionConfig``, as are the names that follow.
-        operation_timeout_secs: the same limit as ``operation_timeout_in_ms``.
-        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        options: further options of ``rt.SessionConfig``.
-
-    Raises:
-        ValueError: ``isolate_session_state``.
+    ``operation_timeout_in_ms`` bounds the wait for the tasks to join, too. ``device_count`` makes
+    host devices if JAX has not started its own yet. GPU and graph options and the numbers of
+    threads are accepted, without an effect. The further options are those of ``rt.SessionConfig``.
     """
 
     def __init__(
@@ -124,9 +101,8 @@ class ConfigProto(rt.SessionConfig):
                 "isolate_session_state is not possible on a server: use a session with the target "
                 "''"
             )
-        limit = (
-            operation_timeout_in_ms / 1000 if operation_timeout_in_ms else operation_timeout_secs
-        )
+        # TensorFlow's 0 means no limit of its own.
+        limit = operation_timeout_in_ms / 1000 or operation_timeout_secs
         super().__init__(
             allow_soft_placement=allow_soft_placement,
             log_device_placement=log_device_placement,
@@ -157,11 +133,9 @@ class ConfigProto(rt.SessionConfig):
 
     @operation_timeout_in_ms.setter
     def operation_timeout_in_ms(self, value: int) -> None:
-        limit = value / 1000 if value else None
-        for field in ("operation_timeout_secs", "start_timeout_secs"):
-            setattr(self, field, limit)
+        self.operation_timeout_secs = self.start_timeout_secs = value / 1000 or None  # type: ignore[misc]
 
-    def CopyFrom(self, other: ConfigProto) -> None:  # noqa: N802 - TensorFlow's name
+    def CopyFrom(self, other: ConfigProto) -> None:
         """Takes over all options of another one."""
         self.__dict__.update(copy.deepcopy(vars(other)))
 
@@ -172,6 +146,7 @@ class ConfigProto(rt.SessionConfig):
             return
         try:
             jax.config.update("jax_num_cpu_devices", wanted)
+        # JAX makes its devices once, so a program that used JAX before keeps what it has.
         except RuntimeError:
             have = len(jax.local_devices(backend="cpu"))
             if have < wanted:

@@ -80,14 +80,7 @@ def _as_graph_def(graph: rt.Graph) -> Any:
 
 
 def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
-    """Writes a graph as TensorFlow's ``GraphDef`` message; gives the path of the file.
-
-    Args:
-        graph_or_graph_def: a graph, or such a message.
-        logdir: a directory, which is made.
-        name: of the file.
-        as_text: as text, or else in the wire format.
-    """
+    """Writes a graph, or its message, as TensorFlow's ``GraphDef``; gives the path of the file."""
     from google.protobuf import text_format
 
     message = graph_or_graph_def
@@ -95,12 +88,9 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
         message = _as_graph_def(message)
     os.makedirs(logdir, exist_ok=True)
     path = os.path.join(logdir, name)
+    text = text_format.MessageToString(message).encode() if as_text else message.SerializeToString()
     with open(path, "wb") as file:
-        file.write(
-            text_format.MessageToString(message).encode()
-            if as_text
-            else message.SerializeToString()
-        )
+        file.write(text)
     return path
 
 
@@ -147,10 +137,9 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
         ),
         # Programs read these of tf.IndexedSlices, which tf.gradients gives in TensorFlow for a
         # gather.
-        **{
-            name: functools.partial(find_part, name=name)
-            for name in ("values", "indices", "dense_shape")
-        },
+        "values": functools.partial(find_part, name="values"),
+        "indices": functools.partial(find_part, name="indices"),
+        "dense_shape": functools.partial(find_part, name="dense_shape"),
     },
     rt.Operation: {
         "values": lambda op: lambda: [*op.outputs],
@@ -234,7 +223,7 @@ def tuple(
     tensors: Sequence[rt.TensorLike],
     name: str | None = None,
     control_inputs: Sequence[object] | None = None,
-) -> list[rt.Tensor | None]:  # noqa: A001
+) -> list[rt.Tensor | None]:
     """Returns the tensors, each of which waits for all of them."""
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
@@ -250,7 +239,7 @@ def with_dependencies(
 
 
 @public.add()
-def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Calls ``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
     return rt.lowlevel.without_derivative(
         rt.stop_gradient(operand(input), name=name or "StopGradient")
@@ -278,7 +267,7 @@ def gradients(
 
 
 @public.add()
-def Print(  # noqa: N802 - TensorFlow's name
+def Print(
     input_: rt.TensorLike,
     data: Sequence[rt.TensorLike],
     message: str | None = None,
@@ -287,18 +276,12 @@ def Print(  # noqa: N802 - TensorFlow's name
     name: str | None = None,
 ) -> rt.Tensor:
     """Calls ``rt.Print``: returns ``input_``, and prints ``data`` on the task where that is used."""
-    return rt.Print(
-        operand(input_),
-        [constant(d) for d in data],
-        message or "",
-        first_n,
-        3 if summarize is None else summarize,
-        name,
-    )
+    shown, most = [constant(d) for d in data], 3 if summarize is None else summarize
+    return rt.Print(operand(input_), shown, message or "", first_n, most, name)
 
 
 @public.add()
-def Assert(  # noqa: N802
+def Assert(
     condition: rt.TensorLike,
     data: Sequence[rt.TensorLike],
     summarize: int | None = None,
@@ -316,17 +299,12 @@ def _check(
     name: str | None,
 ) -> rt.Operation:
     shown = [constant(d) for d in data]
-    return rt.check(
-        holds,
-        f"{said.lstrip()}: ",
-        shown,
-        summarize=3 if summarize is None else summarize,
-        name=name,
-    )
+    most = 3 if summarize is None else summarize
+    return rt.check(holds, f"{said.lstrip()}: ", shown, summarize=most, name=name)
 
 
-def _assert_that(shown: str, comparison: str, sign: str) -> None:
-    """Adds the check of ``x sign y``."""
+def _add_comparison(shown: str, comparison: str, sign: str) -> None:
+    told = f"x {sign} y"
 
     def check(
         x: rt.TensorLike,
@@ -337,22 +315,15 @@ def _assert_that(shown: str, comparison: str, sign: str) -> None:
         name: str | None = None,
     ) -> rt.Operation:
         x, y = constant(x), constant(y)
-        said = f"{message or ''} x {sign} y does not hold for all elements"
-        return _check(
-            TABLE["tf"][comparison](x, y),
-            said,
-            [x, y] if data is None else data,
-            summarize,
-            name or shown,
-        )
+        data = [x, y] if data is None else data
+        said = f"{message or ''} {told} does not hold for all elements"
+        return _check(TABLE["tf"][comparison](x, y), said, data, summarize, name or shown)
 
-    check.__doc__ = f"``rt.check`` of ``x {sign} y`` for all elements."
-    check.__name__ = check.__qualname__ = shown
-    public.update({shown: check})
+    public.define(shown, check, f"``rt.check`` of ``{told}`` for all elements.")
 
 
-def _assert_sign(shown: str, comparison: str, sign: str) -> None:
-    """Adds the check of ``x sign 0``."""
+def _add_sign(shown: str, comparison: str, sign: str) -> None:
+    told = f"x {sign} 0"
 
     def check(
         x: rt.TensorLike,
@@ -362,37 +333,29 @@ def _assert_sign(shown: str, comparison: str, sign: str) -> None:
         name: str | None = None,
     ) -> rt.Operation:
         x = constant(x)
-        said = f"{message or ''} x {sign} 0 does not hold for all elements"
-        return _check(
-            TABLE["tf"][comparison](x, 0),
-            said,
-            [x] if data is None else data,
-            summarize,
-            name or shown,
-        )
+        data = [x] if data is None else data
+        said = f"{message or ''} {told} does not hold for all elements"
+        return _check(TABLE["tf"][comparison](x, 0), said, data, summarize, name or shown)
 
-    check.__doc__ = f"``rt.check`` of ``x {sign} 0`` for all elements."
-    check.__name__ = check.__qualname__ = shown
-    public.update({shown: check})
+    public.define(shown, check, f"``rt.check`` of ``{told}`` for all elements.")
 
 
-_assert_that("assert_equal", "equal", "==")
-_assert_that("assert_greater", "greater", ">")
-_assert_that("assert_greater_equal", "greater_equal", ">=")
-_assert_that("assert_less", "less", "<")
-_assert_that("assert_less_equal", "less_equal", "<=")
-_assert_sign("assert_negative", "less", "<")
-_assert_sign("assert_non_negative", "greater_equal", ">=")
-_assert_sign("assert_positive", "greater", ">")
+_add_comparison("assert_equal", "equal", "==")
+_add_comparison("assert_greater", "greater", ">")
+_add_comparison("assert_greater_equal", "greater_equal", ">=")
+_add_comparison("assert_less", "less", "<")
+_add_comparison("assert_less_equal", "less_equal", "<=")
+_add_sign("assert_negative", "less", "<")
+_add_sign("assert_non_negative", "greater_equal", ">=")
+_add_sign("assert_positive", "greater", ">")
 
 
 @public.add()
 def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
     """Returns ``tensor``; the step fails with ``message`` unless all of ``tensor`` is finite."""
     value = operand(tensor)
-    with rt.control_dependencies(
-        [rt.check(TABLE["tf"]["is_finite"](value), f"{message}: not finite: ", [value])]
-    ):
+    finite = TABLE["tf"]["is_finite"](value)
+    with rt.control_dependencies([rt.check(finite, f"{message}: not finite: ", [value])]):
         return rt.identity(value, name or "CheckNumerics")
 
 
@@ -411,18 +374,13 @@ def assert_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> rt.Operation:
-    """Checks the number of axes when the graph is built, or in the step where the number is unknown before.
-
-    Raises:
-        ValueError: the number is known, and differs.
-    """
+    """Checks the number of axes when the graph is built, or in the step where the number is unknown before."""
     value = constant(x)
     if value.shape is None:
         holds = rt.call(lambda array: jnp.asarray(jnp.ndim(array) == rank), value)
         said = f"{message or ''} the rank is not {rank}"
-        return _check(
-            holds, said, [value] if data is None else data, summarize, name or "assert_rank"
-        )
+        data = [value] if data is None else data
+        return _check(holds, said, data, summarize, name or "assert_rank")
     if len(value.shape) != rank:
         raise ValueError(
             f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip()

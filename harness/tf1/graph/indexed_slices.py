@@ -46,14 +46,8 @@ class _IsSlices(type):
 class IndexedSlices(metaclass=_IsSlices):
     """Rows of a tensor that is zero elsewhere; a dense tensor here, which keeps the parts.
 
-    Args:
-        values: rows, [n, ...].
-        indices: place of each row, [n]; the rows of one place add up.
-        dense_shape: shape of the whole tensor. Without it ``indices`` come from the gradients of
-            one table.
-
-    Raises:
-        ValueError: The shape is not known before the step.
+    The rows of one place add up. Without ``dense_shape``, ``indices`` come from the gradients of
+    one table.
     """
 
     def __new__(  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,48 +31,44 @@ class Initializer:
         self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: object = None
     ) -> rt.Tensor:
         """Returns the initial value as a tensor of ``shape`` and ``dtype``."""
-        return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
+        return self._make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; each subclass does so in its way."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         raise TypeError(f"{type(self).__name__} makes no values")
 
 
 @public.add()
 @dataclass
-class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
+class zeros_initializer(Initializer):
     """All zeros."""
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         return array_ops.zeros(shape, dtype)
 
 
 @public.add()
 @dataclass
-class ones_initializer(Initializer):  # noqa: N801
+class ones_initializer(Initializer):
     """All ones."""
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         return array_ops.ones(shape, dtype)
 
 
 @public.add()
 @dataclass
-class constant_initializer(Initializer):  # noqa: N801
+class constant_initializer(Initializer):
     """A number everywhere, or an array or list that fills the shape row by row."""
 
     value: rt.TensorLike = 0
     dtype: DTypeLike = np.float32
     verify_shape: bool = False
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         value = to_array(self.value).astype(dtype)
         made: rt.Tensor = constant(value, dtype, shape, verify_shape=self.verify_shape)
         return made
@@ -80,7 +76,7 @@ class constant_initializer(Initializer):  # noqa: N801
 
 @public.add()
 @dataclass
-class random_uniform_initializer(Initializer):  # noqa: N801
+class random_uniform_initializer(Initializer):
     """Uniform in [minval, maxval)."""
 
     minval: rt.TensorLike = 0
@@ -88,14 +84,13 @@ class random_uniform_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
 
 @public.add()
 @dataclass
-class random_normal_initializer(Initializer):  # noqa: N801
+class random_normal_initializer(Initializer):
     """Normal."""
 
     mean: rt.TensorLike = 0.0
@@ -103,14 +98,13 @@ class random_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
 @public.add()
 @dataclass
-class truncated_normal_initializer(Initializer):  # noqa: N801
+class truncated_normal_initializer(Initializer):
     """Normal within two standard deviations."""
 
     mean: rt.TensorLike = 0.0
@@ -118,27 +112,14 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
 @public.add()
 @dataclass
-class variance_scaling_initializer(Initializer):  # noqa: N801
-    """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean.
-
-    Args:
-        scale: see above.
-        mode: "fan_in", "fan_out" or "fan_avg".
-        distribution: "normal" or "truncated_normal" (the same, with the standard deviation that is
-            left after the cut), "untruncated_normal", or "uniform".
-        seed: seed of the draw.
-        dtype: default dtype.
-
-    Raises:
-        ValueError: another mode or distribution, or a scale that is not positive.
-    """
+class variance_scaling_initializer(Initializer):
+    """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean."""
 
     scale: float = 1.0
     mode: str = "fan_in"
@@ -147,23 +128,17 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
+        wrong = ""
         if self.scale <= 0:
-            raise ValueError(
-                f"variance_scaling_initializer: scale={self.scale}, it must be positive"
-            )
-        if self.mode not in _MODES:
-            raise ValueError(
-                f"variance_scaling_initializer: mode={self.mode!r} is none of {_MODES}"
-            )
-        if self.distribution.lower() not in _DISTRIBUTIONS:
-            raise ValueError(
-                f"variance_scaling_initializer: distribution={self.distribution!r} is none of "
-                f"{_DISTRIBUTIONS}"
-            )
+            wrong = f"scale={self.scale}, it must be positive"
+        elif self.mode not in _MODES:
+            wrong = f"mode={self.mode!r} is none of {_MODES}"
+        elif self.distribution.lower() not in _DISTRIBUTIONS:
+            wrong = f"distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
+        if wrong:
+            raise ValueError(f"variance_scaling_initializer: {wrong}")
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         variance = self.scale / max(1.0, n)
@@ -173,30 +148,32 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
             return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
         if distribution == "untruncated_normal":
             return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
-        return random_ops.truncated_normal(
-            shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed
-        )
+        # TensorFlow's rule: "normal" is truncated too, with the wanted variance after the cut.
+        deviation = math.sqrt(variance) / _LEFT_AFTER_THE_CUT
+        return random_ops.truncated_normal(shape, 0.0, deviation, dtype, self.seed)
 
 
-@public.add()
-def glorot_uniform_initializer(
-    seed: int | None = None, dtype: DTypeLike = np.float32
-) -> Initializer:
-    """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
-    return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
+def _glorot(shown: str, distribution: str, doc: str) -> Callable[..., Initializer]:
+    def glorot(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
+        return variance_scaling_initializer(1.0, "fan_avg", distribution, seed, dtype)
+
+    public.define(shown, glorot, doc)
+    return glorot
 
 
-@public.add()
-def glorot_normal_initializer(
-    seed: int | None = None, dtype: DTypeLike = np.float32
-) -> Initializer:
-    """Xavier's normal initializer."""
-    return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
+glorot_uniform_initializer = _glorot(
+    "glorot_uniform_initializer",
+    "uniform",
+    "Xavier's uniform initializer: the default of ``get_variable`` for floating point.",
+)
+glorot_normal_initializer = _glorot(
+    "glorot_normal_initializer", "normal", "Xavier's normal initializer."
+)
 
 
 @public.add()
 @dataclass
-class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
+class uniform_unit_scaling_initializer(Initializer):
     """Uniform, scaled by the square root of 3 over the size of the input.
 
     ``full_shape`` is that of the whole variable where this is one part of several (TensorFlow 0.x).
@@ -207,8 +184,7 @@ class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
     full_shape: Sequence[int] | None = None
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """Makes the initial value; see ``Initializer``."""
+    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         limit = math.sqrt(3 / max(1.0, math.prod((self.full_shape or shape)[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
 

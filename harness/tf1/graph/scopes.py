@@ -67,21 +67,21 @@ class VariableScope:
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls ``tf.get_variable`` in this scope."""
-        with _current(self):
+        with _inside(self):
             return get_variable(name, *args, **kwargs)
 
     def global_variables(self) -> list[Any]:
         """Returns the global variables made in this scope."""
-        return _in_scope(rt.GraphKeys.GLOBAL_VARIABLES, self.name)
+        return _variables_in(rt.GraphKeys.GLOBAL_VARIABLES, self.name)
 
     def trainable_variables(self) -> list[Any]:
         """Returns the trainable variables made in this scope."""
-        return _in_scope(rt.GraphKeys.TRAINABLE_VARIABLES, self.name)
+        return _variables_in(rt.GraphKeys.TRAINABLE_VARIABLES, self.name)
 
 
-def _in_scope(key: str, name: str) -> list[Any]:
-    found = rt.get_default_graph().get_collection(key)
-    return [v for v in found if not name or v.name.startswith(f"{name}/")]
+def _variables_in(key: str, name: str) -> list[Any]:
+    prefix = f"{name}/" if name else ""
+    return [v for v in rt.get_default_graph().get_collection(key) if v.name.startswith(prefix)]
 
 
 _made: weakref.WeakKeyDictionary[rt.Graph, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -106,7 +106,7 @@ class _OfThread(concurrency.local):
 _threads = _OfThread()
 
 
-def _opened() -> dict[str, int]:
+def _count_openings() -> dict[str, int]:
     """Counts how often this thread has opened each variable scope of the default graph, by full name.
 
     Default names are numbered by it. Leaving a scope forgets those below it, so that a model built
@@ -130,7 +130,7 @@ def get_variable_scope() -> VariableScope:
 
 
 @contextlib.contextmanager
-def _current(scope: VariableScope) -> Iterator[None]:
+def _inside(scope: VariableScope) -> Iterator[None]:
     entry = (rt.get_default_graph(), scope)
     _threads.scopes.append(entry)
     try:
@@ -154,27 +154,7 @@ def variable_scope(
     dtype: DTypeLike | None = None,
     use_resource: object = None,
 ) -> Iterator[VariableScope]:
-    """Opens a variable scope, and a name scope of the same name.
-
-    Args:
-        name_or_scope: a name, appended to that of the open scope; or a scope to open again; or
-            None.
-        default_name: with None, a name that is made unique by a number. The numbers begin again
-            when the scope around it is opened again.
-        values: not needed.
-        initializer: default initializer of the variables inside.
-        regularizer: default regularizer of the variables inside.
-        caching_device: not needed.
-        partitioner: must be None: see ``rt.variables`` for a table in parts.
-        custom_getter: a function ``(getter, name, *args, **kwargs)`` around ``get_variable``.
-        reuse: True, ``AUTO_REUSE``, or None to take that of the open scope, or of the one given.
-        dtype: default dtype of the variables inside.
-        use_resource: not needed.
-
-    Raises:
-        ValueError: neither a name nor a default name, one that needs a partitioner, or
-            ``reuse=True`` without a name.
-    """
+    """Opens a variable scope, and a name scope of the same name."""
     if name_or_scope is None and default_name is None:
         raise ValueError("variable_scope: give a name or a default_name")
     # TensorFlow's rule: a scope with a made-up name never reuses, since the name is new.
@@ -189,13 +169,11 @@ def variable_scope(
         base, name, shown = name_or_scope, name_or_scope.name, name_or_scope.name.rsplit("/", 1)[-1]
     else:
         prefix = f"{outer.name}/" if outer.name else ""
-        own = name_or_scope if name_or_scope is not None else _unique(prefix, str(default_name))
-        base, name, shown = (
-            outer,
-            prefix + own,
-            own if default_name is None or name_or_scope is not None else default_name,
-        )
-    with _numbered(name, again), _named(shown) as opened:
+        shown = default_name if name_or_scope is None else name_or_scope
+        # A default name gets its number in the names of variables; name scopes number themselves.
+        own = _find_unique(prefix, str(default_name)) if name_or_scope is None else name_or_scope
+        base, name = outer, prefix + own
+    with _counted(name, again), _open_name_scope(shown) as opened:
         scope = replace(
             base,
             name=name,
@@ -206,11 +184,11 @@ def variable_scope(
             custom_getter=base.custom_getter if custom_getter is None else custom_getter,
             original_name_scope=base.original_name_scope if again else opened,
         )
-        with _current(scope):
+        with _inside(scope):
             yield scope
 
 
-def _named(name: str) -> Any:
+def _open_name_scope(name: str) -> Any:
     """Returns the name scope of a variable scope; one without a name stays in the name scope that is open."""
     if name:
         return rt.name_scope(name)
@@ -219,13 +197,13 @@ def _named(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _numbered(name: str, again: bool) -> Iterator[None]:
+def _counted(name: str, again: bool) -> Iterator[None]:
     """Counts the opening of the scope ``name``, and puts the counts below it back when it is left.
 
     TensorFlow's rule: after a scope that was given by name they are 0; after a scope object that
     was opened ``again`` all counts are what they were before.
     """
-    counts = _opened()
+    counts = _count_openings()
     counts[name] = counts.get(name, 0) + 1
     before = dict(counts) if again else None
     try:
@@ -239,9 +217,9 @@ def _numbered(name: str, again: bool) -> Iterator[None]:
             counts.update(before)
 
 
-def _unique(prefix: str, name: str) -> str:
+def _find_unique(prefix: str, name: str) -> str:
     """Returns ``name``, with the first number that gives the name of a scope without a count."""
-    counts = _opened()
+    counts = _count_openings()
     candidate, number = name, 0
     while counts.get(prefix + candidate, 0):
         number += 1
@@ -278,24 +256,8 @@ def get_variable(
 ) -> Any:
     """Makes the variable ``scope/name``, or finds it where the scope says so.
 
-    Args:
-        name: name inside the open variable scope; name scopes do not count.
-        shape: its shape; not needed with an initial value.
-        dtype: float32 by default.
-        initializer: an initializer, a function of (shape, dtype=), or an initial value; by default
-            the scope's, else Glorot's uniform one for floating point and zeros for the rest.
-        regularizer: gives a loss that is added to ``REGULARIZATION_LOSSES``.
-        trainable: whether optimizers update it by default.
-        collections: collections to add it to.
-        caching_device: not needed.
-        partitioner: must be None.
-        validate_shape: must be True.
-        use_resource: not needed.
-        custom_getter: a function around this one.
-
-    Raises:
-        ValueError: it is there and the scope does not reuse, it is not there and the scope only
-            reuses, or shape and dtype are others than before.
+    Without an initializer here or in the scope, floating point variables begin by Glorot's uniform
+    initializer, all others with zeros.
     """
     scope = get_variable_scope()
     _no_partitioner(partitioner)
@@ -312,8 +274,10 @@ def get_variable(
     # TensorFlow gives a custom getter the full name, and takes the name that the getter passes on
     # as it is.
     if getter is not None:
-        return getter(lambda name, **kw: _get(scope, name, **(options | kw)), full, **options)
-    return _get(scope, full, **options)
+        return getter(
+            lambda name, **kw: _get_or_make(scope, name, **(options | kw)), full, **options
+        )
+    return _get_or_make(scope, full, **options)
 
 
 @public.add()
@@ -323,7 +287,7 @@ def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
     return get_variable(name, *args, **(kwargs | {"collections": collections, "trainable": False}))
 
 
-def _get(
+def _get_or_make(
     scope: VariableScope,
     full: str,
     shape: object = None,
@@ -336,11 +300,10 @@ def _get(
 ) -> Any:
     variables = _made.setdefault(rt.get_default_graph(), {})
     wanted = as_dtype(scope.dtype if dtype is None else dtype).dtype
-    sizes = (
-        None
-        if shape is None
-        else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
-    )
+    sizes = None
+    if shape is not None:
+        listed = [shape] if isinstance(shape, int) else shape
+        sizes = static_number(listed, f"{full}: the shape")
     found = variables.get(full)
     if found is not None:
         if not scope.reuse:
@@ -348,21 +311,15 @@ def _get(
                 f"Variable {full} already exists, disallowed. Did you mean to set reuse=True in "
                 "variable_scope?"
             )
-        return _checked(found, full, sizes, wanted if dtype is not None else None)
+        return _check_found(found, full, sizes, wanted if dtype is not None else None)
     if scope.reuse is True:
         raise ValueError(
             f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
             "mean to set "
             "reuse=None in variable_scope?"
         )
-    made = _make(
-        full,
-        sizes,
-        wanted,
-        scope.initializer if initializer is None else initializer,
-        trainable,
-        collections,
-    )
+    initializer = scope.initializer if initializer is None else initializer
+    made = _make_variable(full, sizes, wanted, initializer, trainable, collections)
     variables[full] = made
     chosen = scope.regularizer if regularizer is None else regularizer
     if chosen is not None:
@@ -374,7 +331,7 @@ def _get(
     return made
 
 
-def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
+def _check_found(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
     if sizes is not None and not TensorShape(found.shape).is_compatible_with(sizes):
         raise ValueError(
             f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape "
@@ -388,7 +345,7 @@ def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
     return found
 
 
-def _make(
+def _make_variable(
     full: str,
     sizes: Any,
     dtype: rt.lowlevel.DType,
@@ -397,13 +354,12 @@ def _make(
     collections: Sequence[str] | None,
 ) -> Any:
     if initializer is None:
-        if not (
-            np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"
-        ):
+        # numpy does not count bfloat16 among the floating point types.
+        floating = dtype.kind == "f" or dtype.name == "bfloat16"
+        if not floating and dtype.kind not in "iub":
             raise ValueError(f"variable {full} of dtype {dtype} needs an initializer")
         # TensorFlow 1.1 and later: Glorot's initializer for floating point, zeros for integers and
         # bools.
-        floating = dtype.kind == "f" or dtype.name == "bfloat16"
         initializer = glorot_uniform_initializer() if floating else zeros_initializer()
     value: Any = initializer
     if isinstance(initializer, type):

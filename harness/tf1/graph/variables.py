@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.typing import DTypeLike
@@ -27,22 +27,7 @@ class _AnyVariable(type):
 class Variable(rt.Variable, metaclass=_AnyVariable):
     """A variable, by TensorFlow's arguments.
 
-    Args:
-        initial_value: array, number, tensor, or a function of no arguments; a numpy array keeps its
-            dtype.
-        trainable: whether optimizers update it by default.
-        collections: collections to add it to. With ``LOCAL_VARIABLES`` among them it is a local
-            variable: each session has a copy of its own.
-        validate_shape: must be True: a variable has one static shape.
-        caching_device: not used; a step reads a variable once in any case.
-        name: its name.
-        variable_def: not taken; a variable of an equal graph is found by its name.
-        dtype: wanted dtype.
-        expected_shape: must be the shape of the initial value when given.
-        import_scope: not used.
-
-    Raises:
-        ValueError: no initial value, or one of another shape than ``expected_shape``.
+    With ``LOCAL_VARIABLES`` among its collections, each session has a copy of its own.
     """
 
     def __init__(
@@ -92,19 +77,19 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         self, value: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Replaces the value; gives the new value. Updates are atomic in any case."""
-        return super().assign(_as(value, self), _name(use_locking, name))
+        return super().assign(_as_value(value, self), _find_name(use_locking, name))
 
     def assign_add(  # type: ignore[override]
         self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Adds; gives the new value."""
-        return super().assign_add(_as(delta, self), _name(use_locking, name))
+        return super().assign_add(_as_value(delta, self), _find_name(use_locking, name))
 
     def assign_sub(  # type: ignore[override]
         self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Subtracts; gives the new value."""
-        return super().assign_sub(_as(delta, self), _name(use_locking, name))
+        return super().assign_sub(_as_value(delta, self), _find_name(use_locking, name))
 
     def load(self, value: rt.TensorLike, session: rt.Session | None = None) -> None:
         """Assigns a value in ``session`` or the default session, without adding to the graph."""
@@ -116,23 +101,24 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
 
-def _name(use_locking: object, name: str | None) -> str | None:
+def _find_name(use_locking: object, name: str | None) -> str | None:
     """Returns the name: callers of ``rt`` give it second, callers of TensorFlow give a bool there."""
     return use_locking if isinstance(use_locking, str) else name
 
 
-def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
+def _as_value(value: rt.TensorLike, variable: rt.Variable) -> Any:
     """Returns a literal by the variable's dtype.
 
     Raises TypeError for a tensor of a different dtype.
     """
-    if is_tensor(value) and value.dtype != variable.dtype:
-        names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
-        raise TypeError(
-            f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use "
-            "tf.cast"
-        )
-    if is_tensor(value) or variable.dtype.hasobject:
+    if is_tensor(value):
+        if value.dtype != variable.dtype:
+            mine, other = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
+            raise TypeError(
+                f"variable {variable.name!r} is {mine}, and {value.name!r} is {other}: use tf.cast"
+            )
+        return value
+    if variable.dtype.hasobject:
         return value
     with variable.graph.as_default():
         return constant(value, variable.dtype)
@@ -147,7 +133,7 @@ def assign(
     name: str | None = None,
 ) -> Any:
     """Returns ``ref.assign(value)``."""
-    return rt.assign(ref, _as(value, ref), name)
+    return rt.assign(ref, _as_value(value, ref), name)
 
 
 @public.add()
@@ -155,7 +141,7 @@ def assign_add(
     ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None
 ) -> Any:
     """Returns ``ref.assign_add(value)``: atomic, on the variable's task."""
-    return rt.assign_add(ref, _as(value, ref), name)
+    return rt.assign_add(ref, _as_value(value, ref), name)
 
 
 @public.add()
@@ -163,10 +149,19 @@ def assign_sub(
     ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None
 ) -> Any:
     """Returns ``ref.assign_sub(value)``: atomic, on the variable's task."""
-    return rt.assign_sub(ref, _as(value, ref), name)
+    return rt.assign_sub(ref, _as_value(value, ref), name)
 
 
-def _scatter(kind: str) -> Any:
+_ROW_CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "update": lambda rows, given: rows.set(given),
+    "add": lambda rows, given: rows.add(given),
+    "sub": lambda rows, given: rows.add(-given),
+    "mul": lambda rows, given: rows.multiply(given),
+}
+"""End of the name of a ``tf.scatter_`` function -> the change of ``array.at[rows]`` by the given rows."""
+
+
+def _add_scatter(kind: str, change_rows: Callable[[Any, Any], Any]) -> None:
     def scatter(
         ref: rt.Variable,
         indices: Any,
@@ -175,39 +170,31 @@ def _scatter(kind: str) -> Any:
         name: str | None = None,
     ) -> rt.Tensor:
         def change(value: Any, where: Any, what: Any) -> Any:
-            rows = value.at[where]
-            return {
-                "update": rows.set,
-                "add": rows.add,
-                "sub": lambda w: rows.add(-w),
-                "mul": rows.multiply,
-            }[kind](what)
+            return change_rows(value.at[where], what)
 
-        what = _as(updates, ref) if is_tensor(updates) else to_array(updates).astype(ref.dtype)
-        rows, where = ref.shape[0], _index(indices)
-        check_known(indices, rows, f"scatter_{kind} of {ref.op.name!r}")
+        given = _as_value(updates, ref) if is_tensor(updates) else to_array(updates)
+        given = given if is_tensor(given) else given.astype(ref.dtype)
+        places = indices if is_tensor(indices) else to_array(indices)
+        rows, what = ref.shape[0], f"scatter_{kind} of {ref.op.name!r}"
+        check_known(indices, rows, what)
         checks = []
-        # a program cannot raise, so somebody looks before the variable is changed
+        # A compiled program cannot raise, so a check of its own runs before the variable is changed.
         if literal(indices) is None:
-            inside = rt.call(lambda i: (i >= 0) & (i < rows), where, name=f"scatter_{kind}_inside")
-            checks = [
-                rt.check(
-                    inside, f"scatter_{kind} of {ref.op.name!r}: not all in [0, {rows}): ", [where]
-                )
-            ]
+            inside = rt.call(lambda i: (i >= 0) & (i < rows), places, name=f"scatter_{kind}_inside")
+            checks = [rt.check(inside, f"{what}: not all in [0, {rows}): ", [places])]
         with rt.control_dependencies(checks):
-            return ref.update(change, where, what, name=name or f"Scatter{kind.capitalize()}")
+            return ref.update(change, places, given, name=name or f"Scatter{kind.capitalize()}")
 
-    scatter.__name__ = scatter.__qualname__ = f"scatter_{kind}"
-    scatter.__doc__ = (
+    public.define(
+        f"scatter_{kind}",
+        scatter,
         f"``ref.update`` of the rows ``indices``: {kind}, in one atomic step; gives the new value. "
-        "InvalidArgumentError, and nothing is changed, when one of them is no row."
+        "InvalidArgumentError, and nothing is changed, when one of them is no row.",
     )
-    return scatter
 
 
-def _index(indices: rt.TensorLike) -> Any:
-    return indices if is_tensor(indices) else to_array(indices)
+for _kind, _change in _ROW_CHANGES.items():
+    _add_scatter(_kind, _change)
 
 
 @public.add("initialize_variables", "variables_initializer")
@@ -237,18 +224,17 @@ def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
 public.update(
     {
         "all_variables": rt.global_variables,
-        "global_variables": rt.global_variables,
-        "global_variables_initializer": rt.global_variables_initializer,
         "initialize_all_variables": rt.global_variables_initializer,
         "initialize_local_variables": rt.local_variables_initializer,
-        "is_variable_initialized": rt.is_variable_initialized,
-        "local_variables": rt.local_variables,
-        "local_variables_initializer": rt.local_variables_initializer,
-        "report_uninitialized_variables": rt.report_uninitialized_variables,
-        "scatter_add": _scatter("add"),
-        "scatter_mul": _scatter("mul"),
-        "scatter_sub": _scatter("sub"),
-        "scatter_update": _scatter("update"),
-        "trainable_variables": rt.trainable_variables,
     }
 )
+for _same in (
+    "global_variables",
+    "global_variables_initializer",
+    "is_variable_initialized",
+    "local_variables",
+    "local_variables_initializer",
+    "report_uninitialized_variables",
+    "trainable_variables",
+):
+    public.update({_same: getattr(rt, _same)})

@@ -45,21 +45,7 @@ def cond(
     fn1: Made | None = None,
     fn2: Made | None = None,
 ) -> Nest:
-    """Calls both functions now; a step computes the chosen one and does what is done in that one.
-
-    Args:
-        pred: a bool scalar.
-        true_fn: a function without arguments that gives tensors: a nest of them, or an operation.
-        false_fn: the same, with results of the same structure, types and shapes.
-        strict: give ``[x]`` as it is, not as ``x``; in TensorFlow 1.0 the name stands here.
-        name: name scope of what they make.
-        fn1: ``true_fn`` by its old name.
-        fn2: ``false_fn`` by its old name.
-
-    Raises:
-        TypeError: ``pred`` is a Python bool, or a function cannot be called.
-        ValueError: the results of the two differ in structure, type or shape, or one is a string.
-    """
+    """Calls both functions now; a step computes the chosen one and does what is done in that one."""
     if isinstance(strict, str):
         name = strict
     yes, no = true_fn or fn1, false_fn or fn2
@@ -116,16 +102,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Nest:
-    """Returns the result of the function of the first true predicate; see ``tf.cond``.
-
-    Args:
-        pred_fn_pairs: pairs of a bool scalar and a function, or a dictionary of them.
-        default: the function for when none is true; without it one must be: an error in the step
-            otherwise.
-        exclusive: no two may be true: an error in the step otherwise.
-        strict: as in ``tf.cond``.
-        name: name scope.
-    """
+    """Returns the result of the function of the first true predicate; see ``tf.cond``."""
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
     if not pairs:
         raise ValueError("tf.case: give at least one pair of a predicate and a function")

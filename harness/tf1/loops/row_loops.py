@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,94 +13,102 @@ from jax.tree_util import PyTreeDef
 
 import runtime as rt
 from harness.tf1.loops.nests import Arrays, Made, Nest, callables, operation, tensors, unflatten
-from harness.tf1.loops.subgraph import subgraph
+from harness.tf1.loops.subgraph import Subgraph, subgraph
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Public
 
 public = Public("tf", "Conditionals and loops")
 
 
-def _row(tensor: rt.Tensor, what: str) -> rt.Tensor:
+def _stand_for_row(tensor: rt.Tensor, what: str) -> rt.Tensor:
     """Returns the placeholder that stands for a row."""
     if tensor.shape == ():
         raise ValueError(f"{what}: {tensor.name!r} is a scalar, and has no rows")
     return rt.placeholder(tensor.dtype, None if tensor.shape is None else tensor.shape[1:], "row")
 
 
-def _over_rows(
-    what: str,
-    fn: Made,
-    elems: Nest,
-    carried: Nest,
-    name: str | None,
-    *,
-    reverse: bool = False,
-    gives: Nest = None,
-    carries: bool = True,
-    last: bool = False,
-    back_prop: bool = True,
-) -> Nest:
-    """Runs ``jax.lax.scan`` over a function of the program.
+@dataclass(frozen=True)
+class _RowLoop:
+    """A loop of ``jax.lax.scan`` over a function of the program.
 
-    Args:
+    Attributes:
         what: "tf.scan".
-        fn: a function of what is carried and of a row; of a row alone without ``carries``.
-        elems: a nest whose rows are gone through.
-        carried: at first; None for the first row.
-        name: name scope.
-        reverse: from the last row to the first.
-        gives: a nest of the data types of the results; those of ``elems`` by default.
-        carries: whether a result is carried to the next row.
-        last: give the last result, not all.
-        back_prop: False for no derivative.
+        reverse: True from the last row to the first.
+        carries: True if a result is carried to the next row; the function takes it before the row.
+        last: True where the last result is wanted alone, not all.
     """
-    callables(fn=fn)
-    rows, structure = tensors(elems, f"{what}: elems")
-    from_row = carries and carried is None
-    with rt.Graph.of(*rows).as_default(), rt.name_scope(name or what.removeprefix("tf.")) as scope:
-        begin, shape = (
-            ([], structure) if carried is None else tensors(carried, f"{what}: initializer")
-        )
-        # The function runs once, on placeholders for a row and for the carried values.
-        stands = [_row(t, what) for t in rows]
-        before = [
-            rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)
-        ]
-        carry = [unflatten(shape, before)] if carries else []
-        results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
-        part = subgraph(
-            results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}"
-        )
-        _check_row(what, before, shape, results, made, gives, rows)
 
-        def run(begin: Arrays, rows: Arrays, captured: Arrays) -> Arrays:
-            # TensorFlow starts from the first row where there is no initializer, and gives that row
-            # as the first result.
-            if from_row:
-                begin, rows = (
-                    [r[-1 if reverse else 0] for r in rows],
-                    [r[:-1] if reverse else r[1:] for r in rows],
-                )
+    what: str
+    reverse: bool = False
+    carries: bool = True
+    last: bool = False
 
-            def step(now: Arrays, row: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
-                out = list(part([*now, *row[1]], part.with_step(captured, row[0])))
-                return out if carries else [], [] if last else out
+    def add(
+        self,
+        fn: Made,
+        elems: Nest,
+        carried: Nest,
+        name: str | None,
+        back_prop: bool,
+        gives: Nest = None,
+    ) -> Nest:
+        """Adds the loop to the graph.
 
-            # The number of the row is mixed into random keys: TensorFlow draws other numbers for
-            # each row.
-            turns = jnp.arange(rows[0].shape[0], dtype=np.int32)
-            end, every = jax.lax.scan(step, list(begin), (turns, list(rows)), reverse=reverse)
-            if last or not from_row:
-                return end if last else every
-            pairs = [
-                (e, b[None]) if reverse else (b[None], e) for b, e in zip(begin, every, strict=True)
-            ]
-            return [jnp.concatenate(pair) for pair in pairs]
+        Args:
+            fn: a function of what is carried and of a row.
+            elems: a nest whose rows are gone through.
+            carried: at first; None for the first row.
+            name: name scope.
+            back_prop: False for no derivative.
+            gives: a nest of the data types of the results; those of ``elems`` by default.
+        """
+        what = self.what
+        callables(fn=fn)
+        rows, structure = tensors(elems, f"{what}: elems")
+        from_row = self.carries and carried is None
+        scope_name = name or what.removeprefix("tf.")
+        with rt.Graph.of(*rows).as_default(), rt.name_scope(scope_name) as scope:
+            begin, shape = list[rt.Tensor](), structure
+            if carried is not None:
+                begin, shape = tensors(carried, f"{what}: initializer")
+            # The function runs once, on placeholders for a row and for the carried values.
+            stands = [_stand_for_row(t, what) for t in rows]
+            like = stands if from_row else begin
+            before = [rt.placeholder(t.dtype, t.shape, "carried") for t in like]
+            carry = [unflatten(shape, before)] if self.carries else []
+            results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
+            part = subgraph(
+                results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}"
+            )
+            _check_row(what, before, shape, results, made, gives, rows)
+            run = functools.partial(self._run, part, from_row)
+            out = operation(run, scope, (part,), begin, rows)
+            # back_prop=False promises no derivative: tf.gradients gives None through the loop.
+            if not back_prop:
+                rt.lowlevel.without_derivative(out[0])
+        return unflatten(made, out)
 
-        out = operation(run, scope, (part,), begin, rows)
-        if not back_prop:
-            rt.lowlevel.without_derivative(out[0])
-    return unflatten(made, out)
+    def _run(
+        self, part: Subgraph, from_row: bool, begin: Arrays, rows: Arrays, captured: Arrays
+    ) -> Arrays:
+        # TensorFlow starts from the first row where there is no initializer, and gives that row as
+        # the first result.
+        if from_row:
+            begin = [r[-1 if self.reverse else 0] for r in rows]
+            rows = [r[:-1] if self.reverse else r[1:] for r in rows]
+
+        def step(now: Arrays, row: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
+            out = list(part([*now, *row[1]], part.with_step(captured, row[0])))
+            return out if self.carries else [], [] if self.last else out
+
+        # The number of the row is mixed into random keys: TensorFlow draws other numbers for each
+        # row.
+        turns = jnp.arange(rows[0].shape[0], dtype=np.int32)
+        end, every = jax.lax.scan(step, list(begin), (turns, list(rows)), reverse=self.reverse)
+        if self.last or not from_row:
+            return end if self.last else every
+        pairs = ((b[None], e) for b, e in zip(begin, every, strict=True))
+        return [jnp.concatenate(pair[::-1] if self.reverse else pair) for pair in pairs]
 
 
 def _check_row(
@@ -110,20 +120,17 @@ def _check_row(
     gives: Nest,
     rows: Sequence[rt.Tensor],
 ) -> None:
+    if before and shape != made:
+        raise ValueError(f"{what}: fn makes {shape} {made}")
+    found = [t.dtype.name for t in results]
     if before:
-        if shape != made:
-            raise ValueError(f"{what}: fn makes {shape} {made}")
-        wanted: list[object] = [t.dtype for t in before]
+        wanted, told = [t.dtype.name for t in before], f"fn makes {{}} {found}: use tf.cast"
     else:
-        wanted = list(jax.tree.leaves(gives)) if gives is not None else [t.dtype for t in rows]
-    kinds = [as_dtype(w).dtype for w in wanted]
-    if [t.dtype for t in results] != kinds:
-        raise rt.InvalidArgumentError(
-            f"{what}: fn gives {[t.dtype.name for t in results]}, and not "
-            f"{[k.name for k in kinds]}: give dtype="
-            if not before
-            else f"{what}: fn makes {[k.name for k in kinds]} {[t.dtype.name for t in results]}: use tf.cast"
-        )
+        given = [t.dtype for t in rows] if gives is None else jax.tree.leaves(gives)
+        wanted = [as_dtype(each).dtype.name for each in given]
+        told = f"fn gives {found}, and not {{}}: give dtype="
+    if found != wanted:
+        raise rt.InvalidArgumentError(f"{what}: {told.format(wanted)}")
 
 
 @public.add()
@@ -137,21 +144,9 @@ def map_fn(
     infer_shape: bool = True,
     name: str | None = None,
 ) -> Nest:
-    """Applies ``fn`` to each row of ``elems``, and stacks the results.
-
-    Args:
-        fn: a function of a row of each.
-        elems: a nest of tensors with rows.
-        dtype: the nest of types that ``fn`` gives, where they are not those of ``elems``.
-        parallel_iterations: not needed.
-        back_prop: False for no derivative.
-        swap_memory: not needed.
-        infer_shape: not needed.
-        name: name scope.
-    """
-    return _over_rows(
-        "tf.map_fn", fn, elems, None, name or "map", gives=dtype, carries=False, back_prop=back_prop
-    )
+    """Applies ``fn`` to each row of ``elems``, and stacks the results."""
+    loop = _RowLoop("tf.map_fn", carries=False)
+    return loop.add(fn, elems, None, name or "map", back_prop, dtype)
 
 
 @public.add()
@@ -166,23 +161,13 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Nest:
-    """Computes ``a = fn(a, row)`` for each row of ``elems``, and stacks all ``a``.
-
-    Args:
-        fn: a function of what it gave last and of a row.
-        elems: a nest of tensors with rows.
-        initializer: the first ``a``; the first row by default.
-        parallel_iterations: not needed.
-        back_prop: False for no derivative.
-        swap_memory: not needed.
-        infer_shape: not needed.
-        reverse: from the last row to the first.
-        name: name scope.
-    """
-    return _over_rows("tf.scan", fn, elems, initializer, name, reverse=reverse, back_prop=back_prop)
+    """Computes ``a = fn(a, row)`` for each row of ``elems``, and stacks all ``a``."""
+    return _RowLoop("tf.scan", reverse).add(fn, elems, initializer, name, back_prop)
 
 
-def _fold(shown: str, reverse: bool) -> Made:
+def _add_fold(shown: str, reverse: bool) -> None:
+    loop = _RowLoop(f"tf.{shown}", reverse, last=True)
+
     def fold(
         fn: Made,
         elems: Nest,
@@ -192,20 +177,11 @@ def _fold(shown: str, reverse: bool) -> Made:
         swap_memory: bool = False,
         name: str | None = None,
     ) -> Nest:
-        return _over_rows(
-            f"tf.{shown}",
-            fn,
-            elems,
-            initializer,
-            name,
-            reverse=reverse,
-            last=True,
-            back_prop=back_prop,
-        )
+        return loop.add(fn, elems, initializer, name, back_prop)
 
-    fold.__name__ = fold.__qualname__ = shown
-    fold.__doc__ = f"``tf.scan``{', from the last row to the first' if reverse else ''}; gives the last ``a`` alone."
-    return fold
+    way = ", from the last row to the first" if reverse else ""
+    public.define(shown, fold, f"``tf.scan``{way}; gives the last ``a`` alone.")
 
 
-public.update({"foldl": _fold("foldl", False), "foldr": _fold("foldr", True)})
+_add_fold("foldl", reverse=False)
+_add_fold("foldr", reverse=True)

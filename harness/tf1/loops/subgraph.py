@@ -132,7 +132,7 @@ class Subgraph:
         for op in self.operations:
             if op in needed:
                 values.update(
-                    zip(op.outputs, _evaluated(op, [values[t] for t in op.inputs]), strict=True)
+                    zip(op.outputs, _evaluate_op(op, [values[t] for t in op.inputs]), strict=True)
                 )
         return tuple(jnp.asarray(values[t], t.dtype) for t in results)
 
@@ -154,7 +154,7 @@ def _is_wide(op: rt.Operation) -> bool:
     return op.wide or needs_64_bit([t.dtype for t in (*op.inputs, *op.outputs)])
 
 
-def _evaluated(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArray]:
+def _evaluate_op(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArray]:
     if isinstance(op.body, kinds.Constant):
         return [op.body.value]
     assert isinstance(op.body, kinds.Pure)
@@ -191,53 +191,85 @@ def subgraph(
         raise rt.InvalidArgumentError(
             f"{what}: {strings[0].name!r} is a string; choose between strings in Python"
         )
-    outside: dict[rt.Tensor, rt.Tensor] = {}
-    before: dict[rt.Operation, dict[rt.Operation, None]] = {}
-    varies: set[rt.Operation] = {t.op for t in arguments}
-    computed: list[rt.Operation] = []
+    builder = _Builder(first, what, condition, arguments)
     # Operations come in the order in which they were made, so inputs have their replacements before
     # they are needed.
-    for op in _inner([t.op for t in results], first):
-        waits = before[op] = dict[rt.Operation, None]()
-        for other in op.control_inputs:
-            waits.update(before[other] if other.id >= first else {other: None})
-        for tensor in op.inputs:
-            waits.update(before.get(tensor.op, {}))
-        if any(t.op in varies for t in op.inputs):
-            varies.add(op)
+    for op in _find_inner([t.op for t in results], first):
+        builder.take(op)
+    after = dict.fromkeys(o for t in results for o in builder.before.get(t.op, ()))
+    return Subgraph(results, arguments, builder.computed, builder.outside, after)
+
+
+class _Builder:
+    """The state while a subgraph is made.
+
+    Attributes:
+        outside: tensor within -> the tensor beside the subgraph that stands for it.
+        before: operation within -> operations outside that must have run before.
+        computed: the operations that the function computes.
+    """
+
+    def __init__(
+        self, first: int, what: str, condition: Condition | None, arguments: Sequence[rt.Tensor]
+    ) -> None:
+        self._first, self._what, self._condition = first, what, condition
+        self._varies = {t.op for t in arguments}
+        """Operations whose values depend on the arguments."""
+        self.outside: dict[rt.Tensor, rt.Tensor] = {}
+        self.before: dict[rt.Operation, dict[rt.Operation, None]] = {}
+        self.computed: list[rt.Operation] = []
+
+    def take(self, op: rt.Operation) -> None:
+        """Adds an operation, whose inputs have been added before."""
+        waits = self.before[op] = self._find_waits(op)
+        if any(t.op in self._varies for t in op.inputs):
+            self._varies.add(op)
+        varies = op in self._varies
         # Placeholders of the arguments and no-ops compute nothing.
-        if op in varies and not op.inputs or isinstance(op.body, kinds.Nothing):
-            continue
-        if (
-            isinstance(op.body, kinds.Pure)
-            or isinstance(op.body, kinds.Constant)
-            and op.body.value.nbytes <= kinds.EMBED_BYTES
-        ):
-            computed.append(op)
+        if varies and not op.inputs or isinstance(op.body, kinds.Nothing):
+            return
+        if _is_computed(op):
+            self.computed.append(op)
         # An effect cannot be inside a compiled program: a conditional copy of it runs outside.
-        elif (
-            isinstance(op.body, kinds.Update)
-            or isinstance(op.body, kinds.Host)
-            and op.body.stateful
-        ):
-            inputs = Subgraph(op.inputs, (), computed, outside, waits)
-            made = _conditional(op, inputs, what, condition)
-            outside.update(zip(op.outputs, made.outputs, strict=True))
-            before[op] = {made: None}
-        elif op in varies:
+        elif _has_effect(op):
+            inputs = Subgraph(op.inputs, (), self.computed, self.outside, waits)
+            made = _add_conditional(op, inputs, self._what, self._condition)
+            self.outside.update(zip(op.outputs, made.outputs, strict=True))
+            self.before[op] = {made: None}
+        elif varies:
             raise rt.InvalidArgumentError(
-                f"{what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute it "
-                "outside of it"
+                f"{self._what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute "
+                "it outside of it"
             )
-        elif any(o.id >= first for o in op.control_inputs) or any(t in outside for t in op.inputs):
-            # as it is, it would wait for what does not run
-            made = _outside(op, waits, outside)
-            outside.update(zip(op.outputs, made.outputs, strict=True))
-    after = dict.fromkeys(o for t in results for o in before.get(t.op, ()))
-    return Subgraph(results, arguments, computed, outside, after)
+        elif any(o.id >= self._first for o in op.control_inputs) or any(
+            t in self.outside for t in op.inputs
+        ):
+            # As the operation is, it would wait for what does not run.
+            copy = _copy_outside(op, waits, self.outside)
+            self.outside.update(zip(op.outputs, copy.outputs, strict=True))
+
+    def _find_waits(self, op: rt.Operation) -> dict[rt.Operation, None]:
+        waits: dict[rt.Operation, None] = {}
+        for other in op.control_inputs:
+            waits |= self.before[other] if other.id >= self._first else {other: None}
+        for tensor in op.inputs:
+            waits |= self.before.get(tensor.op, {})
+        return waits
 
 
-def _inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
+def _is_computed(op: rt.Operation) -> bool:
+    body = op.body
+    # A large constant stays outside: inside it would make the program as large as the constant.
+    small = isinstance(body, kinds.Constant) and body.value.nbytes <= kinds.EMBED_BYTES
+    return small or isinstance(body, kinds.Pure)
+
+
+def _has_effect(op: rt.Operation) -> bool:
+    body = op.body
+    return isinstance(body, kinds.Update) or isinstance(body, kinds.Host) and body.stateful
+
+
+def _find_inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
     found: set[rt.Operation] = set()
     stack = list(results)
     while stack:
@@ -249,7 +281,7 @@ def _inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
     return sorted(found, key=lambda op: op.id)
 
 
-def _outside(
+def _copy_outside(
     op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[rt.Tensor, rt.Tensor]
 ) -> rt.Operation:
     """Copies an operation behind the replacements of its control inputs."""
@@ -265,59 +297,56 @@ def _outside(
     )
 
 
-def _conditional(
+def _add_conditional(
     op: rt.Operation, inputs: Subgraph, what: str, condition: Condition | None
 ) -> rt.Operation:
     """Makes an operation with the effect of ``op`` if the condition holds, and with none otherwise."""
     if condition is None:
         raise rt.InvalidArgumentError(
             f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry "
-            "the value through the "
-            "loop, and assign it behind"
+            "the value through the loop, and assign it behind"
         )
     body = op.body
-    if (
-        isinstance(body, kinds.Deferred)
-        and not body.kernel.startswith(kinds.WHEN)
-        or any(t.dtype.hasobject for t in op.inputs)
-        or not _is_static(op.outputs)
-    ):
+    assert isinstance(body, kinds.Update | kinds.Host)
+    deferred = isinstance(body, kinds.Deferred) and not body.kernel.startswith(kinds.WHEN)
+    strings = any(t.dtype.hasobject for t in op.inputs)
+    if deferred or strings or not _is_static(op.outputs):
         raise rt.InvalidArgumentError(
             f"{what}: {op.name!r} ({op.type}) cannot depend on a condition: choose in Python which "
             "of two to run"
         )
-    given = _when(condition, inputs, op)
-    outputs = [(t.shape, t.dtype) for t in op.outputs]
-    zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
-    attrs: dict[str, Any] = {"value": condition.value, "attrs": {}, "outputs": zeros}
-    made: kinds.Update | kinds.Host
-    if isinstance(body, kinds.Update) and body.overwrites and not _reads_its_variable(op):
-        # The program of an update reads each variable that it may keep, and the variable may have
-        # no value yet. So a kernel decides if the program runs, which takes longer.
-        kernel, known = "update", 0
-        if isinstance(body, kinds.Deferred):
-            kernel, known, attrs["attrs"] = body.kernel, body.kernel_inputs, dict(body.attrs)
-        # The outputs of a deferred update are the kernel's.
-        assigned, count = body.fn, len(body.variables)
-        made = kinds.Deferred(
-            *(body.variables, lambda *given: tuple(assigned(*given))[:count], True),
-            *(kinds.WHEN + kernel, attrs, known + 1),
-        )
-    elif isinstance(body, kinds.Update):
-        made = kinds.Update(body.variables, _conditional_update(body, condition))
-    else:
-        assert isinstance(body, kinds.Host)
-        attrs["attrs"] = dict(body.attrs)
-        made = kinds.Host(kinds.WHEN + body.kernel, attrs, True, body.resource)
     return op.graph.add_operation(
         f"Conditional{op.type}",
-        made,
-        [condition.tensor, *given],
-        outputs,
+        _make_conditional(op, body, condition),
+        [condition.tensor, *_choose_inputs(condition, inputs, op)],
+        [(t.shape, t.dtype) for t in op.outputs],
         name=op.name.rpartition("/")[2],
         control_inputs=inputs.after,
         colocate_with=op,
         wide=op.wide,
+    )
+
+
+def _make_conditional(
+    op: rt.Operation, body: kinds.Update | kinds.Host, condition: Condition
+) -> kinds.Update | kinds.Host:
+    zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
+    attrs: dict[str, Any] = {"value": condition.value, "attrs": {}, "outputs": zeros}
+    if isinstance(body, kinds.Host):
+        attrs["attrs"] = dict(body.attrs)
+        return kinds.Host(kinds.WHEN + body.kernel, attrs, True, body.resource)
+    if not body.overwrites or _reads_its_variable(op):
+        return kinds.Update(body.variables, _update_if(body, condition))
+    # The program of an update reads each variable that it may keep, and the variable may have no
+    # value yet. So a kernel decides if the program runs, which takes longer.
+    kernel, known = "update", 0
+    if isinstance(body, kinds.Deferred):
+        kernel, known, attrs["attrs"] = body.kernel, body.kernel_inputs, dict(body.attrs)
+    # The outputs of a deferred update are the kernel's.
+    assigned, count = body.fn, len(body.variables)
+    return kinds.Deferred(
+        *(body.variables, lambda *given: tuple(assigned(*given))[:count], True),
+        *(kinds.WHEN + kernel, attrs, known + 1),
     )
 
 
@@ -341,7 +370,7 @@ def _is_static(tensors: Iterable[rt.Tensor]) -> bool:
     )
 
 
-def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.Tensor]:
+def _choose_inputs(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.Tensor]:
     """Makes tensors that are the inputs of ``op`` if the condition holds, and zeros otherwise."""
     if not inputs.operations:
         return list(inputs.captured)
@@ -362,7 +391,7 @@ def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.T
     )
 
 
-def _conditional_update(body: kinds.Update, condition: Condition) -> _Function:
+def _update_if(body: kinds.Update, condition: Condition) -> _Function:
     count = len(body.variables)
 
     def fn(*arrays: jax.Array) -> tuple[AnyArray, ...]:

@@ -65,23 +65,10 @@ class _Rows(Unwritten):
 class TensorArray:
     """A number of rows of one shape. Each change gives a new one.
 
-    Args:
-        dtype: of the rows.
-        size: how many; it may depend on shapes of tensors, not on values.
-        dynamic_size: must be False, because XLA needs the size.
-        clear_after_read: not needed.
-        tensor_array_name: not needed.
-        handle: not needed.
-        flow: not needed.
-        infer_shape: not needed.
-        element_shape: of a row; where it is not known it is that of what is written first.
-        colocate_with_first_write_call: not needed.
-        name: not needed.
+    The size may depend on shapes of tensors, not on values, because XLA needs it. Without
+    ``element_shape``, rows have the shape of what is written first.
 
     A row that was not written is zero, and one beyond the size is left out.
-
-    Raises:
-        ValueError: no size, or ``dynamic_size``.
     """
 
     def __init__(

@@ -51,23 +51,6 @@ def while_loop(
     before the step: ``maximum_iterations``, or a condition that depends only on counters, constants
     and shapes. Else n turns cost n * n / 2 there, because each state is made anew from the
     beginning.
-
-    Args:
-        cond: a function of the loop variables that gives a bool scalar.
-        body: a function of the loop variables that gives new ones, of the same types and shapes.
-        loop_vars: a nest of tensors.
-        shape_invariants: accepted as far as every shape stays the same, because XLA needs one.
-        parallel_iterations: not needed.
-        back_prop: False for no derivative.
-        swap_memory: not needed.
-        name: name scope of what they make.
-        maximum_iterations: ends after so many turns in any case.
-        return_same_structure: give ``[x]`` as it is, not as ``x``.
-
-    Raises:
-        TypeError: ``cond`` or ``body`` cannot be called.
-        ValueError: no loop variables, another structure or number of them, or the type or shape of
-            one changes.
     """
     callables(cond=cond, body=body)
     leaves, structure = flatten(loop_vars)
@@ -383,19 +366,10 @@ class _Loop:
     ) -> tuple[Slopes, None, Slopes, None]:
         """Carries derivatives back through all turns, the last one first."""
         turns, begin, of_turn = saved
-        # JAX takes no derivative by integers: only floating point states are carried back.
-        moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
-        used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
+        moved, used = _find_floating(begin), _find_floating(of_turn)
 
         def back(i: jax.Array, found: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
-            turn = turns - 1 - i
-            now = self._after(turn, begin, of_turn)
-
-            def once(some: Arrays, others: Arrays) -> list[jax.Array]:
-                following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
-                return [following[k] for k in moved]
-
-            _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
+            pull = self._pull_back(turns - 1 - i, begin, of_turn, moved, used)
             of_state, of_others = pull(found[0])
             return of_state, [a + b for a, b in zip(found[1], of_others, strict=True)]
 
@@ -407,6 +381,33 @@ class _Loop:
             _with([None] * len(of_turn), used, of_used),
             None,
         )
+
+    def _pull_back(
+        self,
+        turn: jax.Array,
+        begin: Arrays,
+        of_turn: Arrays,
+        moved: Sequence[int],
+        used: Sequence[int],
+    ) -> Callable[..., tuple[Arrays, Arrays]]:
+        """Returns the function that carries derivatives back through one turn.
+
+        Args:
+            turn: number of the turn.
+            begin: the loop variables at first.
+            of_turn: what the body captures.
+            moved: places in ``begin`` with a derivative.
+            used: places in ``of_turn`` with a derivative.
+        """
+        now = self._after(turn, begin, of_turn)
+
+        def once(some: Arrays, others: Arrays) -> list[jax.Array]:
+            following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
+            return [following[k] for k in moved]
+
+        pull: Callable[..., tuple[Arrays, Arrays]]
+        _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
+        return pull
 
     def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
         """Runs all turns; the derivative passes through ``most`` turns, of which the last do nothing."""
@@ -436,6 +437,11 @@ class _Loop:
             lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes)
         )
         return loop
+
+
+def _find_floating(arrays: Arrays) -> list[int]:
+    """Returns the places of floating point arrays: JAX takes no derivative by integers."""
+    return [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, np.inexact)]
 
 
 def _with(

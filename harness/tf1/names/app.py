@@ -13,12 +13,7 @@ from harness.tf1.names.missing import namespace as _namespace
 
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
-    """Calls ``absl.app.run``, which parses the flags, calls ``main(argv)`` and exits with the result.
-
-    Args:
-        main: the function; ``main`` of the program by default.
-        argv: the command line, the program's name first; ``sys.argv`` by default.
-    """
+    """Calls ``absl.app.run``, which parses the flags, calls ``main(argv)`` and exits with the result."""
     chosen = main or sys.modules["__main__"].main
     # Other flags are the program's own affair, as in TensorFlow.
     absl_app.run(chosen, argv, flags_parser=flags.parse)

@@ -109,7 +109,7 @@ class _IntegerParser(absl_flags.IntegerParser):
         return argument if argument == float("inf") else super().parse(argument)
 
 
-def _define_integer(name: str, default: Any, help: str, **options: Any) -> Any:  # noqa: A002
+def _define_integer(name: str, default: Any, help: str, **options: Any) -> Any:
     """Defines a flag that is a whole number."""
     serializer = absl_flags.ArgumentSerializer[Any]()
     return absl_flags.DEFINE(
@@ -127,7 +127,7 @@ DEFINE_list = _definer("DEFINE_list", "a list, separated by commas", absl_flags.
 
 def DEFINE_enum(
     flag_name: str, default_value: Any, enum_values: list[str], docstring: str = ""
-) -> Any:  # noqa: N802
+) -> Any:
     """Defines a flag that is one of ``enum_values``; ``absl.flags.DEFINE_enum``."""
     _free(flag_name)
     return absl_flags.DEFINE_enum(flag_name, default_value, enum_values, docstring)

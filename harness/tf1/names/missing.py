@@ -130,12 +130,7 @@ def advice(full: str) -> str:
 
 
 def absent(namespace: str, name: str) -> AttributeError:
-    """Makes the error for a missing name, with advice where there is some.
-
-    Args:
-        namespace: such as "tf.nn".
-        name: what was looked for in it.
-    """
+    """Makes the error for a missing name, with advice where there is some."""
     full = f"{namespace}.{name}"
     said = advice(full)
     return AttributeError(
@@ -145,11 +140,7 @@ def absent(namespace: str, name: str) -> AttributeError:
 
 
 def namespace(full: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns a module's ``__getattr__`` and ``__dir__``, which answer from the table, with advice for other names.
-
-    Args:
-        full: TensorFlow's name of the module, such as "tf.nn".
-    """
+    """Returns a module's ``__getattr__`` and ``__dir__``, which answer from the table, with advice for other names."""
     names = TABLE.setdefault(full, {})
 
     def __getattr__(name: str) -> Any:
@@ -163,11 +154,7 @@ def namespace(full: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
 
 class Namespace(types.ModuleType):
-    """A module of TensorFlow's that is no module here: it answers from the table, with advice for other names.
-
-    Args:
-        full: TensorFlow's name of the module, such as "tf.contrib.slim".
-    """
+    """A module of TensorFlow's that is no module here: it answers from the table, with advice for other names."""
 
     def __init__(self, full: str) -> None:
         super().__init__(full)

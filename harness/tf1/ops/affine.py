@@ -24,72 +24,69 @@ class _NotAffineError(Exception):
 
 def distance(start: rt.TensorLike, end: rt.TensorLike) -> int | None:
     """Returns ``end - start`` where the difference is the same in every step, else None."""
-    apart = _plus(_form(end), _form(start), -1)
-    return (
-        None
-        if any(count for tensor, count in apart.items() if tensor is not None)
-        else apart.get(None, 0)
-    )
+    apart = _add_forms(_find_form(end), _find_form(start), -1)
+    varies = any(count for tensor, count in apart.items() if tensor is not None)
+    return None if varies else apart.get(None, 0)
 
 
-def _plus(one: _Form, other: _Form, times: int) -> _Form:
+def _add_forms(one: _Form, other: _Form, times: int) -> _Form:
     return {t: one.get(t, 0) + times * other.get(t, 0) for t in (*one, *other)}
 
 
-def _form(place: rt.TensorLike) -> _Form:
+def _find_form(place: rt.TensorLike) -> _Form:
     if not is_tensor(place):
         return {None: int(np.asarray(place))}
     tensor = rt.as_tensor(place)
     op, body = tensor.op, tensor.op.body
     if hasattr(body, "value") and tensor.shape == ():
         return {None: int(body.value)}
-    fn, ints = (
-        getattr(body, "fn", None),
-        all(t.shape == () and t.dtype.kind in "iu" for t in (*op.inputs, *op.outputs)),
-    )
-    if fn is None or hasattr(body, "variables") or not ints or not op.inputs:
+    fn, tensors = getattr(body, "fn", None), (*op.inputs, *op.outputs)
+    scalars = all(t.shape == () and t.dtype.kind in "iu" for t in tensors)
+    if fn is None or hasattr(body, "variables") or not scalars or not op.inputs:
         return {tensor: 1}
     try:
-        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (*op.inputs, *op.outputs))):
+        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in tensors)):
             jaxpr = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct((), t.dtype) for t in op.inputs))
-        return _evaluated(jaxpr, [_form(t) for t in op.inputs])[tensor.index]
+        return _evaluate_forms(jaxpr, [_find_form(t) for t in op.inputs])[tensor.index]
     except _NotAffineError:
         return {tensor: 1}
 
 
-def _evaluated(jaxpr: ClosedJaxpr, arguments: Sequence[_Form]) -> list[_Form]:
+def _evaluate_forms(jaxpr: ClosedJaxpr, arguments: Sequence[_Form]) -> list[_Form]:
     known = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))
-    known |= {v: _literal(c) for v, c in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True)}
+    known |= {v: _literal_form(c) for v, c in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True)}
 
     def of(variable: object) -> _Form:
-        return _literal(variable.val) if isinstance(variable, Literal) else known[variable]
+        return _literal_form(variable.val) if isinstance(variable, Literal) else known[variable]
 
     for equation in jaxpr.jaxpr.eqns:
-        results = _applied(
+        results = _apply_primitive(
             equation.primitive.name, [of(v) for v in equation.invars], equation.params
         )
         known.update(zip(equation.outvars, results, strict=True))
     return [of(v) for v in jaxpr.jaxpr.outvars]
 
 
-def _literal(value: object) -> _Form:
+def _literal_form(value: object) -> _Form:
     array = np.asarray(value)
     if array.shape or array.dtype.kind not in "iu":
         raise _NotAffineError
     return {None: int(array)}
 
 
-def _applied(primitive: str, values: Sequence[_Form], params: Mapping[str, object]) -> list[_Form]:
+def _apply_primitive(
+    primitive: str, values: Sequence[_Form], params: Mapping[str, object]
+) -> list[_Form]:
     if primitive in ("convert_element_type", "copy"):
         return [values[0]]
     if primitive in ("add", "sub"):
-        return [_plus(values[0], values[1], 1 if primitive == "add" else -1)]
+        return [_add_forms(values[0], values[1], 1 if primitive == "add" else -1)]
     if primitive == "neg":
-        return [_plus({}, values[0], -1)]
+        return [_add_forms({}, values[0], -1)]
     if primitive == "mul":
         for one, other in (values, values[::-1]):
             if set(one) <= {None}:
-                return [_plus({}, other, one.get(None, 0))]
+                return [_add_forms({}, other, one.get(None, 0))]
     if isinstance(inner := params.get("jaxpr"), ClosedJaxpr):
-        return _evaluated(inner, values)
+        return _evaluate_forms(inner, values)
     raise _NotAffineError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,43 +22,47 @@ _INT = np.dtype(np.int32)
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-@op("Shape")
-def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
-    return jnp.asarray(np.asarray(jnp.shape(input), out_type))
+def _of_shape(kind: str, look: Callable[..., object]) -> Callable[..., rt.Tensor]:
+    """Lifts a function of the shape of a tensor, whose result may be used where a function takes a shape."""
+
+    @op(kind)
+    def of_shape(input: Array, out_type: Type, name: str | None = None) -> Array:
+        return jnp.asarray(np.asarray(look(input), out_type))
+
+    return lambda value, out_type, name: looks_at_shape_only(
+        of_shape(as_tensor(value), out_type, name)
+    )
+
+
+_shape, _size, _rank = (
+    _of_shape("Shape", jnp.shape),
+    _of_shape("Size", jnp.size),
+    _of_shape("Rank", jnp.ndim),
+)
 
 
 @public.add()
-def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
+def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:
     """Returns the shape as a vector, which may be used where another function takes a shape."""
-    return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
-
-
-@op("Size")
-def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
-    return jnp.asarray(np.asarray(jnp.size(input), out_type))
+    return _shape(input, out_type, name)
 
 
 @public.add()
-def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
+def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:
     """Returns the number of elements."""
-    return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
-
-
-@op("Rank")
-def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
-    return jnp.asarray(jnp.ndim(input), np.int32)
+    return _size(input, out_type, name)
 
 
 @public.add()
-def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Returns the number of dimensions."""
-    return looks_at_shape_only(_rank_op(as_tensor(input), name))
+    return _rank(input, _INT, name)
 
 
 @public.add()
 def shape_n(
     input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None
-) -> list[rt.Tensor]:  # noqa: A002
+) -> list[rt.Tensor]:
     """Returns the shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
@@ -76,6 +80,7 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
     try:
         return jnp.reshape(tensor, shape)
     except TypeError:
+        # The guess for an unknown size need not divide; the shape of the result counts alone then.
         if not rt.lowlevel.sizes_are_guesses():
             raise
         return jnp.zeros([tensor.size if n == -1 else n for n in shape], tensor.dtype)
@@ -84,7 +89,7 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
 @public.op("ExpandDims")
 def expand_dims(
     input: Array, axis: Static = None, name: str | None = None, dim: Static = None
-) -> Array:  # noqa: A002
+) -> Array:
     """Calls ``jax.numpy.expand_dims``."""
     where = either(axis=axis, dim=dim)
     if where is None:
@@ -94,7 +99,7 @@ def expand_dims(
 
 @public.op("Squeeze")
 def squeeze(
-    input: Array,  # noqa: A002
+    input: Array,
     axis: Static = None,
     name: str | None = None,
     squeeze_dims: Static = None,
@@ -112,16 +117,8 @@ def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
     return jnp.transpose(a, perm)
 
 
-@public.op("matrix_transpose")
-def matrix_transpose(a: Array, name: str | None = None) -> Array:
-    """Swaps the last two axes."""
-    return jnp.swapaxes(a, -1, -2)
-
-
-@public.op("BroadcastTo")
-def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:  # noqa: A002
-    """Calls ``jax.numpy.broadcast_to``."""
-    return jnp.broadcast_to(input, shape)
+public.rows({"matrix_transpose": ("matrix_transpose", jnp.matrix_transpose, "")}, "a")
+public.rows({"broadcast_to": ("BroadcastTo", jnp.broadcast_to, "")}, "input, shape: Static")
 
 
 # -- making ----------------------------------------------------------------------------------------
@@ -181,10 +178,8 @@ def eye(
     return jnp.broadcast_to(one, (*(batch_shape or ()), *one.shape))
 
 
-@public.op("LinSpace", "lin_space", "linspace")
-def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Array:
-    """Calls ``jax.numpy.linspace``."""
-    return jnp.linspace(start, stop, num)
+_LINSPACE = ("LinSpace", jnp.linspace, "")
+public.rows({"lin_space": _LINSPACE, "linspace": _LINSPACE}, "start, stop, num: Static")
 
 
 @public.add()
@@ -194,7 +189,7 @@ def range(
     delta: rt.TensorLike = 1,
     dtype: DTypeLike | None = None,
     name: str = "range",
-) -> rt.Tensor:  # noqa: A001
+) -> rt.Tensor:
     """Calls ``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, excluded."""
     first, last = (0, start) if limit is None else (start, limit)
     wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
@@ -251,7 +246,7 @@ def diag(diagonal: Array, name: str | None = None) -> Array:
 
 
 @public.op("DiagPart")
-def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
+def diag_part(input: Array, name: str | None = None) -> Array:
     """Returns the diagonal that ``tf.diag`` makes."""
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
     side = int(np.prod(half))
@@ -262,13 +257,12 @@ def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
 @public.op("MatrixDiag")
 def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
     """Matrices with the last axis of ``diagonal`` on their diagonals."""
-    return jnp.expand_dims(diagonal, -1) * jnp.eye(
-        jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal)
-    )
+    unit = jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
+    return jnp.expand_dims(diagonal, -1) * unit
 
 
 @public.op("MatrixDiagPart")
-def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
+def matrix_diag_part(input: Array, name: str | None = None) -> Array:
     """Returns the diagonals of the matrices in the last two axes."""
     diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
     return diagonals
@@ -277,7 +271,7 @@ def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A
 @public.op("MatrixBandPart")
 def matrix_band_part(
     input: Array, num_lower: Static, num_upper: Static, name: str | None = None
-) -> Array:  # noqa: A002
+) -> Array:
     """Returns the matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
     if num_lower > rows or num_upper > columns:

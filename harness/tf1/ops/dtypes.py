@@ -113,26 +113,11 @@ def _limits(dtype: DType) -> Any:
 
 
 DTYPES = {
-    name: DType(name, dtype)
-    for name, dtype in {
-        "float16": np.float16,
-        "bfloat16": jnp.bfloat16,
-        "float32": np.float32,
-        "float64": np.float64,
-        "complex64": np.complex64,
-        "complex128": np.complex128,
-        "int8": np.int8,
-        "int16": np.int16,
-        "int32": np.int32,
-        "int64": np.int64,
-        "uint8": np.uint8,
-        "uint16": np.uint16,
-        "uint32": np.uint32,
-        "uint64": np.uint64,
-        "bool": np.bool_,
-        "string": np.object_,
-    }.items()
+    name: DType(name, name) for width in (8, 16, 32, 64) for name in (f"int{width}", f"uint{width}")
 }
+DTYPES |= {name: DType(name, name) for name in ("float16", "float32", "float64", "bool")}
+DTYPES |= {name: DType(name, name) for name in ("complex64", "complex128")}
+DTYPES |= {"bfloat16": DType("bfloat16", jnp.bfloat16), "string": DType("string", object)}
 """TensorFlow's name -> the dtype."""
 for _alias, _name in {"half": "float16", "double": "float64"}.items():
     DTYPES[_alias] = DTYPES[_name]
@@ -183,14 +168,11 @@ def _of_numpy(type_value: Any) -> DType | None:
     return DTYPES["string"] if dtype.kind in "SU" else _BY_NUMPY.get(dtype)
 
 
-def _mixed(value: Any) -> bool:
+def _is_mixed(value: Any) -> bool:
     """Returns True if a list holds strings and other things: numpy would write the numbers down."""
-    return isinstance(value, list | tuple) and any(
-        _mixed(v)
-        if isinstance(v, list | tuple)
-        else not isinstance(v, str | bytes | np.ndarray | np.generic)
-        for v in value
-    )
+    if isinstance(value, list | tuple):
+        return any(map(_is_mixed, value))
+    return not isinstance(value, str | bytes | np.ndarray | np.generic)
 
 
 def to_array(
@@ -211,29 +193,14 @@ def to_array(
     except ValueError as error:
         raise rt.InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
     if array.dtype.kind in "SUO":
-        if value is None:
-            raise ValueError(f"{what}: None is no value")
-        if (
-            array.dtype == object
-            and any(not isinstance(v, str | bytes) for v in array.ravel())
-            or plain
-            and _mixed(value)
-        ):
-            raise TypeError(f"{what}: {value!r} is neither numbers that fit 64 bits nor strings")
+        _check_text(value, array, plain, what)
         if dtype is not None and as_dtype(dtype) != DTYPES["string"]:
             raise TypeError(f"{what}: {value!r} is not {as_dtype(dtype).name}")
         # numpy's own string kinds drop zero bytes at the end
         return np.asarray(value, object) if plain else array
     if dtype is not None:
         wanted = as_dtype(dtype)
-        # Python numbers are never cut to fit; an array of numpy's is cast as TensorFlow casts it.
-        fraction = wanted.is_integer and array.dtype.kind in "fc"
-        if (
-            wanted.dtype.hasobject
-            or plain
-            and array.size
-            and (fraction or wanted.is_bool and array.dtype.kind != "b")
-        ):
+        if wanted.dtype.hasobject or plain and array.size and _loses(array.dtype, wanted):
             raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
         return array.astype(wanted.dtype, copy=False)
     # TensorFlow takes Python's floats for float32, and numpy's for what they are.
@@ -242,6 +209,21 @@ def to_array(
     # TensorFlow takes Python's ints for int32 as long as they fit.
     if plain and array.dtype == np.int64:
         limits = np.iinfo(np.int32)
-        fits = not array.size or (array.min() >= limits.min and array.max() <= limits.max)
-        return array.astype(np.int32) if fits else array
+        if limits.min <= array.min(initial=0) and array.max(initial=0) <= limits.max:
+            return array.astype(np.int32)
     return array
+
+
+def _check_text(value: object, array: rt.lowlevel.Array, plain: bool, what: str) -> None:
+    """Raises an error unless all elements are strings or bytes."""
+    if value is None:
+        raise ValueError(f"{what}: None is no value")
+    others = array.dtype == object and any(not isinstance(v, str | bytes) for v in array.ravel())
+    if others or plain and isinstance(value, list | tuple) and _is_mixed(value):
+        raise TypeError(f"{what}: {value!r} is neither numbers that fit 64 bits nor strings")
+
+
+def _loses(dtype: rt.lowlevel.DType, wanted: DType) -> bool:
+    """Returns True if Python numbers would be cut to fit; an array of numpy's is cast as TensorFlow casts it."""
+    fraction = wanted.is_integer and dtype.kind in "fc"
+    return fraction or wanted.is_bool and dtype.kind != "b"

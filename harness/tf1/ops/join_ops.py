@@ -70,10 +70,10 @@ def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Te
 def _unstack_op(
     value: Array, axis: Static, count: Static, name: str | None = None
 ) -> tuple[Array, ...]:
-    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _count(count))
+    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _numbers_below(count))
 
 
-def _count(number: int) -> list[int]:
+def _numbers_below(number: int) -> list[int]:
     numbers: list[int] = np.arange(number).tolist()
     return numbers
 
@@ -118,24 +118,11 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """Splits by ``(value, num_or_size_splits, axis=0, name)``, or before 1.0 ``(split_dim, num_split, value, name)``.
 
     Sizes must add up to the size of the axis.
-
-    Args:
-        *args: as above.
-        **kwargs: as above; ``num`` is accepted and not needed.
-
-    Returns:
-        A list of tensors: that many of one size, or of the sizes given.
     """
-    old = (
-        "split_dim" in kwargs
-        or "num_split" in kwargs
-        or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
-    )
-    order = (
-        ("split_dim", "num_split", "value", "name")
-        if old
-        else ("value", "num_or_size_splits", "axis", "num", "name")
-    )
+    swapped = len(args) > 2 and _is_whole(args[0]) and not _is_whole(args[2])
+    old = "split_dim" in kwargs or "num_split" in kwargs or swapped
+    order = ["split_dim", "num_split", "value", "name"]
+    order = order if old else ["value", "num_or_size_splits", "axis", "num", "name"]
     given = dict(zip(order, args, strict=False)) | kwargs
     unknown = set(given) - set(order)
     if unknown or len(args) > len(order):
@@ -143,14 +130,12 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
             f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}"
         )
     axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
-    parts = static_number(
-        given["num_split" if old else "num_or_size_splits"], "split: the number of parts"
-    )
-    value, total = given["value"], None
-    at: int | list[int] = parts
+    wanted = given["num_split" if old else "num_or_size_splits"]
+    parts = static_number(wanted, "split: the number of parts")
+    value, at, total = given["value"], parts, None
     if isinstance(parts, list):
         value = as_tensor(value)
-        sizes = _sizes(parts, value, axis)
+        sizes = _find_sizes(parts, value, axis)
         at, total = np.cumsum(sizes)[:-1].tolist(), sum(sizes)
         value = _of_size(value, axis, total)
     return list(_split_op(value, at, axis, total, given.get("name")))
@@ -162,11 +147,11 @@ def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     return split(*args, **kwargs)
 
 
-def _whole(value: rt.TensorLike) -> bool:
+def _is_whole(value: rt.TensorLike) -> bool:
     return isinstance(value, int | np.integer)
 
 
-def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
+def _find_sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
     total = None if value.shape is None else value.shape[axis]
     if -1 in parts:
         if total is None:
@@ -194,7 +179,7 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
 
 
 @public.op("Tile")
-def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
+def tile(input: Array, multiples: Static, name: str | None = None) -> Array:
     """Calls ``jax.numpy.tile``."""
     if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
         raise ValueError(
@@ -210,7 +195,7 @@ def pad(
     mode: str = "CONSTANT",
     name: str | None = None,
     constant_values: rt.TensorLike = 0,
-) -> Array:  # noqa: E501
+) -> Array:
     """Calls ``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
     shape = jnp.shape(tensor)
@@ -233,43 +218,31 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     return jnp.flip(tensor, tuple(over))
 
 
-@public.add()
+@public.op("ReverseSequence")
 def reverse_sequence(
-    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
-    seq_lengths: rt.TensorLike,
-    seq_axis: int | None = None,
-    batch_axis: int | None = None,
+    input: Array,
+    seq_lengths: Array,
+    seq_axis: object = None,
+    batch_axis: object = None,
     name: str | None = None,
-    seq_dim: int | None = None,
-    batch_dim: int | None = None,
-) -> rt.Tensor:
-    """Reverses the first ``seq_lengths[i]`` elements of row ``i``; the rest stays.
-
-    Raises:
-        ValueError: no axis of the elements.
-    """
-    along, rows = (
-        either(seq_axis=seq_axis, seq_dim=seq_dim),
-        either(batch_axis=batch_axis, batch_dim=batch_dim),
-    )
+    seq_dim: object = None,
+    batch_dim: object = None,
+) -> Array:
+    """Reverses the first ``seq_lengths[i]`` elements of row ``i``; the rest stays."""
+    along = either(seq_axis=seq_axis, seq_dim=seq_dim)
+    rows = either(batch_axis=batch_axis, batch_dim=batch_dim) or 0
     if along is None:
         raise ValueError("reverse_sequence: give seq_axis")
-    return _reverse_sequence(input, seq_lengths, along, rows or 0, name)
-
-
-@op("ReverseSequence")
-def _reverse_sequence(
-    input: Array, lengths: Array, along: object, rows: object, name: str | None = None
-) -> Array:  # noqa: A002
     shape = jnp.shape(input)
     if not isinstance(along, int) or not isinstance(rows, int) or along == rows:
         raise ValueError(f"{along} and {rows} are not two axes")
-    if jnp.shape(lengths) != shape[rows : rows + 1]:
+    if jnp.shape(seq_lengths) != shape[rows : rows + 1]:
         raise ValueError(
-            f"{jnp.shape(lengths)} is not one length for each of the {shape[rows]} rows"
+            f"{jnp.shape(seq_lengths)} is not one length for each of the {shape[rows]} rows"
         )
-    place = jax.lax.broadcasted_iota(jnp.result_type(lengths), shape, along)
-    length = jnp.expand_dims(jnp.asarray(lengths), [i for i in range(len(shape)) if i != rows])
+    place = jax.lax.broadcasted_iota(jnp.result_type(seq_lengths), shape, along)
+    others = [axis for axis in range(len(shape)) if axis != rows]
+    length = jnp.expand_dims(jnp.asarray(seq_lengths), others)
     return jnp.take_along_axis(input, jnp.where(place < length, length - 1 - place, place), along)
 
 
@@ -289,11 +262,8 @@ def gather(
     """Calls ``jax.numpy.take``; a computed index outside gives NaN (integers: their limit).
 
     Strings are picked on the client's host, where such an index is an error.
-
-    Raises:
-        InvalidArgumentError: a literal index lies outside.
     """
-    _whole_numbers(indices, "gather")
+    _check_whole(indices, "gather")
     values = operand(params)
     check_known(indices, axis_size(values, axis, "gather"), "gather")
     if is_tensor(values) and values.dtype == object:
@@ -322,7 +292,7 @@ def _gather_strings(
 
 @op("GatherNd")
 def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Array:
-    params, places = jnp.asarray(params), _places(indices, jnp.shape(params))
+    params, places = jnp.asarray(params), _find_places(indices, jnp.shape(params))
     if not places:
         return jnp.broadcast_to(params, (*jnp.shape(indices)[:-1], *params.shape))
     return params.at[places].get(mode="fill")
@@ -330,19 +300,15 @@ def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Arr
 
 @public.add()
 def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Takes the slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
-
-    Raises:
-        InvalidArgumentError: a literal index lies outside.
-    """
-    _whole_numbers(indices, "gather_nd")
+    """Takes the slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``."""
+    _check_whole(indices, "gather_nd")
     _check_places(indices, operand(params).shape, "gather_nd")
     return _gather_nd_op(params, indices, name)
 
 
 @op("ScatterNd")
 def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Array:
-    places = _places(indices, tuple(shape))
+    places = _find_places(indices, tuple(shape))
     rows = (*jnp.shape(indices)[:-1], *shape[len(places) :])
     if jnp.shape(updates) != rows:
         raise ValueError(f"these indices go with updates of shape {rows}, not {jnp.shape(updates)}")
@@ -353,18 +319,14 @@ def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | No
 def scatter_nd(
     indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None
 ) -> rt.Tensor:
-    """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
-
-    Raises:
-        InvalidArgumentError: a literal index lies outside.
-    """
+    """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside."""
     known = static(shape)
-    _whole_numbers(indices, "scatter_nd")
+    _check_whole(indices, "scatter_nd")
     _check_places(indices, None if isinstance(known, Deferred) else known, "scatter_nd")
     return _scatter_nd_op(indices, updates, shape, name)
 
 
-def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
+def _find_places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
     """Returns an array of places for each axis that the last axis of ``indices`` has a number for."""
     columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
     if len(columns) > len(shape):
@@ -372,15 +334,12 @@ def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
     return tuple(inside(column, size) for column, size in zip(columns, shape, strict=False))
 
 
-def _whole_numbers(indices: rt.TensorLike, what: str) -> None:
-    dtype = (
-        indices.dtype
-        if is_tensor(indices)
-        else to_array(indices).dtype
-        if not isinstance(indices, list)
-        else None
-    )
-    if dtype is not None and dtype.name not in ("int16", "int32", "int64"):
+def _check_whole(indices: rt.TensorLike, what: str) -> None:
+    """Raises TypeError for indices that are no integers; lists are converted, so they pass."""
+    if isinstance(indices, list):
+        return
+    dtype = indices.dtype if is_tensor(indices) else to_array(indices).dtype
+    if dtype.name not in ("int16", "int32", "int64"):
         raise TypeError(
             f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast"
         )
@@ -406,25 +365,22 @@ def where(
             "where(condition) alone has no static shape: use x and y, or fetch and use "
             "numpy.argwhere"
         )
-    mask = jnp.asarray(condition)
+    mask, shape = jnp.asarray(condition), jnp.shape(x)
     if mask.dtype != np.bool_:
         raise WrongType(f"the condition must be bool, not {mask.dtype}")
-    if (
-        jnp.shape(x) != jnp.shape(y)
-        or mask.ndim
-        and mask.shape != jnp.shape(x)[: mask.ndim if mask.ndim == 1 else None]
-    ):
-        raise ValueError(
-            f"these shapes do not go together: {mask.shape}, {jnp.shape(x)}, {jnp.shape(y)}"
-        )
+    # TensorFlow's rule: a vector chooses rows, and nothing else is broadcast.
+    masked = shape[:1] if mask.ndim == 1 else shape
+    if shape != jnp.shape(y) or mask.ndim and mask.shape != masked:
+        raise ValueError(f"these shapes do not go together: {mask.shape}, {shape}, {jnp.shape(y)}")
     if jnp.result_type(x) != jnp.result_type(y):
         raise WrongType(f"x is {jnp.result_type(x)}, and y is {jnp.result_type(y)}")
-    mask = mask.reshape(mask.shape + (1,) * (jnp.ndim(x) - mask.ndim)) if mask.ndim == 1 else mask
+    if mask.ndim == 1:
+        mask = mask.reshape(mask.shape + (1,) * (len(shape) - 1))
     return jnp.where(mask, x, y)
 
 
 @op("TopKV2")
-def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:  # noqa: A002
+def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:
     """Returns the ``k`` largest along the last axis: (values, indices)."""
     return tuple(jax.lax.top_k(input, k))
 
@@ -436,14 +392,10 @@ def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
 
 @public.add()
 def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Calls ``jax.numpy.argsort`` on a permutation, and on anything else that the step computes.
-
-    Raises:
-        InvalidArgumentError: a literal is no permutation.
-    """
-    _whole_numbers(x, "invert_permutation")
+    """Calls ``jax.numpy.argsort`` on a permutation, and on anything else that the step computes."""
+    _check_whole(x, "invert_permutation")
     known = literal(x)
-    if known is not None and sorted(known.tolist()) != _count(known.size):
+    if known is not None and sorted(known.tolist()) != _numbers_below(known.size):
         raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
     return _invert_permutation_op(x, name)
 

@@ -2,15 +2,17 @@
 
 The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one,
 ``Arrays`` a list of these, ``Static`` a value that XLA needs before the step runs (shape, axis),
-``Type`` a data type; ``Array | float`` counts as ``Array``. Others are passed on.
+``Type`` a data type, ``Seed`` the seed of a random key; ``Array | float`` counts as ``Array``.
+Others are passed on.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, TypeVar, overload
 
 import jax
@@ -28,6 +30,7 @@ Array = jax.Array
 Arrays = Sequence[jax.Array]
 Static = Any
 Type = DTypeLike
+Seed = Any
 
 Function = Callable[..., Any]
 _Defined = TypeVar("_Defined", bound=Callable[..., Any])
@@ -48,18 +51,6 @@ def constant(
     """Makes a literal.
 
     A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
-
-    Args:
-        value: anything numpy makes an array of.
-        dtype: wanted dtype.
-        shape: shape to give it; a value with too few elements is filled up with its last one, as in
-            TensorFlow.
-        name: operation name.
-        verify_shape: insist that the value has ``shape``.
-
-    Raises:
-        ValueError: the value has more elements than ``shape``.
-        TypeError: it has not that shape, and ``verify_shape`` is set.
     """
     if is_tensor(value):
         return value
@@ -76,8 +67,8 @@ def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.l
     size = int(np.prod(shape))
     if array.size > size or not array.size and size:
         raise ValueError(f"{name}: {array.size} elements do not fit the shape {shape}")
-    flat = np.concatenate([array.ravel(), np.repeat(array.ravel()[-1:], size - array.size)])
-    return flat.reshape(shape)
+    # TensorFlow's rule: the last element of a short value fills the rest of the shape.
+    return np.pad(array.ravel(), (0, size - array.size), "edge").reshape(shape)
 
 
 def operand(value: Any) -> Any:
@@ -85,7 +76,7 @@ def operand(value: Any) -> Any:
     if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
         return value
     if holds_tensors(value):
-        return rt.call(_stack, [operand(v) for v in value], name="packed")
+        return rt.call(_stack_arrays, [operand(v) for v in value], name="packed")
     array = to_array(value)
     if array.dtype.kind in "SUO" or array.dtype.itemsize == 8 and array.dtype.kind in "iuf":
         return constant(array)  # as a tensor it keeps its width
@@ -103,15 +94,12 @@ def either(**given: Static) -> Static:
     return found[0] if found else None
 
 
-def _flat(value: Iterable[Any]) -> list[Any]:
-    return [
-        leaf
-        for item in value
-        for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])
-    ]
+def _flatten(value: Iterable[Any]) -> Iterator[Any]:
+    for item in value:
+        yield from _flatten(item) if isinstance(item, list | tuple) else [item]
 
 
-def _stack(items: Any) -> Any:
+def _stack_arrays(items: Any) -> Any:
     return jnp.stack([jnp.asarray(i) for i in items])
 
 
@@ -128,17 +116,15 @@ class Lift(Protocol):
 
 
 def op(kind: str, takes: str = "") -> Lift:
-    """Lifts a JAX function.
+    """Lifts a JAX function; see ``make``."""
+    return lambda fn: make(kind, fn, inspect.signature(fn), takes=takes)
 
-    Args:
-        kind: TensorFlow's type of the operation, and its name when the caller gives none.
-        takes: see ``make``.
-    """
 
-    def decorate(fn: Function) -> Function:
-        return make(kind, fn, inspect.signature(fn), takes=takes)
-
-    return decorate
+def named(fn: _Defined, name: str, doc: str | None) -> _Defined:
+    """Gives a function that another one has made its name and its docstring."""
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = doc
+    return fn
 
 
 class Public:
@@ -156,8 +142,8 @@ class Public:
         """Lifts a JAX function as ``op`` does, and adds the result under ``names``, or under the function's own."""
 
         def decorate(fn: Function) -> Function:
-            fn.__name__ = fn.__qualname__ = names[0] if names else fn.__name__
-            return self.add(*(names or (fn.__name__,)))(op(kind, takes)(fn))
+            shown = names or (fn.__name__,)
+            return self.add(*shown)(op(kind, takes)(named(fn, shown[0], fn.__doc__)))
 
         return decorate
 
@@ -170,6 +156,19 @@ class Public:
 
         return decorate
 
+    def define(self, name: str, fn: Function, doc: str) -> None:
+        """Adds a function that another one has made, with its docstring."""
+        self.add(name)(named(fn, name, doc))
+
+    def rows(self, table: Mapping[str, tuple[str, Function, str]], parameters: str) -> None:
+        """Adds a function for each row: its name, TensorFlow's type of it, the function of arrays, its dtypes."""
+        self.update(
+            {
+                n: from_table(kind, fn, parameters, n, takes)
+                for n, (kind, fn, takes) in table.items()
+            }
+        )
+
     def update(self, names: Mapping[str, Any]) -> None:
         """Adds several names."""
         add_names(self._namespace, names, self._heading)
@@ -181,7 +180,7 @@ def make(
     """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
 
     Args:
-        kind: TensorFlow's type of the operation.
+        kind: TensorFlow's type of the operation, and its name when the caller gives none.
         fn: the function of arrays.
         signature: the arguments, whose annotations say how each is converted.
         doc: the docstring, by default that of ``fn``.
@@ -199,19 +198,22 @@ def make(
         except TypeError as error:
             raise TypeError(f"{shown}: {error}") from None
         bound.apply_defaults()
-        label = bound.arguments.pop("name", None) or kind
+        arguments = bound.arguments
+        label = arguments.pop("name", None) or kind
+        if takes:
+            arguments |= _of_one_dtype(shown, arguments, kinds, takes)
         tensors: dict[str, Any] = {}
         others: dict[str, Any] = {}
-        arguments = bound.arguments
-        if takes:
-            arguments = arguments | _of_one_dtype(shown, arguments, kinds, takes)
-        with rt.Graph.of(*_flat(arguments.values())).as_default():
+        # Literals must go into the graph of the tensors beside them, which need not be the default.
+        with rt.Graph.of(*_flatten(arguments.values())).as_default():
             for parameter, value in arguments.items():
-                convert = _CONVERT.get(kinds[parameter])
-                if convert is not None:
-                    tensors[parameter] = convert(value)
+                kind_of_argument = kinds[parameter]
+                if kind_of_argument == "Seed":
+                    tensors[parameter] = rt.random_key(value, f"{label}/key")
+                elif kind_of_argument in _CONVERT:
+                    tensors[parameter] = _CONVERT[kind_of_argument](value)
                 else:
-                    others[parameter] = _other(kinds[parameter], value)
+                    others[parameter] = _convert_other(kind_of_argument, value)
             return run(kind, fn, tensors, others, label)
 
     lifted.__signature__ = signature  # type: ignore[attr-defined]
@@ -225,7 +227,7 @@ _CONVERT: Mapping[str, Function] = {
 }
 
 
-def _other(kind: str, value: object) -> Any:
+def _convert_other(kind: str, value: object) -> Any:
     if kind == "Static":
         return static(value)
     if kind == "Type" and value is not None:
@@ -307,27 +309,38 @@ def _shape_on_host(others: Mapping[str, Any]) -> tuple[int | None, ...] | None:
 
 
 def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:
-    """Lifts a JAX function of positional arrays: ``parameters`` are their names, and ``name`` is added as the last."""
-    names = parameters.split()
-    empty = inspect.Parameter.empty
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Array")
-            for n in names
-        ]
-        + [
-            inspect.Parameter(
-                "name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=empty
-            )
-        ]
-    )
+    """Lifts a JAX function of positional arrays.
+
+    Args:
+        kind: see ``make``, as for ``fn`` and ``takes``.
+        fn: see above.
+        parameters: Python's, such as ``"a, perm: Static = None"``: an ``Array`` without an
+            annotation. ``name`` is added as the last one.
+        shown: the name of the function.
+        takes: see above.
+    """
+    signature = _parse_signature(parameters)
 
     def body(**arrays: Any) -> Any:
         return fn(*arrays.values())
 
-    body.__name__ = body.__qualname__ = shown
     ours = fn.__module__.startswith("harness")
-    return make(kind, body, signature, fn.__doc__ if ours else f"``{origin(fn)}``.", takes)
+    doc = fn.__doc__ if ours else f"``{origin(fn)}``."
+    return make(kind, named(body, shown, doc), signature, takes=takes)
+
+
+def _parse_signature(parameters: str) -> inspect.Signature:
+    (row,) = ast.parse(f"def row({parameters}): ...").body
+    assert isinstance(row, ast.FunctionDef)
+    arguments, empty = row.args.args, inspect.Parameter.empty
+    defaults = [ast.literal_eval(value) for value in row.args.defaults]
+    defaults = [empty] * (len(arguments) - len(defaults)) + defaults
+    kinds = [ast.unparse(a.annotation) if a.annotation else "Array" for a in arguments]
+    rows = [*zip((a.arg for a in arguments), defaults, kinds, strict=True), ("name", None, "")]
+    either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature(
+        [inspect.Parameter(n, either_way, default=d, annotation=k) for n, d, k in rows]
+    )
 
 
 def origin(fn: Function) -> str:
@@ -358,32 +371,32 @@ def _of_one_dtype(
     Raises:
         TypeError: two dtypes, or one that ``shown`` does not take.
     """
-    alone = {k: v for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
-    lists = {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
-    each = [(k, v) for k, v in alone.items()] + [
-        (k, v) for k, values in lists.items() for v in values
-    ]
-    lead = next((v.dtype for _, v in each if is_tensor(v)), None)
-    first = lead
-    for parameter, value in each:
-        dtype = _dtype_of(value if lead is None else _become(value, lead), lead)
+    alone = {k: [v] for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
+    found = alone | {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
+    first = lead = next((v.dtype for vs in found.values() for v in vs if is_tensor(v)), None)
+    if lead is not None:
+        found = {k: [_become(v, lead) for v in values] for k, values in found.items()}
+    for parameter, value in ((k, v) for k, values in found.items() for v in values):
+        dtype = _dtype_of(value, lead)
+        # A list of tensors has no dtype yet; its tensors are checked when they are stacked.
         if dtype is None:
-            continue  # a list of tensors: told when it is stacked
+            continue
+        wrong = f"{shown}: {parameter} is {as_dtype(dtype).name}, and "
         if takes != ANY and _kind_of(dtype) not in takes.split():
-            raise TypeError(
-                f"{shown}: {parameter} is {as_dtype(dtype).name}, and it takes {takes}: use tf.cast"
-            )
+            raise TypeError(f"{wrong}it takes {takes}: use tf.cast")
         first = dtype if first is None else first
         if dtype != first:
-            beside = as_dtype(first).name
-            raise TypeError(
-                f"{shown}: {parameter} is {as_dtype(dtype).name}, and beside it is {beside}: use "
-                "tf.cast"
-            )
-    if lead is None:
-        return {}
-    alike: dict[str, object] = {k: _become(v, lead) for k, v in alone.items()}
-    return alike | {k: [_become(v, lead) for v in values] for k, values in lists.items()}
+            raise TypeError(f"{wrong}beside it is {as_dtype(first).name}: use tf.cast")
+    return {k: values[0] if k in alone else values for k, values in found.items()}
+
+
+_HOLDERS = {
+    "bool": ["bool"],
+    "int": ["int", "float", "complex"],
+    "float": ["float", "complex"],
+    "complex": ["complex"],
+}
+"""Kind of a Python number -> kinds of the tensors beside which the number takes their dtype."""
 
 
 def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlevel.DType | None:
@@ -395,15 +408,7 @@ def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlev
     own = to_array(value).dtype
     if lead is None or not isinstance(value, bool | int | float | complex):
         return own
-    order = ["bool", "int", "float", "complex"]
-    mine, beside = _kind_of(own), _kind_of(lead)
-    fits = (
-        mine in order
-        and beside in order
-        and order.index(mine) <= order.index(beside)
-        and (mine == "bool") == (beside == "bool")
-    )
-    return lead if fits else own
+    return lead if _kind_of(lead) in _HOLDERS[_kind_of(own)] else own
 
 
 def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
@@ -426,4 +431,4 @@ def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
 
 def holds_tensors(value: object) -> bool:
     """Returns True for a list, nested or not, with a tensor inside."""
-    return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))
+    return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flatten(value))

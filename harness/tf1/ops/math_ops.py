@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from harness.tf1.ops.lift import (
     Static,
     Type,
     either,
-    from_table,
+    named,
     op,
     operand,
 )
@@ -152,12 +151,10 @@ _BINARY: dict[str, tuple[str, Function, str]] = {
     "truncatemod": ("TruncateMod", jnp.fmod, "int float"),
 }
 
-public.update(
-    {name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()}
-)
-public.update(
-    {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()}
-)
+public.rows(_UNARY, "x")
+public.rows(_BINARY, "x, y")
+public.rows({"imag": ("Imag", jnp.imag, _NUMBER), "real": ("Real", jnp.real, _NUMBER)}, "input")
+public.rows({"scalar_mul": ("Mul", _scaled, _NUMBER)}, "scalar, x")
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -187,30 +184,20 @@ def _same_type(fn: Function) -> Function:
         found: Array = fn(x, axis, keepdims=keepdims)
         return found.astype(jnp.result_type(x))
 
-    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; the dtype stays."
-    return reduce
+    return named(reduce, fn.__name__, f"``jax.numpy.{fn.__name__}``; the dtype stays.")
 
 
-def _extreme(fn: Function, first: Callable[[DTypeLike], int | float]) -> Function:
-    """Returns a reduction to the largest or smallest element; ``first`` of the dtype where there is none."""
+def _extreme(fn: Function, low: bool) -> Function:
+    """Returns a reduction to the smallest or the largest element."""
 
     def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
-        kind = jnp.result_type(x)
         # TensorFlow's maximum of no element is the least number, where JAX raises.
-        more = {"initial": first(kind)} if jnp.size(x) == 0 else {}
+        more = {"initial": _limits(jnp.result_type(x), True)[low]} if jnp.size(x) == 0 else {}
         found: Array = fn(x, axis, keepdims=keepdims, **more)
         return found
 
-    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; of nothing the furthest number the other way."
-    return reduce
-
-
-def _least(dtype: DTypeLike) -> int | float:
-    return -np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).min)  # type: ignore[no-untyped-call]
-
-
-def _most(dtype: DTypeLike) -> int | float:
-    return np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).max)  # type: ignore[no-untyped-call]
+    doc = f"``jax.numpy.{fn.__name__}``; of nothing the furthest number the other way."
+    return named(reduce, fn.__name__, doc)
 
 
 def _logsumexp(x: Array, axis: Axes, keepdims: bool) -> Array:
@@ -222,15 +209,15 @@ _REDUCTIONS: dict[str, tuple[str, Function, str]] = {
     "reduce_all": ("All", _same_type(jnp.all), "bool"),
     "reduce_any": ("Any", _same_type(jnp.any), "bool"),
     "reduce_logsumexp": ("ReduceLogSumExp", _logsumexp, "float"),
-    "reduce_max": ("Max", _extreme(jnp.max, _least), "int float"),
+    "reduce_max": ("Max", _extreme(jnp.max, low=False), "int float"),
     "reduce_mean": ("Mean", _mean, _NUMBER),
-    "reduce_min": ("Min", _extreme(jnp.min, _most), "int float"),
+    "reduce_min": ("Min", _extreme(jnp.min, low=True), "int float"),
     "reduce_prod": ("Prod", _same_type(jnp.prod), _NUMBER),
     "reduce_sum": ("Sum", _same_type(jnp.sum), _NUMBER),
 }
 
 
-def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
+def _add_reduction(shown: str, kind: str, fn: Function, takes: str) -> None:
     def reduce(
         input_tensor: Array,
         axis: Static = None,
@@ -242,19 +229,15 @@ def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
         over = either(axis=axis, reduction_indices=reduction_indices)
         return fn(input_tensor, as_axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
 
-    reduce.__name__ = reduce.__qualname__ = shown
-    reduce.__doc__ = (
-        f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
-    )
-    return op(kind, takes)(reduce)
+    doc = f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    public.op(kind, shown, takes=takes)(named(reduce, shown, doc))
 
 
-public.update(
-    {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
-)
+for _shown, _row in _REDUCTIONS.items():
+    _add_reduction(_shown, *_row)
 
 
-@public.op("count_nonzero", takes="int float complex bool")
+@public.op("count_nonzero", takes=_ANY)
 def count_nonzero(
     input_tensor: Array,
     axis: Static = None,
@@ -270,12 +253,12 @@ def count_nonzero(
     return jnp.sum(jnp.asarray(input_tensor) != 0, over, dtype, keepdims=kept)
 
 
-def _place_of(kind: str, *names: str, low: bool) -> None:
-    """Adds ``argmax`` or ``argmin``: NaN is never the place, as every comparison with it is false."""
+def _add_place_of(kind: str, *names: str, low: bool) -> None:
+    """Adds ``argmax`` or ``argmin``."""
     fn = jnp.argmin if low else jnp.argmax
 
     def place(
-        input: Array,  # noqa: A002 - TensorFlow's name
+        input: Array,
         axis: Static = None,
         name: str | None = None,
         dimension: Static = None,
@@ -284,53 +267,47 @@ def _place_of(kind: str, *names: str, low: bool) -> None:
         over = either(axis=axis, dimension=dimension)
         # Every comparison with NaN is false in TensorFlow's kernels, so NaN is never the place.
         if jnp.issubdtype(jnp.result_type(input), np.floating):
-            input = jnp.where(jnp.isnan(input), jnp.inf if low else -jnp.inf, input)  # noqa: A001
+            input = jnp.where(jnp.isnan(input), jnp.inf if low else -jnp.inf, input)
         return fn(input, over or 0).astype(output_type)
 
-    place.__doc__ = f"``jax.numpy.{fn.__name__}`` that passes over NaN, over axis 0 by default; int64 by default."
-    place.__name__ = place.__qualname__ = names[0]
-    public.op(kind, *names, takes="int float bool")(place)
+    doc = f"``jax.numpy.{fn.__name__}`` that passes over NaN, over axis 0 by default; int64 by default."
+    public.op(kind, *names, takes="int float bool")(named(place, names[0], doc))
 
 
-_place_of("ArgMax", "argmax", "arg_max", low=False)
-_place_of("ArgMin", "argmin", "arg_min", low=True)
+_add_place_of("ArgMax", "argmax", "arg_max", low=False)
+_add_place_of("ArgMin", "argmin", "arg_min", low=True)
 
 
-def _cumulate(
-    fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float
-) -> Array:
-    x = jnp.flip(x, axis) if reverse else x
-    if exclusive and x.shape[axis]:
-        rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
-        x = jnp.concatenate(
-            [jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis
-        )
-    x = fn(x, axis)
-    return jnp.flip(x, axis) if reverse else x
+def _cumulate(kind: str, fn: Function, neutral: int, doc: str) -> None:
+    """Adds ``cumsum`` or ``cumprod``; ``neutral`` is the sum or the product of nothing."""
+
+    def cumulate(
+        x: Array,
+        axis: Static = 0,
+        exclusive: bool = False,
+        reverse: bool = False,
+        name: str | None = None,
+    ) -> Array:
+        x = jnp.flip(x, axis) if reverse else jnp.asarray(x)
+        if exclusive and x.shape[axis]:
+            first = jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), neutral)
+            rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+            x = jnp.concatenate([first, rest], axis)
+        x = fn(x, axis)
+        return jnp.flip(x, axis) if reverse else x
+
+    public.op(kind, fn.__name__, takes=_NUMBER)(named(cumulate, fn.__name__, doc))
 
 
-@public.op("Cumsum", "cumsum", takes=_NUMBER)
-def _cumsum(
-    x: Array,
-    axis: Static = 0,
-    exclusive: bool = False,
-    reverse: bool = False,
-    name: str | None = None,
-) -> Array:
-    """Calls ``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
-    return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
-
-
-@public.op("Cumprod", "cumprod", takes=_NUMBER)
-def _cumprod(
-    x: Array,
-    axis: Static = 0,
-    exclusive: bool = False,
-    reverse: bool = False,
-    name: str | None = None,
-) -> Array:
-    """Calls ``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
-    return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
+_cumulate(
+    "Cumsum",
+    jnp.cumsum,
+    0,
+    "Calls ``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end.",
+)
+_cumulate(
+    "Cumprod", jnp.cumprod, 1, "Calls ``jax.numpy.cumprod``, with the arguments of ``cumsum``."
+)
 
 
 # -- types -----------------------------------------------------------------------------------------
@@ -338,11 +315,10 @@ def _cumprod(
 
 @op("Cast")
 def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
+    to_real = not jnp.issubdtype(dtype, np.complexfloating) and dtype != np.bool_
     # JAX warns where a cast drops the imaginary part, which TensorFlow drops silently.
-    real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(
-        dtype, np.complexfloating
-    )
-    return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
+    real = to_real and jnp.issubdtype(jnp.result_type(x), np.complexfloating)
+    return (jnp.real(x) if real else jnp.asarray(x)).astype(dtype)
 
 
 @public.add("cast")
@@ -358,43 +334,49 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Ten
 @public.op("saturate_cast", "saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
     """Converts ``value`` to ``dtype``, limited to the range of ``dtype``."""
-    own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
-    lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
-    if jnp.issubdtype(jnp.result_type(value), np.floating):
-        return jnp.clip(
-            value, *(_towards_zero(x, jnp.result_type(value)) for x in (lowest, highest))
-        ).astype(dtype)
-    return jnp.clip(value, lowest, highest).astype(dtype)
+    own = jnp.result_type(value)
+    (low, high), (least, most) = _limits(own), _limits(dtype)
+    limits = max(low, least), min(high, most)
+    if jnp.issubdtype(own, np.floating):
+        limits = tuple(_towards_zero(limit, own) for limit in limits)
+    return jnp.clip(value, *limits).astype(dtype)
 
 
-def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
-    """Returns the smallest and the largest finite value."""
-    kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
-    whole = jnp.issubdtype(dtype, np.integer)
-    return (int(kind.min), int(kind.max)) if whole else (float(kind.min), float(kind.max))
+def _limits(dtype: DTypeLike, infinite: bool = False) -> tuple[Any, ...]:
+    """Returns the smallest and the largest value: of all finite ones, or of all."""
+    if jnp.issubdtype(dtype, np.integer):
+        whole: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+        return int(whole.min), int(whole.max)
+    finite: Any = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    return (-np.inf, np.inf) if infinite else (float(finite.min), float(finite.max))
 
 
 def _towards_zero(limit: Any, dtype: Any) -> Any:
     """Converts ``limit`` to a floating point dtype; between two of its numbers, to the one nearer to zero."""
     rounded = np.asarray(limit, dtype)
-    if abs(float(rounded)) > abs(limit):
-        rounded = np.nextafter(rounded, np.zeros((), dtype))
-    return rounded
+    return (
+        np.nextafter(rounded, np.zeros((), dtype)) if abs(float(rounded)) > abs(limit) else rounded
+    )
 
 
 @public.op("Bitcast", "bitcast")
-def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
+def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:
     """Calls ``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
 
-def _caster(shown: str, label: str, dtype: str) -> Function:
+def _add_caster(shown: str, label: str, dtype: str) -> None:
     def cast(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
         return _cast(x, dtype, name or label)
 
-    cast.__name__ = cast.__qualname__ = shown
-    cast.__doc__ = f"``tf.cast(x, tf.{dtype})``."
-    return cast
+    public.define(shown, cast, f"``tf.cast(x, tf.{dtype})``.")
+
+
+_add_caster("to_bfloat16", "ToBFloat16", "bfloat16")
+_add_caster("to_double", "ToDouble", "float64")
+_add_caster("to_float", "ToFloat", "float32")
+_add_caster("to_int32", "ToInt32", "int32")
+_add_caster("to_int64", "ToInt64", "int64")
 
 
 # -- matrices --------------------------------------------------------------------------------------
@@ -468,12 +450,7 @@ def confusion_matrix(
     name: str | None = None,
     weights: rt.TensorLike | None = None,
 ) -> rt.Tensor:
-    """Counts how often each class, a row, was taken for each class, a column; a step fails where one is no class.
-
-    Raises:
-        ValueError: no ``num_classes``, and labels or predictions that are not known while the graph
-            is built.
-    """
+    """Counts how often each class, a row, was taken for each class, a column; a step fails where one is no class."""
     if num_classes is None:
         known = [literal(labels), literal(predictions)]
         if any(each is None for each in known):
@@ -481,17 +458,14 @@ def confusion_matrix(
                 "confusion_matrix: give num_classes, on which the shape of the result depends"
             )
         num_classes = max(int(each.max(initial=-1)) for each in known if each is not None) + 1
-    checks = []
+    tf, checks = TABLE["tf"], []
     for what, values in (("labels", labels), ("predictions", predictions)):
-        tf = TABLE["tf"]
         within = tf["logical_and"](tf["greater_equal"](values, 0), tf["less"](values, num_classes))
-        checks.append(
-            rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)])
-        )
+        told = f"{what} are classes in [0, {num_classes}): "
+        checks.append(rt.check(within, told, [operand(values)]))
+    counted = 1 if weights is None else weights
     with rt.control_dependencies(checks):
-        return _confusion(
-            labels, predictions, 1 if weights is None else weights, num_classes, dtype, name
-        )
+        return _confusion(labels, predictions, counted, num_classes, dtype, name)
 
 
 @op("confusion_matrix")
@@ -528,40 +502,44 @@ def _cross(a: Array, b: Array, name: str | None = None) -> Array:
 @public.op("norm", "norm", takes="float complex")
 def _norm(
     tensor: Array,
-    ord: Any = "euclidean",  # noqa: A002
+    ord: Any = "euclidean",
     axis: Static = None,
     keep_dims: bool | None = None,
     name: str | None = None,
     keepdims: bool | None = None,
 ) -> Array:
-    """Computes the norm of vectors or of all elements: "euclidean", inf or a number; of matrices for a pair of axes.
-
-    Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs
-    LAPACK, which a task refuses.
-    """
+    """Computes the norm of vectors or of all elements: "euclidean", inf or a number; of matrices for a pair of axes."""
     x = jnp.asarray(tensor)
+    over = tuple(range(x.ndim)) if axis is None else axis
+    over = tuple(over) if isinstance(over, list | tuple) else (over,)
+    # TensorFlow's rule: the form of ``axis``, not its length, chooses between vectors and matrices.
     pair = isinstance(axis, list | tuple)
-    if pair and (len(axis) != 2 or axis[0] == axis[1]):
-        raise ValueError(
-            f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}"
-        )
-    if pair and ord not in ("euclidean", "fro", 1, np.inf):
-        raise ValueError(
-            f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}"
-        )
-    if not pair and ord != "euclidean" and (not isinstance(ord, int | float) or ord <= 0):
-        raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
-    over = tuple(axis) if pair else tuple(range(x.ndim)) if axis is None else (axis,)
+    _check_norm(ord, over, axis, pair)
     if ord in ("euclidean", "fro", 2):
         found = jnp.sqrt(jnp.sum(x * jnp.conj(x), over, keepdims=True))
-    elif pair:  # the largest sum of a column, or of a row
-        first, second = (over[0], over[1]) if ord == 1 else (over[1], over[0])
+    elif pair:
+        # The norm 1 of a matrix is the largest sum of a column, the norm inf that of a row.
+        first, second = over if ord == 1 else over[::-1]
         found = jnp.max(jnp.sum(jnp.abs(x), first, keepdims=True), second, keepdims=True)
     elif ord == np.inf:
         found = jnp.max(jnp.abs(x), over, keepdims=True)
     else:
         found = jnp.sum(jnp.abs(x) ** ord, over, keepdims=True) ** (1.0 / ord)
     return found if keep_dims or keepdims else jnp.squeeze(found, over)
+
+
+def _check_norm(ord: Any, over: tuple[int, ...], axis: Static, pair: bool) -> None:
+    if pair and (len(over) != 2 or over[0] == over[1]):
+        raise ValueError(
+            f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}"
+        )
+    # The largest singular value (2) of a matrix needs LAPACK, which a task refuses.
+    if pair and ord not in ("euclidean", "fro", 1, np.inf):
+        raise ValueError(
+            f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}"
+        )
+    if not pair and ord != "euclidean" and (not isinstance(ord, int | float) or ord <= 0):
+        raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
 
 
 @public.op("Complex", "complex", takes="float")
@@ -592,31 +570,18 @@ def _unsorted_segment_sum(
     num_segments: rt.TensorLike,
     name: str | None = None,
 ) -> rt.Tensor:
-    """Calls ``jax.ops.segment_sum``; rows with a negative number, or one too large that is computed, are left out.
-
-    Raises:
-        InvalidArgumentError: a literal number is too large.
-    """
+    """Calls ``jax.ops.segment_sum``; rows with a negative number, or one too large that is computed, are left out."""
     if isinstance(num_segments, int | np.integer):
         check_known(segment_ids, int(num_segments), "unsorted_segment_sum", lowest=None)
     return _segment_sum_op(data, segment_ids, num_segments, name)
 
 
-public.update(
-    {
-        "complex_abs": TABLE["tf"]["abs"],
-        "imag": from_table("Imag", jnp.imag, "input", "imag", _NUMBER),
-        "inv": TABLE["tf"]["reciprocal"],
-        "mul": TABLE["tf"]["multiply"],
-        "neg": TABLE["tf"]["negative"],
-        "real": from_table("Real", jnp.real, "input", "real", _NUMBER),
-        "realdiv": TABLE["tf"]["truediv"],
-        "scalar_mul": from_table("Mul", _scaled, "scalar x", "scalar_mul", _NUMBER),
-        "sub": TABLE["tf"]["subtract"],
-        "to_bfloat16": _caster("to_bfloat16", "ToBFloat16", "bfloat16"),
-        "to_double": _caster("to_double", "ToDouble", "float64"),
-        "to_float": _caster("to_float", "ToFloat", "float32"),
-        "to_int32": _caster("to_int32", "ToInt32", "int32"),
-        "to_int64": _caster("to_int64", "ToInt64", "int64"),
-    }
-)
+_OTHER_NAMES = {
+    "complex_abs": "abs",
+    "inv": "reciprocal",
+    "mul": "multiply",
+    "neg": "negative",
+    "realdiv": "truediv",
+    "sub": "subtract",
+}
+public.update({name: TABLE["tf"][same] for name, same in _OTHER_NAMES.items()})

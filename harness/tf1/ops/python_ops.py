@@ -26,14 +26,10 @@ def host_ops(
     name: str | None,
     kind: str,
 ) -> tuple[rt.Tensor, ...]:
-    """Tensors that ``function`` of numpy arrays gives on the client's host, in whatever step needs them.
+    """Adds tensors that ``function`` of numpy arrays gives on the client's host, in whatever step needs them.
 
-    Args:
-        function: gives an array, or what an array is made of, for each output.
-        inputs: what it takes.
-        outputs: static shape and dtype of each output.
-        name: of the operation; ``kind`` by default.
-        kind: TensorFlow's type of the operation.
+    ``outputs`` are the static shape and the dtype of each, ``kind`` TensorFlow's type of the
+    operation.
     """
     tensors = [convert_to_tensor(each) for each in inputs]
     declared = [(None if s is None else tuple(s), as_dtype(d).dtype) for s, d in outputs]
@@ -72,39 +68,22 @@ def each_string(function: Callable[[bytes], object], texts: Array, dtype: object
     return found
 
 
-def _given(value: object, dtype: np.dtype[Any]) -> object:
+def _convert_result(value: object, dtype: np.dtype[Any]) -> object:
     """Converts the result of a Python function as TensorFlow does: Python numbers are 64 bits wide, strings bytes."""
-    array = (
-        np.asarray(value, dtype=object)
-        if dtype.hasobject and not isinstance(value, np.ndarray)
-        else value
-    )
-    array = np.asarray(array)
-    if array.dtype.kind in "SUO":
-        return strings(array.ravel().tolist(), array.shape)
-    return array
+    plain_text = dtype.hasobject and not isinstance(value, np.ndarray)
+    array = np.asarray(value, object if plain_text else None)
+    return strings(array.ravel().tolist(), array.shape) if array.dtype.kind in "SUO" else array
 
 
 @public.add()
 def py_func(
     func: Callable[..., object],
     inp: Sequence[rt.TensorLike],
-    Tout: Any,  # noqa: N803 - TensorFlow's name
+    Tout: Any,
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function of numpy arrays in the process of the session, wherever the other operations run.
-
-    Args:
-        func: gives an array, or a list of them; Python numbers are 64 bits wide, as in TensorFlow.
-        inp: the tensors that it takes.
-        Tout: dtype of what it gives, or a list of dtypes.
-        stateful: not needed: it is called in every step that needs it.
-        name: operation name.
-
-    Returns:
-        A tensor of unknown shape, or a list of them. They have no gradient.
-    """
+    """Calls a Python function of numpy arrays in the process of the session, wherever the other operations run."""
     several = isinstance(Tout, list | tuple)
     types = [as_dtype(t).dtype for t in (Tout if several else [Tout])]
 
@@ -112,16 +91,13 @@ def py_func(
         given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
         if not types and given is None:
             return []
-        parts = (
-            list(given)
-            if isinstance(given, list | tuple) and (several or len(types) != 1)
-            else [given]
-        )
-        return (
-            [_given(part, t) for part, t in zip(parts, types, strict=True)]
-            if len(parts) == len(types)
-            else parts
-        )
+        # A list for a single dtype is one array.
+        listed = several or len(types) != 1
+        parts = list(given) if listed and isinstance(given, list | tuple) else [given]
+        # A wrong number of results is refused, with the numbers, where they leave the function.
+        if len(parts) != len(types):
+            return parts
+        return [_convert_result(part, t) for part, t in zip(parts, types, strict=True)]
 
     found = python_call(
         lambda session, arrays: call(*arrays),

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import runtime as rt
+
+
+def _arithmetic(fn: Callable[[int, int], int]) -> Callable[[Dimension, Any], Dimension]:
+    def compute(left: Dimension, other: Any) -> Dimension:
+        right = Dimension(other).value
+        return Dimension(None if left.value is None or right is None else fn(left.value, right))
+
+    return compute
 
 
 class Dimension:
@@ -30,26 +39,10 @@ class Dimension:
 
     __index__ = __int__
 
-    def _with(self, other: Any, fn: Any) -> Dimension:
-        right = Dimension(other).value
-        return Dimension(None if self.value is None or right is None else fn(self.value, right))
-
-    def __add__(self, other: Any) -> Dimension:
-        return self._with(other, lambda a, b: a + b)
-
-    def __sub__(self, other: Any) -> Dimension:
-        return self._with(other, lambda a, b: a - b)
-
-    def __mul__(self, other: Any) -> Dimension:
-        return self._with(other, lambda a, b: a * b)
-
-    def __floordiv__(self, other: Any) -> Dimension:
-        return self._with(other, lambda a, b: a // b)
-
-    def __mod__(self, other: Any) -> Dimension:
-        return self._with(other, lambda a, b: a % b)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = _arithmetic(operator.add)
+    __mul__ = __rmul__ = _arithmetic(operator.mul)
+    __sub__, __floordiv__ = _arithmetic(operator.sub), _arithmetic(operator.floordiv)
+    __mod__ = _arithmetic(operator.mod)
 
     def __eq__(self, other: object) -> Any:
         if other is None or isinstance(other, int | Dimension):
@@ -99,10 +92,7 @@ class TensorShape:
 
     def num_elements(self) -> int | None:
         """Returns the product of all sizes, None when one is unknown."""
-        sizes = None if self.dims is None else [d.value for d in self.dims]
-        return (
-            None if sizes is None or None in sizes else math.prod(s for s in sizes if s is not None)
-        )
+        return math.prod(map(int, self._known())) if self.is_fully_defined() else None
 
     def is_fully_defined(self) -> bool:
         """Returns True if all sizes are known."""
@@ -173,12 +163,13 @@ class TensorShape:
     def __eq__(self, other: object) -> bool:
         if other is not None and not isinstance(other, TensorShape | Iterable):
             return NotImplemented
-        right = TensorShape(other)
-        left_sizes = None if self.dims is None else self.as_list()
-        return left_sizes == (None if right.dims is None else right.as_list())
+        return self._sizes() == TensorShape(other)._sizes()
 
     def __hash__(self) -> int:
-        return hash(None if self.dims is None else tuple(self.as_list()))
+        return hash(self._sizes())
+
+    def _sizes(self) -> tuple[int | None, ...] | None:
+        return None if self.dims is None else tuple(self.as_list())
 
     def __repr__(self) -> str:
         return f"TensorShape({None if self.dims is None else self.dims!r})"

@@ -34,9 +34,8 @@ def _slice_op(input_: Array, begin: Static, size: Static, name: str | None = Non
 
 @op("strided_slice")
 def _by_places(input_: Array, places: Static, name: str | None = None) -> Array:
-    return jnp.asarray(input_)[
-        tuple(builtins.slice(*place) if isinstance(place, list) else place for place in places)
-    ]
+    picked = (builtins.slice(*p) if isinstance(p, list) else p for p in places)
+    return jnp.asarray(input_)[tuple(picked)]
 
 
 @op("StridedSlice")
@@ -44,9 +43,8 @@ def _strided_op(
     input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None
 ) -> Array:
     steps = strides or [1] * len(begin)
-    return jnp.asarray(input_)[
-        tuple(builtins.slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))
-    ]
+    picked = (builtins.slice(*ends) for ends in zip(begin, end, steps, strict=True))
+    return jnp.asarray(input_)[tuple(picked)]
 
 
 @op("strided_slice")
@@ -77,63 +75,46 @@ def _is_computed(place: object) -> TypeGuard[rt.Tensor | rt.Variable]:
 def _size_unknown(what: str) -> rt.InvalidArgumentError:
     return rt.InvalidArgumentError(
         f"{what}: the size of the result depends on a value, and XLA needs it before the step: "
-        "give tf.slice a size in "
-        "numbers, or an end that is a fixed number behind the beginning; tf.where leaves elements "
-        "out of a sum"
+        "give tf.slice a size in numbers, or an end that is a fixed number behind the beginning; "
+        "tf.where leaves elements out of a sum"
     )
 
 
 @public.add()
-def slice(  # noqa: A001
+def slice(
     input_: rt.TensorLike, begin: rt.TensorLike, size: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
     """Takes ``size`` elements from ``begin`` on along each axis; -1 for all that is left.
 
-    Args:
-        input_: a tensor.
-        begin: a vector, or a list of numbers and scalars, which may be computed.
-        size: a vector that is known before the step.
-        name: operation name.
-
-    Raises:
-        InvalidArgumentError: a size depends on a value.
+    ``begin`` may be computed in the step; ``size`` is known before it, because XLA needs it.
     """
     firsts, sizes = _parts(begin), _parts(size)
     if _are_numbers_of_strings(input_, firsts, sizes):
         return _slice_strings(convert_to_tensor(input_), firsts, sizes, name)
     if any(map(_is_computed, sizes)):
         raise _size_unknown("tf.slice")
-    if not any(map(_is_computed, firsts)):
+    moved = [axis for axis, b in enumerate(firsts) if _is_computed(b)]
+    if not moved:
         return _slice_op(input_, begin, size, name)
     if len(firsts) != len(sizes):
         raise ValueError(f"tf.slice: {len(firsts)} places, but {len(sizes)} sizes")
-    rests = [
-        axis
-        for axis, (b, s) in enumerate(zip(firsts, sizes, strict=True))
-        if _is_computed(b) and _is_rest(s)
-    ]
-    if rests:
+    if any(_is_rest(sizes[axis]) for axis in moved):
         raise _size_unknown("tf.slice")
-    moved = [axis for axis, b in enumerate(firsts) if _is_computed(b)]
-    numbers = [
-        [0 if axis in moved else b for axis, b in enumerate(firsts)],
-        [-1 if a in moved else s for a, s in enumerate(sizes)],
-    ]
+    cut = input_
     # Axes with numbers are cut first: the dynamic slice then moves less.
-    cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
-    return _computed(
-        cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice"
-    )
+    if len(moved) < len(firsts):
+        numbers = [0 if axis in moved else b for axis, b in enumerate(firsts)]
+        cut = _slice_op(
+            input_, numbers, [-1 if axis in moved else s for axis, s in enumerate(sizes)]
+        )
+    starts, lengths = [firsts[axis] for axis in moved], [sizes[axis] for axis in moved]
+    return _computed(cut, starts, moved, lengths, name or "Slice")
 
 
 def _are_numbers_of_strings(input_: rt.TensorLike, *vectors: Sequence[object]) -> bool:
     """Returns True for a string tensor, or a list of strings, and places that are numbers."""
-    strings_in = (
-        convert_to_tensor(input_).dtype.hasobject
-        if not is_tensor(input_)
-        else input_.dtype.hasobject
-    )
-    return strings_in and not any(is_tensor(place) for vector in vectors for place in vector)
+    dtype = input_.dtype if is_tensor(input_) else convert_to_tensor(input_).dtype
+    return dtype.hasobject and not any(is_tensor(place) for vector in vectors for place in vector)
 
 
 def _is_rest(size: rt.TensorLike) -> bool:
@@ -158,11 +139,7 @@ def strided_slice(
     strides: rt.TensorLike | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """Takes ``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python.
-
-    Raises:
-        InvalidArgumentError: the size depends on a value.
-    """
+    """Takes ``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python."""
     firsts, ends = _parts(begin), _parts(end)
     steps = [1] * len(firsts) if strides is None else _parts(strides)
     of_strings = _are_numbers_of_strings(input_, firsts, ends, steps)
@@ -181,49 +158,50 @@ def strided_slice(
     return _cut(rt.as_tensor(input_), places, name)
 
 
+_ALL = [None, None, None]
+"""Start, stop and step of a whole axis."""
+
+
+def _as_list(place: object) -> object:
+    """Returns a slice as a list, in which tensors of shapes are found while the step is traced."""
+    if isinstance(place, builtins.slice):
+        return [place.start, place.stop, place.step]
+    return place
+
+
+def _find_window(place: Any) -> tuple[Any, int, object] | None:
+    """Returns the beginning and the size of a computed place, and what to take of these elements."""
+    if _is_computed(place):
+        return place, 1, 0
+    ends = (place.start, place.stop) if isinstance(place, builtins.slice) else ()
+    if not any(map(_is_computed, ends)):
+        return None
+    first = 0 if place.start is None else place.start
+    known = place.stop is not None and place.step in (None, 1)
+    size = distance(first, place.stop) if known else None
+    if size is None:
+        raise _size_unknown("x[a:b]")
+    return first, max(size, 0), _ALL
+
+
 def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -> rt.Tensor:
     """Takes ``tensor[places]``, where some place is computed."""
     taken = sum(place is not None and place is not ... for place in places)
-    starts: list[object] = []
-    axes: list[int] = []
-    sizes: list[int] = []
+    starts, axes, sizes = list[object](), list[int](), list[int]()
     left: list[object] = []
-    axis, behind = 0, False
+    axis = 0
     for place in places:
-        if isinstance(place, builtins.slice) and (
-            _is_computed(place.start) or _is_computed(place.stop)
-        ):
-            first = 0 if place.start is None else place.start
-            size = (
-                None
-                if place.stop is None or place.step not in (None, 1)
-                else distance(first, place.stop)
-            )
-            if size is None:
-                raise _size_unknown("x[a:b]")
-            starts, axes, sizes = (
-                [*starts, first],
-                [*axes, axis - taken if behind else axis],
-                [*sizes, max(size, 0)],
-            )
-            left.append([None, None, None])
-        elif _is_computed(place):
-            starts, axes, sizes = (
-                [*starts, place],
-                [*axes, axis - taken if behind else axis],
-                [*sizes, 1],
-            )
-            left.append(0)
-        else:
-            left.append(
-                [place.start, place.stop, place.step]
-                if isinstance(place, builtins.slice)
-                else place
-            )
-        behind = behind or place is ...
-        axis += place is not None and place is not ...
+        window = _find_window(place)
+        if window is not None:
+            starts.append(window[0])
+            axes.append(axis)
+            sizes.append(window[1])
+        left.append(_as_list(place) if window is None else window[2])
+        # The number of axes that an ellipsis stands for is unknown, so those behind it are counted
+        # from the end.
+        axis += -taken if place is ... else place is not None
     cut: rt.Tensor = _computed(tensor, starts, axes, sizes, name)
-    if all(place == [None, None, None] for place in left):
+    if all(place == _ALL for place in left):
         return cut
     rest: rt.Tensor = _by_places(cut, left)
     return rest
@@ -232,12 +210,7 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
 def _slice_strings(
     tensor: rt.Tensor, firsts: Sequence[Any], sizes: Sequence[Any], name: str | None
 ) -> rt.Tensor:
-    """Takes ``tf.slice`` of a string tensor, by numbers.
-
-    Raises:
-        InvalidArgumentError: an element of the slice is not in the tensor; in the step where the
-            shape is not known before.
-    """
+    """Takes ``tf.slice`` of a string tensor, by numbers."""
 
     def cut(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
         if not len(firsts) == len(sizes) == array.ndim or not all(
@@ -286,6 +259,4 @@ def pick_item(tensor: Any, item: object) -> rt.Tensor:
         return picked
     if any(map(_is_computed, ends)):
         return _cut(rt.as_tensor(tensor), places)
-    return _by_places(
-        tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places]
-    )
+    return _by_places(tensor, [_as_list(place) for place in places])

@@ -22,13 +22,7 @@ public = Public("tf", "Examples, text and sparse tensors")
 
 @public.add()
 class SparseTensorValue(NamedTuple):
-    """The value of a sparse tensor that was fetched.
-
-    Attributes:
-        indices: int64[n, rank].
-        values: [n].
-        dense_shape: int64[rank].
-    """
+    """The value of a sparse tensor that was fetched: int64[n, rank], [n] and int64[rank]."""
 
     indices: HostArray
     values: HostArray
@@ -37,13 +31,7 @@ class SparseTensorValue(NamedTuple):
 
 @public.add()
 class SparseTensor:
-    """A tensor that is zero but for some values.
-
-    Args:
-        indices: where they are, int64[n, rank].
-        values: [n].
-        dense_shape: int64[rank].
-    """
+    """A tensor that is zero but for some values."""
 
     def __init__(
         self, indices: rt.TensorLike, values: rt.TensorLike, dense_shape: rt.TensorLike
@@ -81,16 +69,15 @@ class SparseTensor:
         return self.shape
 
 
-def _fetched(_: object, parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], rt.Tensor):
-        return SparseTensor(*parts)
-    return SparseTensorValue(*parts)
+def _join_parts(_: object, parts: Sequence[Any]) -> Any:
+    # The leaves are arrays when the session puts a fetched value together.
+    return (SparseTensor if isinstance(parts[0], rt.Tensor) else SparseTensorValue)(*parts)
 
 
 jax.tree_util.register_pytree_node(
     SparseTensor,
     lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None),
-    _fetched,
+    _join_parts,
 )
 
 
@@ -98,22 +85,18 @@ def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
     """Returns the indices, values and dense shape of a sparse matrix with these rows."""
     places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     values = np.concatenate([np.empty(0, dtype), *rows])
-    longest = max((len(row) for row in rows), default=0)
-    return [
-        np.array(places, np.int64).reshape(-1, 2),
-        values,
-        np.array([len(rows), longest], np.int64),
-    ]
+    longest = max(map(len, rows), default=0)
+    shape = np.array([len(rows), longest], np.int64)
+    return [np.array(places, np.int64).reshape(-1, 2), values, shape]
 
 
 def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: object) -> HostArray:
     """Returns the dense array. Raises InvalidArgumentError for an index beyond the shape."""
     dense = np.full(tuple(int(n) for n in shape), default, values.dtype)
-    for place in indices:
-        if (place < 0).any() or (place >= shape).any():
-            raise rt.InvalidArgumentError(
-                f"Indices are not valid (out of bounds).  Shape: {shape.tolist()}"
-            )
+    if ((indices < 0) | (indices >= shape)).any():
+        raise rt.InvalidArgumentError(
+            f"Indices are not valid (out of bounds).  Shape: {shape.tolist()}"
+        )
     dense[tuple(indices.T)] = values
     return dense
 
@@ -146,16 +129,7 @@ def _sparse_to_dense(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Array:
-    """Makes a dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out.
-
-    Args:
-        sparse_indices: [n, rank], [n] for a vector, or one number.
-        output_shape: [rank].
-        sparse_values: [n], or one for all.
-        default_value: of the rest.
-        validate_indices: without an effect.
-        name: operation name.
-    """
+    """Makes a dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out."""
     values = jnp.asarray(sparse_values)
     places = jnp.asarray(sparse_indices)
     places = places.reshape(-1, 1) if places.ndim < 2 else places

@@ -25,17 +25,12 @@ Values = Any
 
 @public.add()
 def decode_raw(
-    bytes: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    bytes: rt.TensorLike,
     out_type: DTypeLike,
     little_endian: bool = True,
     name: str | None = None,
 ) -> rt.Tensor:
-    """Decodes the numbers that strings of bytes hold, in a last dimension of unknown size.
-
-    Raises:
-        InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in
-            each string.
-    """
+    """Decodes the numbers that strings of bytes hold, in a last dimension of unknown size."""
     dtype = as_dtype(out_type).dtype
     texts = convert_to_tensor(bytes)
     order = dtype.newbyteorder("<" if little_endian else ">")
@@ -98,22 +93,7 @@ def decode_csv(
     na_value: str = "",
     select_cols: Sequence[int] | None = None,
 ) -> list[rt.Tensor]:
-    """Decodes the columns of lines of text.
-
-    Args:
-        records: lines, of any shape; so is each column.
-        record_defaults: for each column [value], whose dtype it has; [] of a dtype where it must be
-            there.
-        field_delim: between two fields.
-        use_quote_delim: quotation marks hold a field together.
-        name: operation name.
-        na_value: what stands for no value.
-        select_cols: the columns that are wanted; all by default.
-
-    Raises:
-        InvalidArgumentError: in the step, a line has another number of fields, or one that is no
-            number.
-    """
+    """Decodes the columns of lines of text."""
     lines = convert_to_tensor(records)
     defaults = [_default_of_column(each) for each in record_defaults]
     wanted = None if select_cols is None else list(select_cols)
@@ -143,11 +123,7 @@ def decode_csv(
 def string_to_number(
     string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
 ) -> rt.Tensor:
-    """Parses the numbers that are written in strings.
-
-    Raises:
-        InvalidArgumentError: in the step, one is no number.
-    """
+    """Parses the numbers that are written in strings."""
     texts = convert_to_tensor(string_tensor)
     dtype = as_dtype(out_type).dtype
     wrong = "StringToNumberOp could not correctly convert string"
@@ -204,7 +180,7 @@ def string_split(
 
 @public.add()
 def as_string(
-    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    input: rt.TensorLike,
     precision: int = -1,
     scientific: bool = False,
     shortest: bool = False,

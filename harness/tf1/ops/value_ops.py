@@ -14,7 +14,7 @@ public = Public("tf", "Tensors")
 
 
 @public.add()
-def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Returns the same value on the current device."""
     return rt.identity(constant(input), name)
 
@@ -57,7 +57,7 @@ def placeholder(
 @public.add()
 def placeholder_with_default(
     input: rt.TensorLike, shape: ShapeLike, name: str | None = None
-) -> rt.Tensor:  # noqa: A002
+) -> rt.Tensor:
     """Makes a tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
     sizes = TensorShape(static_number(shape, "the shape"))
