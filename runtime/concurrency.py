@@ -45,6 +45,7 @@ __all__ = [
     "call_all",
     "current_thread",
     "every",
+    "holds",
     "in_thread",
     "list_threads",
     "local",
@@ -90,6 +91,16 @@ random_id = secrets.randbits
 # Numbers for pauses and plans, which a seed repeats.
 uniform = random.uniform
 Random = random.Random
+
+
+def holds(condition: Condition) -> bool:
+    """Returns True if the lock of a condition is held, for asserts.
+
+    Of a condition with a re-entrant lock, the calling thread must be the holder.
+    """
+    # The standard library asks its own conditions so, and has no public name for the question.
+    return bool(condition._is_owned())  # type: ignore[attr-defined]
+
 
 _LONGEST_WAIT_SECS = 3600.0
 

@@ -49,12 +49,12 @@ def per_thousand(count: int, base: int) -> float:
 
 
 MOST: list[tuple[str, Callable[[], float], float]] = [
-    ("tokens", lambda: core().tokens, 304_300),
+    ("tokens", lambda: core().tokens, 305_730),
     ("functions over 300 tokens", lambda: len(core().functions_over(tokens=300)), 12),
     ("functions over 15 branches", lambda: len(core().functions_over(branches=15)), 13),
-    ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 11),
+    ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 5),
     ("classes over 20 attributes", lambda: len(core().classes_over(attributes=20)), 3),
-    ("uses of Any", lambda: core().anys, 212),
+    ("uses of Any", lambda: core().anys, 208),
     ("places that start a thread", lambda: core().threads, 19),
     ("docstrings that begin with What", lambda: len(core().questions), 0),
     ("pronouns in 1,000 words", lambda: per_thousand(core().pronouns, core().words), 58),
@@ -80,7 +80,7 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
 LEAST: list[tuple[str, Callable[[], float], float]] = [
     ("docstrings with an example", lambda: core().examples, 130),
     ("comments in 1,000 code lines", lambda: per_thousand(core().comments, core().code_lines), 60),
-    ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 55),
+    ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 69),
     (
         "code blocks in 1,000 words of the pages",
         lambda: per_thousand(style.page_blocks(pages()), style.page_words(pages())),

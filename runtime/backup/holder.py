@@ -94,6 +94,7 @@ def chunks(
             size = 0
         messages[-1][name] = entry
         size += entry.nbytes
+    assert sum(map(len, messages)) == len(entries), "an entry is lost, or comes twice"
     return messages
 
 

@@ -20,7 +20,7 @@ missing.
 
 The limits of the solution: the last ``lag`` answered updates are lost with the task. If the task
 and the holder die together, training continues from the checkpoint. The answer of a lane is kept
-for ``LANE_MEMORY_SECS``, and an update that is repeated later may be applied twice.
+for ``times.LANE_MEMORY_SECS``, and an update that is repeated later may be applied twice.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from absl import logging
 
 from runtime import concurrency
+from runtime.backup import times
 from runtime.backup.holder import (
     CHUNK_BYTES,
     REFUSED_PROCESS,
@@ -47,20 +48,9 @@ from runtime.wire.connection import Reply, current_call
 
 DEFAULT_LAG = 100
 """Updates that may be lost by default."""
-SETTLE_SECS = 30.0
-"""Seconds without an answer of the holder after which an order that is not in the backup has failed."""
-LANE_MEMORY_SECS = 600.0
-"""Seconds for which the last answer of an idle lane is kept."""
 _TRIES = 3
-_DRAIN_SECS = 0.05
 _SHARE = 9.0
 """The pause between two sendings without a waiting caller, as a multiple of the last sending's time."""
-_LEAST_SECS, _MOST_SECS = 0.01, 1.0
-"""The shortest and the longest pause, seconds."""
-_FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
-_WAIT_SECS = 1.0
-_CHECK_SECS = 1.0
-"""Seconds between two messages that check the backup at the holder when there is nothing to send."""
 
 Send = Callable[[Header, Sequence[Array]], tuple[Header, Sequence[Array]]]
 """``(header, arrays) -> header, arrays``: sends a message and returns the answer."""
@@ -160,6 +150,7 @@ class ImageSender:
             holder has the image.
         """
         base, known, unusable_because = self._kept or (None, {}, "")
+        assert base is None or base <= version, "the holder has a later image"
         # The references are released as soon as the changed entries are encoded: until then updates
         # copy arrays.
         try:
@@ -295,12 +286,12 @@ class Primary:
             self._urgent += 1
             self._work.notify()
             if self._thread.is_alive():
-                self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS)
+                self._arrived.wait_for(lambda: self._has(self._version), times.CLOSE_SECS)
             if self._is_open:
                 self._state = PrimaryState.CLOSED
             for condition in (self._work, self._arrived, self._resumed):
                 condition.notify_all()
-        self._threads.close(_WAIT_SECS)
+        self._threads.close(times.CLOSE_SECS)
 
     @property
     def _is_open(self) -> bool:
@@ -329,7 +320,7 @@ class Primary:
         # An image must not have half of an update, so updates wait while an image is taken.
         with self._lock:
             while self._paused:
-                self._resumed.wait(_WAIT_SECS)
+                self._resumed.wait(times.WAIT_SECS)
             self._running += 1
         answered = None
         try:
@@ -344,8 +335,7 @@ class Primary:
                     self._answered[client, lane] = answered
                 if self._paused and not self._running:
                     self._work.notify()
-                # A failed call may have changed something before its error, so its reply waits as
-                # well.
+                # A failed call may have changed something before its error, so its reply waits too.
                 self._wait_for(self._version - self.lag)
         return reply
 
@@ -367,6 +357,7 @@ class Primary:
             AbortedError: Another process has taken the place of this process.
             UnavailableError: The version was not in the backup in time, or before the task stopped.
         """
+        assert concurrency.holds(self._arrived)
         if not self._has(version):
             began = concurrency.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
@@ -406,7 +397,7 @@ class Primary:
         """Returns the number of updates outside an image that makes the next image urgent."""
         return max(1, self.lag // 2)
 
-    def settle(self, patience_secs: float = SETTLE_SECS) -> None:
+    def settle(self, patience_secs: float = times.SETTLE_SECS) -> None:
         """Waits until the backup has all updates so far; arguments and errors as of ``_wait_for``."""
         with self._lock:
             self._urgent += 1
@@ -425,6 +416,7 @@ class Primary:
     def inherit(self, answered: Mapping[LaneKey, AnsweredUpdate]) -> None:
         """Takes over the answers of an earlier process of the task."""
         with self._lock:
+            assert not self._version, "this process has updates of its own"
             self._answered.update(answered)
 
     @property
@@ -463,11 +455,11 @@ class Primary:
     # -- the thread that sends --------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = _FIRST_BACKOFF_SECS
+        backoff = times.FIRST_BACKOFF_SECS
         while self._wait_for_work():
             try:
                 self._replicate()
-                backoff = _FIRST_BACKOFF_SECS
+                backoff = times.FIRST_BACKOFF_SECS
                 continue
             except OpError as error:
                 self._note_lost(str(error))
@@ -480,7 +472,7 @@ class Primary:
             with self._lock:
                 self._work.wait_for(lambda: not self._is_open, backoff)
             # A holder that is started again is soon used again, and a dead holder costs no core.
-            backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
+            backoff = min(2 * backoff, times.LAST_BACKOFF_SECS)
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -489,9 +481,12 @@ class Primary:
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
                 pause = (
-                    min(_MOST_SECS, max(_LEAST_SECS, _SHARE * self._sender.last_secs))
+                    min(
+                        times.MOST_PAUSE_SECS,
+                        max(times.LEAST_PAUSE_SECS, _SHARE * self._sender.last_secs),
+                    )
                     if pending
-                    else _CHECK_SECS
+                    else times.CHECK_SECS
                 )
                 left = self._arrived_at + pause - concurrency.monotonic()
                 if left <= 0:
@@ -529,14 +524,14 @@ class Primary:
             try:
                 # Updates that are under way end, and new updates wait meanwhile.
                 drained = self._work.wait_for(
-                    lambda: not self._running or not self._is_open, _DRAIN_SECS
+                    lambda: not self._running or not self._is_open, times.DRAIN_SECS
                 )
                 if drained and self._is_open:
                     # No update is under way, so the version and the references below belong
                     # together.
                     self._taken = self._version
                     # The answer of a lane that was idle for so long is not asked for again.
-                    old = concurrency.monotonic() - LANE_MEMORY_SECS
+                    old = concurrency.monotonic() - times.LANE_MEMORY_SECS
                     self._answered = {key: a for key, a in self._answered.items() if a.at > old}
                     return self._version, self._capture(self._answered)
             finally:
@@ -545,7 +540,7 @@ class Primary:
             if self._is_open:
                 # A call under way may wait for a call that waits here, so the waiting calls run
                 # first.
-                self._work.wait(_LEAST_SECS)
+                self._work.wait(times.LEAST_PAUSE_SECS)
             return None
 
     def _note_arrived(self, version: int, unusable_because: str) -> None:

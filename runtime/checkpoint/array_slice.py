@@ -73,6 +73,7 @@ class ArraySlice:
             yield self
             return
         shape, chunk, offset = self.shape, self.chunk, self.offset
+        assert len(shape) == len(chunk) == len(offset) == len(self.full_shape)
         # Cut along the first axis on which a row is small enough. On the axes before it a block has
         # length 1, so their chunks must have length 1 too, or several blocks would share a chunk.
         axis = 0

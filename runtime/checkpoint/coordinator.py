@@ -133,6 +133,7 @@ class CheckpointCoordinator:
         under: Leaderships,
         when_paused: Callable[[], object],
     ) -> Snapshot:
+        assert _snapshotting.locked()
         job = concurrency.random_id(63) | 1
         tasks = list(held)
         started = concurrency.monotonic()

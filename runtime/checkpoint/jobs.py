@@ -160,6 +160,7 @@ class JobTable:
                     "checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way"
                 )
             assert not job.why and not job.at_work, "a job begins once"
+            assert {len(job.arrays), len(job.incoming)} <= {0, len(job.slices)}
             self._jobs[number] = job
             return job
 
@@ -244,6 +245,7 @@ class JobTable:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
+        assert concurrency.holds(self._changed)
         self._jobs = {
             number: job for number, job in self._jobs.items() if job.at_work or not job.why
         }
@@ -273,5 +275,6 @@ class JobTable:
             for job in self._jobs.values():
                 assert bool(job.why) == job.ended.is_set()
                 assert job.at_work or not job.why, "an ended job keeps its arrays"
+                assert 0 <= job.first <= len(job.slices)
                 # The fence: a late order of a dead chief finds no job.
                 assert job.why or job.sender.leadership == self._served

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.byte_ranges import ByteRange, IncomingArray, bytes_of
 from runtime.checkpoint.jobs import CheckpointJob, JobTable, Sender
 from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.placement import ArrayPlacement, ValueMemory
 from runtime.checkpoint.roots import Roots, file_below
 from runtime.checkpoint.snapshot import VariableSlice, store_name
 from runtime.checkpoint.states import task_states
@@ -40,15 +40,13 @@ from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import Leadership
-from runtime.state.store import Store, Values
+from runtime.state.store import Key, Store
 from runtime.state.write_gate import WriteGate, lapsed
-from runtime.tensor_spec import AnyArray, Array, TensorSpec, aligned_buffer
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 QUIET_SECS = 2.0
 """The longest time that a snapshot waits for stages under way, and for the rest of half-done steps."""
 MAX_ARRAY_BYTES = 2**62
-VALUES_OF_JOBS = 8
-"""Number of saves and restores of which a task remembers the values, to answer the order ``changed``."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
@@ -95,13 +93,12 @@ class CheckpointParticipant:
         self._store = store
         self._task = task
         self._gate = gate
-        self._devices = devices
+        self._placement = ArrayPlacement(task, devices)
         self.jobs = JobTable(task, gate, self._check_leadership, self._limits, connected)
         # Job of the last restore, whose order comes again if the reply was lost.
         self._committed = 0
         self._taking = concurrency.Lock()
-        self._values: OrderedDict[int, Values] = OrderedDict()
-        self._values_lock = concurrency.Lock()
+        self._values = ValueMemory()
         self._cores = cores
         self.roots = roots
         self._table: dict[str, Callable[..., Message | int | None]] = {
@@ -141,18 +138,19 @@ class CheckpointParticipant:
                     "an order about checkpoints that this version does not know"
                 )
             sender = Sender(Leadership.from_proto(order.leadership), order.session)
+            given = getattr(order, name)
             if name not in UNFENCED:
-                self.jobs.serve(
-                    sender.leadership, getattr(getattr(order, name), "job", 0), cancelled
-                )
-            answer = self._table[name](sender, getattr(order, name), cancelled)
+                self.jobs.serve(sender.leadership, getattr(given, "job", 0), cancelled)
+            answer = self._table[name](sender, given, cancelled)
         except OpError as error:
             error.task = error.task or self._task
             raise
         return Reply() if answer is None else Reply(**{name: answer})  # type: ignore[arg-type]
 
     def _check_leadership(self, leadership: Leadership) -> None:
-        self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
+        self._store.run.leader.check(
+            leadership, "save or restore", self._task, deposed=AbortedError
+        )
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
@@ -202,7 +200,6 @@ class CheckpointParticipant:
             return self._take_once(sender, order)
 
     def _take_once(self, sender: Sender, order: Order.Take) -> Reply.Taken:
-        held = False
         try:
             slices = [VariableSlice.from_proto(s) for s in order.slices]
             keys = [s.slot for s in slices]
@@ -217,51 +214,22 @@ class CheckpointParticipant:
         # references.
         if not held:
             raise lapsed(self._task)
-        arrays = []
-        number = 0
-        for index, s in enumerate(slices):
-            value = found[s.slot]
-            if TensorSpec.of(value) != s.spec:
-                raise InvalidArgumentError(
-                    f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph "
-                    f"to be saved has it as {s.spec}",
-                    task=self._task,
-                )
-            # The chief names the checkpoint by the global step of the snapshot, not by a later one.
-            if s.array.key == order.report:
-                number = int(value)
-            if s.spec.is_string:
-                value = string_arrays.encode_strings(value)
-                slices[index] = replace(s, encoded=value.nbytes)
-            arrays.append(value)
+        slices, arrays = _encode_slices(slices, found, self._task)
+        # The chief names the checkpoint by the global step of the snapshot, not by a later one.
+        number = next((int(found[s.slot]) for s in slices if s.array.key == order.report), 0)
         taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays])
         # The job begins with the references, so that a failed snapshot leaves no job.
         self.jobs.begin(order.job, CheckpointJob(sender, slices, arrays, taken=taken))
-        self._note_values(order.job, values)
+        self._values.note(order.job, values)
         return taken
 
-    def _note_values(self, job: int, values: Values) -> None:
-        with self._values_lock:
-            self._values[job] = values
-            while len(self._values) > VALUES_OF_JOBS:
-                self._values.popitem(last=False)
-
     def _obey_changed(self, sender: Sender, order: Order.Changed, cancelled: Cancellation) -> int:
-        with self._values_lock:
-            values = self._values.get(order.job)
-        if values is None:
+        # A variable may be saved under two names.
+        keys = {(s.container, s.name) for s in order.slices}
+        changed = self._values.count_changed(order.job, len(keys), self._store.values(keys))
+        if changed is None:
             raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
-        keys = [(s.container, s.name) for s in order.slices]
-        now = self._store.values(keys)
-        # Values are compared by identity: an update replaces the array, whatever the numbers are.
-        same = [
-            key in values
-            and key in now
-            and (value := values[key]()) is not None
-            and value is now[key]()
-            for key in keys
-        ]
-        return same.count(False)
+        return changed
 
     # -- saving ------------------------------------------------------------------------------------------------
 
@@ -277,7 +245,6 @@ class CheckpointParticipant:
                 _check_chunks(s)
             directory = _directory_to_write(self.roots, order, self._task)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
-
             # A job that ends wakes the writer from a rest.
             pace = Pace(lambda: self._gate.entered, job.ended.wait, self._cores)
 
@@ -314,7 +281,6 @@ class CheckpointParticipant:
             # The same order has come before, and its reply was lost.
             if job.arrays:
                 return
-            read: list[AnyArray] = []
             arrays = storage.read_each(
                 storage.Source(order.directory),
                 [s.stored for s in job.slices],
@@ -323,24 +289,10 @@ class CheckpointParticipant:
             )
             # The next arrays are read while one is placed. A job that ends stops the reading, so
             # there may be fewer.
-            for s, array in zip(job.slices, arrays, strict=False):
-                read.append(self._placed_on_device(s, array))
+            read = list(map(self._placement.place, job.slices, arrays))
             self.jobs.check_alive(job)
+            assert len(read) == len(job.slices), "the reading ended before its job"
             job.arrays = read
-
-    def _placed_on_device(self, s: VariableSlice, array: Array) -> AnyArray:
-        if s.spec.is_string:
-            return string_arrays.decode_strings(array, s.spec.shape)
-        device = self._devices.get((s.device.type, s.device.index))
-        if device is None:
-            raise InvalidArgumentError(
-                f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}",
-                task=self._task,
-            )
-        # Without x64, JAX would narrow arrays of 64 bits.
-        with jax.enable_x64(True):
-            placed: jax.Array = jax.device_put(array, device)
-            return placed.block_until_ready()
 
     def _obey_commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
         # The reply to the first order was lost, and the job has ended with the commit.
@@ -365,7 +317,7 @@ class CheckpointParticipant:
                 # The restore has overwritten the writes of steps that dead workers left half done.
                 self._gate.forget()
                 if order.origin:
-                    self._note_values(order.origin, given)
+                    self._values.note(order.origin, given)
                 self._committed = order.job
                 self.jobs.end([order.job], "it was committed", ordered=True)
         except AbortedError:
@@ -417,7 +369,9 @@ class CheckpointParticipant:
             # slice is on its way.
             whole = job.incoming[byte_range.part].put(byte_range.offset, data)
             if whole is not None:
-                job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
+                job.arrays[byte_range.part] = self._placement.place_bytes(
+                    job.slices[byte_range.part], whole
+                )
 
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[CheckpointJob]:
@@ -440,25 +394,20 @@ class CheckpointParticipant:
     def _obey_receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
         arrays = [
-            None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices
+            None if s.stored.nbytes else self._placement.place_bytes(s, aligned_buffer(0))
+            for s in slices
         ]
         incoming = [IncomingArray(s.stored.nbytes) for s in slices]
         self.jobs.begin(order.job, CheckpointJob(sender, slices, arrays, incoming=incoming))
 
-    def _from_bytes(self, s: VariableSlice, raw: Array) -> AnyArray:
-        return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
-
     def _obey_states(
         self, sender: Sender, order: Order.States, cancelled: Cancellation
     ) -> Reply.States:
-        told = self._store.run.states_of_done().items()
+        run = self._store.run
         # A worker that is done does not answer any more, so the states that it left here ride
         # along.
-        of_done = {
-            f"{task} {name}": state for task, states in told for name, state in states.items()
-        }
         return Reply.States(
-            states=task_states(self._task, self._store.run.environment.address()), of_done=of_done
+            states=task_states(self._task, run.environment.address()), of_done=run.states_of_done()
         )
 
 
@@ -476,6 +425,37 @@ def _recent_steps(gate: WriteGate) -> Reply.Steps:
             for (session, step), writes in gate.recent()
         ]
     )
+
+
+def _encode_slices(
+    slices: Sequence[VariableSlice], found: Mapping[Key, Array], task: str
+) -> tuple[list[VariableSlice], list[Array]]:
+    """Returns slices and their values as they lie on disk, with strings as bytes.
+
+    Args:
+        slices: slices of a snapshot.
+        found: values of the variables.
+        task: this task's name, for the error.
+
+    Raises:
+        InvalidArgumentError: A variable has another shape or dtype than its slice.
+    """
+    encoded, arrays = [], []
+    for s in slices:
+        value = found[s.slot]
+        if TensorSpec.of(value) != s.spec:
+            raise InvalidArgumentError(
+                f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph "
+                f"to be saved has it as {s.spec}",
+                task=task,
+            )
+        if s.spec.is_string:
+            value = string_arrays.encode_strings(value)
+            s = replace(s, encoded=value.nbytes)
+        assert value.nbytes == s.stored.nbytes, "a slice does not have its size"
+        encoded.append(s)
+        arrays.append(value)
+    return encoded, arrays
 
 
 def _directory_to_write(roots: Roots, order: Order.Write, task: str) -> str:

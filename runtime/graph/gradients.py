@@ -234,6 +234,7 @@ def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequenc
 
     def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         inputs, cotangents = list(arrays[:count]), arrays[count:]
+        assert len(cotangents) == len(used), "an output has no cotangent"
 
         def forward(*differentiated: jax.Array) -> tuple[AnyArray, ...]:
             for place, array in zip(needed, differentiated, strict=True):

@@ -88,6 +88,9 @@ class RandomKey(Pure):
     make: ArrayFn
     seeds: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        assert all(0 <= seed < 2**32 for seed in self.seeds), "a key takes words of 32 bits"
+
 
 @dataclass(frozen=True)
 class Read:
@@ -127,6 +130,9 @@ class Deferred(Update):
     attrs: Attrs = field(default_factory=dict)
     kernel_inputs: int = 0
     returns_step: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.kernel and self.variables, "a kernel decides on an update of variables"
 
 
 @dataclass(frozen=True)

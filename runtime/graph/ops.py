@@ -307,6 +307,7 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
     # The operation itself takes and returns flat arrays.
     flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731
     op = pure(flat, tensors, outputs, label, type=kind, wide=bool(wide))
+    assert out_tree.num_leaves == len(op.outputs), "an array of the result is no output"
     return jax.tree.unflatten(out_tree, list(op.outputs))
 
 

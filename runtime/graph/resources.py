@@ -122,6 +122,7 @@ class Queue(_NamedResource):
     ) -> None:
         self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _list_dtypes(dtypes))
         self.shapes: tuple[Shape | None, ...] = _list_shapes(shapes, len(self.dtypes), name)
+        assert len(self.shapes) == len(self.dtypes), "a component has no shape"
         described = {
             "kind": kind,
             "capacity": int(capacity),

@@ -203,6 +203,7 @@ def _trace_sizes(run: _TrialRun) -> list[object]:
         results = run(sizes)
         found += results
         accepted += [sizes] * len(results)
+    assert len(accepted) == len(found), "a result has no sizes"
     if _leaves_size_open(places, accepted):
         found.append(jax.tree.map(_of_unknown_shape, found[0]))
     return found or _trace_fitting(places, run)

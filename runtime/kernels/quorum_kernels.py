@@ -92,7 +92,7 @@ def _read_order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, l
     epoch, owner, *further = (int(i) for i in context.inputs[0])
 
     def check() -> None:
-        run.check(
+        run.leader.check(
             Leadership(epoch, owner),
             "decide on a step",
             context.task,

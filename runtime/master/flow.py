@@ -87,6 +87,7 @@ class _FlowRun:
         for thread in self._threads.values():
             if thread.ident is not None:
                 thread.join()
+        assert all(thread.ended for thread in self._threads.values() if thread.ident is not None)
         os.close(self._woken)
 
     def _begin_ready(self) -> None:
@@ -127,6 +128,7 @@ class _FlowRun:
         self._finish_call(i)
 
     def _finish_call(self, i: int) -> None:
+        assert i not in self._todo, "a call ends before its begin"
         for left in self._todo.values():
             left.discard(i)
         self._watch.count(self._flow[i].part)

@@ -22,7 +22,8 @@ from runtime import concurrency
 from runtime.checkpoint.states import task_states
 from runtime.checkpoint.streaming import ByteStream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
-from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.errors import CancelledError, NotFoundError, UnavailableError
+from runtime.master.cluster_states import ClusterStates
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.exchange import StepRun, Stopwatch, run_phase
@@ -30,7 +31,7 @@ from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
 from runtime.master.prepared import PreparedPlan, register_plan
 from runtime.master.run_orders import choose_receivers, find_holders, send_run_order
-from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, meet_tasks
+from runtime.master.tasks import LocalTask, RemoteTask, Task, meet_tasks
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
@@ -85,7 +86,6 @@ class MasterSession:
         self.id = concurrency.random_id(63) | 1
         self._home = HomeProcess("the session")
         self.options = options
-        self._security = security
         self.foreign = foreign
         self.target = target
         home = cluster.default_task()
@@ -96,8 +96,8 @@ class MasterSession:
         self._ahead: set[Pipeline] = set()
         """The pipelines with a push that was not answered yet, or with parameters for the next step."""
         self._lock = concurrency.Lock()
-        self._addresses = {str(task): address for task, address in cluster.tasks().items()}
         self.tasks: dict[str, Task] = {}
+        self._states = ClusterStates(self.id, cluster, self.tasks, security)
         # The finalizer must not refer to the session, or the session would never be dropped.
         self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
         self._when_dropped = when_dropped(self, self._end)
@@ -279,7 +279,7 @@ class MasterSession:
         """
         if not name:
             self._check_open()
-            return self._collect_states(order, timeout)
+            return self._states.collect(order, timeout)
         task = self._find_task(name)
         # The task gives a job to its session, and ends the job with the session.
         order.session = self.id
@@ -319,60 +319,6 @@ class MasterSession:
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
         return task
-
-    def _collect_states(
-        self, order: services_pb2.CheckpointOrder, timeout: float | None
-    ) -> services_pb2.CheckpointReply:
-        """Returns the states of all tasks.
-
-        A finished task has left its states on the tasks that hold run records.
-        """
-        found = services_pb2.CheckpointReply()
-        alive: dict[str, bytes] = {}
-        keepers = {name for name, _ in find_holders(list(self._addresses.items()))}
-
-        def request_states(name: str) -> services_pb2.CheckpointReply:
-            return self._request_states(name, order, timeout)
-
-        for name, answer in concurrency.call_all(
-            request_states, self._addresses, "states of"
-        ).items():
-            try:
-                given = answer.result().states
-                if name in keepers:
-                    found.states.states.update(given.of_done)
-                alive.update({f"{name} {key}": value for key, value in given.states.items()})
-            except (UnavailableError, TimeoutError):
-                logging.debug("%s does not answer: its state does not go into the checkpoint", name)
-            except OpError as error:
-                logging.info("no state of %s goes into the checkpoint: %s", name, error)
-        # The state of a task that lives is newer than a state left behind.
-        found.states.states.update(alive)
-        return found
-
-    def _request_states(
-        self, name: str, order: services_pb2.CheckpointOrder, timeout: float | None
-    ) -> services_pb2.CheckpointReply:
-        known, address = self.tasks.get(name), self._addresses[name]
-        if known is not None or (local := find_local(address)) is None:
-            task: Task = known or RemoteTask(
-                name, address, self.id, ChannelOptions(), self._security
-            )
-        else:
-            task = LocalTask(name, local)
-        try:
-            copy = services_pb2.CheckpointOrder()
-            copy.CopyFrom(order)
-            # A local task calls functions of the user in this process, and only a thread can bound
-            # their time.
-            if isinstance(task, LocalTask):
-                return concurrency.in_thread(
-                    lambda: task.send_order(copy, timeout), "states"
-                ).result(timeout)
-            return task.send_order(copy, timeout)
-        finally:
-            if known is None and isinstance(task, RemoteTask):
-                task.close(self.id)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
         """Continues under generations that this session's own client has begun.

@@ -78,6 +78,7 @@ class Pipeline:
         step_ids: Iterator[Array],
         closed: Callable[[], bool],
     ) -> None:
+        assert can_pipeline(phases, plan)
         self._pull_phase, self._compute_phase, self._push_phase = phases
         self._plan = plan
         self._session = session
@@ -148,6 +149,7 @@ class Pipeline:
             self._lock.release()
 
     def _drop_pulled(self) -> None:
+        assert self._lock.locked()
         if self._pulled is not None:
             self._pulled[1].give_back()
             self._pulled = None

@@ -87,6 +87,7 @@ def _group_alike(
 
 def _draw_keys(alike: Sequence[Operation], values: dict[Tensor, AnyArray]) -> None:
     bodies = [op.body for op in alike if isinstance(op.body, RandomKey)]
+    assert len(bodies) == len(alike), "an operation of the loop makes no key"
     step = values[alike[0].inputs[0]]
     seeds = jnp.asarray(np.array([body.seeds for body in bodies], np.uint32))
     drawn = jax.lax.map(lambda own: bodies[0].make(own, step), seeds)
@@ -104,6 +105,7 @@ def _draw_values(
     # all.
     inputs = alike[0].inputs
     places = [i for i, tensor in enumerate(inputs) if tensor in made]
+    assert places, "a draw takes a key"
     stacked = [jnp.stack([jnp.asarray(values[op.inputs[i]]) for op in alike]) for i in places]
 
     def draw_one(own: Sequence[jax.Array]) -> Sequence[jax.Array]:

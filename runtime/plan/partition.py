@@ -275,4 +275,5 @@ def _sort_oldest_first(before: Mapping[Operation, Collection[Operation]]) -> lis
             heapq.heappush(ready, (op.id, op))
         ordered.append(heapq.heappop(ready)[1])
         sorter.done(ordered[-1])
+    assert len(ordered) == len(before)
     return ordered

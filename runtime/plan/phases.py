@@ -23,6 +23,7 @@ def group_waves(plan: Plan) -> list[tuple[int, ...]]:
             phases.append([])
         phases[-1].append(wave)
         end = max(end, last[wave])
+    assert [wave for phase in phases for wave in phase] == sorted(last), "a wave is in no phase"
     return [tuple(phase) for phase in phases]
 
 

@@ -158,6 +158,9 @@ class _PlanAssembly:
         outputs = [t for made in self._outputs for t in made]
         self._slots |= {t: slot for slot, t in enumerate(outputs, first)}
         self._size = first + len(outputs)
+        assert len({*outputs}) == len(outputs), "two stages make one tensor"
+        # An alias has no slot of its own.
+        assert all(slot < self._size for slot in self._slots.values())
 
     def make_plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
         """Returns the plan.
@@ -167,13 +170,15 @@ class _PlanAssembly:
         """
         stages = tuple(self._connect_stage(index) for index in range(len(self._partitions)))
         fetch_slots = tuple(self._slots[f] if isinstance(f, Tensor) else -1 for f in self._fetches)
+        assert all(before < i for i, found in enumerate(after) for before in found), (
+            "a stage waits for a later one"
+        )
         return Plan(self._fed, self._constants, stages, fetch_slots, self._size, after)
 
     def _connect_stage(self, index: int) -> StageCall:
         """Lowers a stage, and lays the edges that lead to the stage and away."""
         inputs, outputs = self._inputs[index], self._outputs[index]
         operations = self._partitions[index].operations
-        # All operations of a partition have one device.
         stage = lower_stage(
             StageSource(self._placed[operations[0]], operations, inputs, outputs, self._traced)
         )

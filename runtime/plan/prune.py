@@ -84,6 +84,9 @@ def prune_graph(
             behind[op] = ()
             given.append(op.outputs[0])
         else:
+            assert all(other in waits_for for other in before), (
+                "a step waits for what it does not run"
+            )
             waits_for[op] = before
     return NeededOperations(tuple(waits_for), waits_for, tuple(given), {})
 

@@ -39,6 +39,7 @@ from runtime.trust import diagnosis, roles, security
 from runtime.trust.certificates import Certificates, Credential
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import RefusalLog, Security, call_proof, find_token, observer_key
+from runtime.trust.times import LOOK_SECS
 from runtime.wire import versions
 
 _TASK = "bellwether-task"
@@ -295,7 +296,7 @@ class _ReachDiagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-ar
         unknown = self._channel.certificates is not None or not self._reached
         self._reached = code not in _NO_CONTACT
         if unknown and (waited_in_vain or _has_no_contact(answer)):
-            problem = self._channel.look(diagnosis.LOOK_SECS).problem
+            problem = self._channel.look(LOOK_SECS).problem
             # A call that waits for room ends by its deadline, and may be made again.
             if problem is not None and not (
                 waited_in_vain and isinstance(problem, UnavailableError)

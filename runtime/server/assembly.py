@@ -11,11 +11,12 @@ import resource
 from dataclasses import dataclass
 
 import jax
+from absl import logging
 
 from runtime import concurrency
 from runtime.backup import takeover
 from runtime.backup.holder import BackupHolder
-from runtime.checkpoint.roots import roots_of
+from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
 from runtime.cluster.spec import EVALUATOR, TaskId, split_address
 from runtime.errors import InvalidArgumentError, PermissionDeniedError
 from runtime.limits import Limits
@@ -44,6 +45,19 @@ from runtime.trust.token_files import KEY_BYTES
 from runtime.wire.connection import Reply, ServerContext
 from runtime.wire.listener import TensorServer
 from runtime.wire.reply_cache import LaneTable
+
+_INSECURE = (
+    "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
+)
+_NOT_ENCRYPTED = (
+    "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would "
+    "do both"
+)
+_NO_ROOT = (
+    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read "
+    "that this user may; "
+    f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,22 @@ class TaskCredential:
     def lets_all_in(self) -> bool:
         """True if the task asks for no credential."""
         return self.certificates is None and self.key is None
+
+    def warn_of_strangers(self, task: str, roots: Roots) -> None:
+        """Logs which rules keep no stranger out.
+
+        Args:
+            task: Name of the task.
+            roots: Directories for the checkpoints of the task.
+        """
+        if self.lets_all_in:
+            logging.warning(_INSECURE, task)
+        elif self.certificates is None and not self.is_local:
+            logging.info(_NOT_ENCRYPTED, task)
+        # Without a credential and a root, any host of the network can have any directory of this
+        # user written.
+        if self.lets_all_in and not self.is_local and roots.paths is None:
+            logging.log_first_n(logging.WARNING, _NO_ROOT, 1, task)
 
 
 @dataclass(frozen=True)

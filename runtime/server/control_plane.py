@@ -81,6 +81,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Starts to answer calls. Health checks report "not serving" until `announce`."""
+        assert not self._is_started
         self._is_started = True
         self.grpc.start()
 

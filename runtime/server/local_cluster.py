@@ -91,6 +91,7 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
     # Each try takes new ports, so the port of another process does not come twice.
     for left in reversed(range(_TRIES)):
         hosts = _free_addresses(ps + workers)
+        assert len({*hosts}) == ps + workers, "two tasks have one port"
         cluster = ClusterSpec(
             {job: own for job, own in (("ps", hosts[:ps]), ("worker", hosts[ps:])) if own}
         )

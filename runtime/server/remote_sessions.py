@@ -131,6 +131,7 @@ class RemoteSessions:
             # A master without remote sessions needs no timer.
             if self._watch is None:
                 self._watch = concurrency.every(timeouts.LEASE_LOOK_SECS, self._close_expired)
+            assert not self._watch.stopped, "no timer looks at the leases"
 
     def renewed(self, number: int) -> RemoteSession:
         """Renews the lease of a session, and returns the session.

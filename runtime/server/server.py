@@ -9,9 +9,7 @@ for the end of training.
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +19,6 @@ from runtime import concurrency, retired
 from runtime.backup import takeover
 from runtime.backup.holder import Header, packed_message, read_message
 from runtime.backup.primary import DEFAULT_LAG
-from runtime.checkpoint.roots import ROOT_VARIABLE
 from runtime.cluster.spec import ClusterSpec, split_address
 from runtime.errors import TaskLeftError, UnknownError
 from runtime.limits import Limits
@@ -32,22 +29,9 @@ from runtime.server.options import ServerOptions
 from runtime.server.ports import wait_for_port
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
-from runtime.server.training_end import read_drain_secs
+from runtime.server.training_end import read_drain_secs, started_by_sigterm
 from runtime.state.forks import HomeProcess
 from runtime.trust.security import Security, leave_token, no_handshake, share
-
-_INSECURE = (
-    "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
-)
-_NOT_ENCRYPTED = (
-    "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would "
-    "do both"
-)
-_NO_ROOT = (
-    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read "
-    "that this user may; "
-    f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
-)
 
 
 class Server:
@@ -239,7 +223,9 @@ class Server:
             self._certificate_watch = concurrency.every(
                 times.CERTIFICATE_LOOK_SECS, self._tell_near_end, blocks=True
             )
-        self._warn_of_strangers()
+        self._parts.credential.warn_of_strangers(
+            str(self.task), self.worker.checkpoint_participant.roots
+        )
         logging.info(
             "%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port
         )
@@ -254,19 +240,6 @@ class Server:
         else:
             self._start_tensors()
             self._parts.control.start()
-
-    def _warn_of_strangers(self) -> None:
-        """Logs which rules keep no stranger out."""
-        credential = self._parts.credential
-        if credential.lets_all_in:
-            logging.warning(_INSECURE, self.task)
-        elif self.certificates is None and not credential.is_local:
-            logging.info(_NOT_ENCRYPTED, self.task)
-        # Without a credential and a root, any host of the network can have any directory of this
-        # user written.
-        if credential.lets_all_in and not credential.is_local:
-            if self.worker.checkpoint_participant.roots.paths is None:
-                logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
 
     def _tell_near_end(self) -> None:
         """Warns if the certificate is near its end.
@@ -377,24 +350,12 @@ class Server:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
         """
         drain = read_drain_secs(os.environ) if drain_secs is None else drain_secs
-        if concurrency.current_thread() is concurrency.main_thread():
-            before = signal.getsignal(signal.SIGTERM)
-            # A signal handler interrupts the main thread at any instruction, maybe with a lock
-            # held. So the handler only starts a thread.
-            stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(
-                self._drain_and_stop, drain, name="stop"
-            )
-            # The signal may come twice: from an engine that signals all processes, and from a
-            # launcher.
-            times = itertools.count()
-            signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
-            try:
-                self._wait_over(late_secs)
-            finally:
-                signal.signal(signal.SIGTERM, before)
-            return stop.ident is None or self.worker.store.run.finished_at is not None
-        self._wait_over(late_secs)
-        return True
+        stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(
+            self._drain_and_stop, drain, name="stop"
+        )
+        with started_by_sigterm(stop):
+            self._wait_over(late_secs)
+        return stop.ident is None or self.worker.store.run.finished_at is not None
 
     def _outlast_sessions(self) -> None:
         # A forked child ends without the sessions of its parent.
@@ -419,11 +380,9 @@ class Server:
             raise
 
     def __enter__(self) -> Server:
-        """Returns the server itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the server."""
         self.stop()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from absl import logging
@@ -151,3 +154,26 @@ def read_drain_secs(environ: Mapping[str, str]) -> float:
         return float(text)
     except ValueError:
         raise InvalidArgumentError(f"{DRAIN_VARIABLE}={text!r} is no number of seconds") from None
+
+
+@contextlib.contextmanager
+def started_by_sigterm(thread: concurrency.Thread) -> Iterator[None]:
+    """Starts a thread at the first SIGTERM within the block, if the block runs in the main thread.
+
+    Args:
+        thread: Thread that was not started yet.
+    """
+    # Only the main thread may set the handler of a signal.
+    if concurrency.current_thread() is not concurrency.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    # The signal may come twice: from an engine that signals all processes, and from a launcher.
+    calls = itertools.count()
+    # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the
+    # handler only starts the thread.
+    signal.signal(signal.SIGTERM, lambda *_: None if next(calls) else thread.start())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -124,6 +124,7 @@ class Authority:
                     lead.claim(functools.partial(self._ask_tasks, wanted), lead.tasks),
                     wanted,
                 )
+            assert self._tasks.issuperset(tasks), "a task is ordered without a claim"
             return dict.fromkeys(tasks, self._claimed)
 
     def _ask_tasks(self, tasks: Collection[str], leadership: Leadership) -> dict[str, Leadership]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from runtime import concurrency
 from runtime.limits import Limits
+from runtime.state.leadership import RunState
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,18 @@ class AwaitedTask:
     address: str
     silent_secs: float | None
     limit_secs: float | None
+
+    def is_given_up(self, over_secs: float | None, late_secs: float) -> bool:
+        """Returns True if the wait for the task has ended.
+
+        Args:
+            over_secs: seconds since the end of the run; None before the end.
+            late_secs: seconds after the end in which absent tasks may still come.
+        """
+        # A task that has never come has no silence.
+        if self.silent_secs is None:
+            return over_secs is not None and over_secs >= late_secs
+        return self.limit_secs is not None and self.silent_secs >= self.limit_secs
 
     def __str__(self) -> str:
         """Returns the task and its silence in words, for the log."""
@@ -192,7 +204,7 @@ class Participants:
             if task in missing and part.heard_at is not None
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RunState:
         """Returns the fields for ``take_up``, as JSON can say them."""
         return {
             "joined": {name: [part.address, part.session] for name, part in self.joined.items()},
@@ -207,7 +219,7 @@ class Participants:
             "silence_secs": self.silence_secs,
         }
 
-    def take_up(self, state: Mapping[str, Any], now: float) -> None:
+    def take_up(self, state: RunState, now: float) -> None:
         """Continues from the ``state`` of an earlier process of the task."""
         # A task that was silent then gets its whole time from now on.
         joined = state["joined"].items()

@@ -27,17 +27,16 @@ is never added to restored values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from runtime import concurrency
-from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
+from runtime.errors import InvalidArgumentError, OpError
 from runtime.limits import Limits
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
-from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
+from runtime.state.leadership import MAX_EPOCH, Leader, Leadership, RunState
 from runtime.state.participants import AwaitedTask, Participant, Participants, TaskEnvironment
 from runtime.timeouts import LEASE_SECS
 
@@ -64,7 +63,7 @@ class RunRecord:
         finished_at: ``time.monotonic()`` when the run finished, else None.
         goes_at: ``time.monotonic()`` at which the task stops to serve; None before an order to
             stop.
-        leadership: the leadership in force; ``NOBODY`` without a chief.
+        leader: the leader that the task obeys.
         saved: (container, name) of the global step and the value in the last checkpoint; None
             without a report.
     """
@@ -80,13 +79,11 @@ class RunRecord:
         self.origin = ""
         self.finished_at: float | None = None
         self.goes_at: float | None = None
-        self.leadership = NOBODY
+        self.leader = Leader()
         self.saved: tuple[tuple[str, str], int] | None = None
         self._tasks = Participants(self.environment)
         self._changed = changed
         self._has_values = has_values
-        self._leader_name = ""
-        self._leader_address = ""
         self._logdir = ""
         self._phase = NEW
         self._stop = ""
@@ -132,12 +129,13 @@ class RunRecord:
             self.environment.when_all_done()
 
     def _make_reply(self) -> pb.RunReply:
+        leader = self.leader
         return pb.RunReply(
             address=self.environment.address(),
             phase=pb.RunReply.Phase.Value(self._phase.upper()),
-            leadership=self.leadership.to_proto() if self.leadership else None,
-            leader_name=self._leader_name,
-            leader_address=self._leader_address,
+            leadership=leader.leadership.to_proto() if leader.leadership else None,
+            leader_name=leader.name,
+            leader_address=leader.address,
             generation=self.generation,
             joined=self._tasks.joined,
             addresses={
@@ -175,67 +173,25 @@ class RunRecord:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message, task=task)
 
-    def check(
-        self,
-        leadership: Leadership,
-        what: str,
-        task: str,
-        *,
-        deposed: type[OpError] = PermissionDeniedError,
-        outdated: type[OpError] = AbortedError,
-    ) -> None:
-        """Checks that an order comes under the leadership in force.
-
-        While a caller holds the store's lock, no chief can claim the task between the check and the
-        work.
-
-        Args:
-            leadership: the leadership of the order.
-            what: name of the work, for the error.
-            task: this task's name, for the error.
-            deposed: the error if another chief leads.
-            outdated: the error if no chief leads, as the task was started again, or if the same
-                chief has claimed the task under another epoch.
-        """
-        obeyed = self.leadership
-        if not obeyed:
-            # A chief that takes the lead again learns what is lost.
-            raise outdated(
-                "restarted since a chief took the lead here, its state is gone", task=task
-            )
-        if leadership.owner != obeyed.owner:
-            raise deposed(
-                f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief "
-                "at a time)",
-                task=task,
-            )
-        if leadership != obeyed:
-            raise outdated(
-                f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has "
-                f"claimed the task anew under epoch {obeyed.epoch}",
-                task=task,
-            )
-
-    def states_of_done(self) -> dict[str, dict[str, bytes]]:
-        """Returns the small named states of the tasks that are done, by task."""
+    def states_of_done(self) -> dict[str, bytes]:
+        """Returns the small named states of the tasks that are done, by task and name in one text."""
         with self._changed:
-            return {task: dict(states) for task, states in self._tasks.states.items()}
+            found = self._tasks.states.items()
+            return {f"{task} {name}": s for task, states in found for name, s in states.items()}
 
     @property
     def phase(self) -> str:
         """The phase: ``NEW``, ``LOADING``, ``READY`` or ``FINISHED``."""
         return self._phase
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RunState:
         """Returns the record as JSON, for the next process of the task.
 
         The caller holds the lock.
         """
         return {
             "generation": self.generation,
-            "leadership": [self.leadership.epoch, self.leadership.owner],
-            "leader_name": self._leader_name,
-            "leader_address": self._leader_address,
+            **self.leader.state(),
             "phase": self._phase,
             "logdir": self._logdir,
             **self._tasks.state(),
@@ -243,12 +199,11 @@ class RunRecord:
             "saved": self.saved,
         }
 
-    def take_up(self, state: Mapping[str, Any]) -> None:
+    def take_up(self, state: RunState) -> None:
         """Continues from the ``state`` of an earlier process of the task."""
         with self._changed:
             self.generation = state["generation"]
-            self.leadership = Leadership(*state["leadership"])
-            self._leader_name, self._leader_address = state["leader_name"], state["leader_address"]
+            self.leader.take_up(state)
             self._logdir, self._phase, self._stop = state["logdir"], state["phase"], state["stop"]
             now = concurrency.monotonic()
             self._tasks.take_up(state, now)
@@ -262,12 +217,14 @@ class RunRecord:
         """Asserts the invariants; for tests."""
         with self._changed:
             assert self._phase in (NEW, LOADING, READY, FINISHED)
-            assert self._phase == NEW or self.leadership, "a phase begins by an order of a chief"
+            assert self._phase == NEW or self.leader.leadership, (
+                "a phase begins by an order of a chief"
+            )
             assert (self._phase == FINISHED) == (self.finished_at is not None)
             assert self._phase == FINISHED or self.saved is None, (
                 "the last checkpoint is that of another run"
             )
-            assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
+            assert self.generation >= 0 and 0 <= self.leader.leadership.epoch < MAX_EPOCH
             self._tasks.validate()
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -302,15 +259,8 @@ class RunRecord:
             if not self._tasks.may_go:
                 return False
             awaited = self._tasks.awaited(self._phase == FINISHED)
-            # A task that has never come has no silence. Such a task may come until ``late_secs``
-            # after the end.
             over = None if self.finished_at is None else concurrency.monotonic() - self.finished_at
-        return all(
-            over is not None and over >= late_secs
-            if who.silent_secs is None
-            else who.limit_secs is not None and who.silent_secs >= who.limit_secs
-            for who in awaited
-        )
+        return all(who.is_given_up(over, late_secs) for who in awaited)
 
     def connected(self) -> dict[str, int]:
         """Returns the training sessions that have a connection to this task, by task.
@@ -330,7 +280,7 @@ class RunRecord:
 
     def _check_leader(self, order: pb.RunOrder, task: str) -> None:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
-        self.check(Leadership.from_proto(order.leadership), what, task)
+        self.leader.check(Leadership.from_proto(order.leadership), what, task)
 
     def _wait_until(
         self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation
@@ -346,11 +296,7 @@ class RunRecord:
 
     def _obey_claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
-        _check_claim(wanted, self.leadership, task)
-        # Without the lead the reply names the chief that leads.
-        if wanted.epoch > self.leadership.epoch:
-            self._leader_name, self._leader_address = order.sender, order.address
-            self.leadership = wanted
+        self.leader.claim(wanted, order.sender, order.address, task)
 
     def _obey_load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
@@ -434,7 +380,8 @@ class RunRecord:
 
         def told() -> bool:
             # The chief may claim the task again during its wait, so its epoch does not count.
-            leads = bool(self.leadership) and sender == self.leadership.owner
+            obeyed = self.leader.leadership
+            leads = bool(obeyed) and sender == obeyed.owner
             return bool(self._stop) or (leads and self.goes_at is not None)
 
         self._wait_until(told, order.wait_stop.secs, task, cancelled)
@@ -463,19 +410,6 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
     "stop": RunRecord._stop_training,
     "wait_stop": RunRecord._wait_stop,
 }
-
-
-def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
-    if not wanted or not 0 < wanted.owner < MAX_OWNER:
-        raise InvalidArgumentError(
-            "who takes the lead needs an epoch and a number below 2^63", task=task
-        )
-    if wanted.epoch >= min(MAX_EPOCH, obeyed.epoch + EPOCHS_AT_ONCE):
-        raise InvalidArgumentError(
-            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch "
-            f"{obeyed.epoch}: the next chief's is one more than the largest of its tasks",
-            task=task,
-        )
 
 
 def wait_secs(order: pb.RunOrder) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from runtime.errors import (
 from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
+from runtime.state.leadership import RunState
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.participants import TaskEnvironment
 from runtime.state.run_record import RunRecord
@@ -329,7 +329,7 @@ class Store:
         return taken
 
     @uninterrupted
-    def hold(self) -> tuple[list[tuple[VariableSlot, AnyArray]], dict[str, Any], list[Key]]:
+    def hold(self) -> tuple[list[tuple[VariableSlot, AnyArray]], RunState, list[Key]]:
         """Returns the store as of one instant: references to the values, the run record, names of the resources.
 
         The references count in ``VariableSlot.readers``: pin what is needed, then ``release`` the slots.

@@ -20,6 +20,7 @@ from runtime.expressions.parts import ProgramPart, split
 from runtime.expressions.reader import PART, ExpressionList, jax_settings, read_expressions
 from runtime.plan.evaluator import evaluate
 from runtime.plan.plan import Program, ProgramIdentity
+from runtime.task import times
 from runtime.tensor_spec import TensorSpec
 
 Executable = Callable[..., list[jax.Array]]
@@ -28,11 +29,6 @@ KEPT = 512
 """Executables in the cache, those that were requested last.
 
 A registered stage keeps its own executable besides.
-"""
-COMPILE_SECS = 600.0
-"""Seconds for all parts of a list, whose cost is limited one by one.
-
-A list that takes longer is refused.
 """
 
 
@@ -61,7 +57,7 @@ class Compiler:
 
         Raises:
             InvalidArgumentError: The program is damaged, or does what a stage must not do.
-            ResourceExhaustedError: The compiler has no memory, or takes longer than COMPILE_SECS.
+            ResourceExhaustedError: The compiler has no memory, or takes longer than ``times.COMPILE_SECS``.
         """
         if program.is_evaluated and program.jaxpr is not None:
             return functools.partial(evaluate, program.jaxpr, device)
@@ -202,7 +198,7 @@ def _compile_parts(
         donate: The arguments whose memory the list may use.
 
     Raises:
-        ResourceExhaustedError: The compiler took longer than COMPILE_SECS.
+        ResourceExhaustedError: The compiler took longer than ``times.COMPILE_SECS``.
     """
     began = concurrency.monotonic()
     known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
@@ -216,10 +212,10 @@ def _compile_parts(
         key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)
         if key not in known:
             # XLA itself cannot be interrupted, so the time is looked at between two parts.
-            if index and (spent := concurrency.monotonic() - began) > COMPILE_SECS:
+            if index and (spent := concurrency.monotonic() - began) > times.COMPILE_SECS:
                 raise ResourceExhaustedError(
                     f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than "
-                    f"{COMPILE_SECS:g} s: "
+                    f"{times.COMPILE_SECS:g} s: "
                     "make smaller updates, or spread the variables over more ps tasks"
                 )
             known[key] = _compile_one(part.expressions.compute, given, last)

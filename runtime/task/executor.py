@@ -5,7 +5,6 @@ A worker prepares a stage when the stage is registered, and runs the stage in ev
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +28,14 @@ from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY
-from runtime.state.store import Store, VariableClaim
+from runtime.state.store import Store
 from runtime.state.write_gate import WriteGate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import Context, find_kernel
 from runtime.task.program_share import ProgramTurn, WatchedProgram
 from runtime.task.program_watch import ProgramWatch
-from runtime.tensor_spec import AnyArray, Array, TensorSpec
+from runtime.task.stage_variables import StageVariables
+from runtime.tensor_spec import AnyArray, Array
 
 _process_compiler = Compiler()
 
@@ -86,12 +86,6 @@ class Executor:
         return PreparedStage(self, stage, device, generation, watched)
 
 
-@functools.lru_cache(4096)
-def _same_object(spec: TensorSpec) -> TensorSpec:
-    """Returns one object for equal specs: stages that share a variable compare specs by identity in every step."""
-    return spec
-
-
 class PreparedStage:
     """A stage that is ready to run on this task.
 
@@ -119,29 +113,14 @@ class PreparedStage:
         self._watch = executor.watch
         self._generation = generation
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
-        self._find_variables(stage)
+        self._variables = StageVariables.find(self._store, stage)
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
         # With one device no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1
         self._find_conversions(stage)
         self._executable = None if device is None else self._compiled(executor.compiler, device)
-
-    def _find_variables(self, stage: Stage) -> None:
-        self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
-        self._claim = VariableClaim(self._slots)
-        self._specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]
-        self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
-        self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
-        # A variable that is read has a value already, and keeps its size.
-        made = [i for i in stage.writes if i not in stage.reads and not self._specs[i].is_string]
-        self._made = [(self._slots[i], self._specs[i].nbytes) for i in made]
-        self._handed_out = [
-            (o.index, self._slots[o.index], self._specs[o.index])
-            for o in stage.outputs
-            if isinstance(o, VariableOutput)
-        ]
-        self._handed_slots = [slot for _, slot, _ in self._handed_out]
+        assert self._kernels or device is not None, "a stage without kernels needs its device"
 
     def _find_conversions(self, stage: Stage) -> None:
         """Finds the inputs of 64 bits, and the arguments with less than a byte an element.
@@ -208,7 +187,7 @@ class PreparedStage:
         Raises:
             ResourceExhaustedError: The client is above its share, and nothing was run.
         """
-        turn = self._watch.enter(program, client, bool(self._writes))
+        turn = self._watch.enter(program, client, bool(self._variables.writes))
         done = None
         try:
             outputs, done = self._run_program(inputs, turn)
@@ -225,7 +204,7 @@ class PreparedStage:
             inputs = [self._here(value) for value in inputs]
         pinned: list[AnyArray] = []
         try:
-            if not self._slots:
+            if not self._variables.slots:
                 results = self._computed(inputs, turn)
             else:
                 results, pinned = self._with_variables(inputs, turn)
@@ -238,11 +217,14 @@ class PreparedStage:
             self._lost(error)
             raise
         # A program returns the new values of variables first, by the order of its stage's writes.
-        assert self._executable is None or len(results) > len(self._writes)
-        computed = results[len(self._writes) :]
+        assert self._executable is None or len(results) > len(self._variables.writes)
+        computed = results[len(self._variables.writes) :]
         done = computed[0] if computed else None
         if not pinned:
             return list(computed[: len(self.stage.outputs)]), done
+        assert len(pinned) == len(self._variables.handed_out), (
+            "a variable is handed out without its value"
+        )
         values = iter(pinned)
         outputs = [
             next(values) if isinstance(o, VariableOutput) else computed[o.index]
@@ -259,13 +241,13 @@ class PreparedStage:
         try:
             # The program may run on this thread: only stages that need the same variables wait for
             # it.
-            with self._claim:
+            with self._variables.claim:
                 results = self._computed(inputs, turn)
-                handed = self._exchanged(results)
+                handed = self._variables.exchange(results, self._store, self._task)
             return results, self._pinned(handed) if handed else []
         finally:
             if handed:
-                self._store.release(self._handed_slots)
+                self._variables.release(self._store)
 
     def _computed(
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None
@@ -277,12 +259,7 @@ class PreparedStage:
             self.check_generation()
         if self._executable is None:
             return ()
-        arguments = []
-        for slot, spec, written in self._reads:
-            value = slot.checked(spec, self._task)
-            # A reader has the array and has not pinned the array yet, so the program updates a
-            # copy.
-            arguments.append(value.copy() if written and slot.readers else value)
+        arguments = self._variables.take(self._task)
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
         # Results of fewer than 8 bits an element have another layout than a program's arguments;
@@ -293,27 +270,11 @@ class PreparedStage:
                 arguments[i] = np.asarray(arguments[i])
         # A variable without a value has raised above, so no bytes are counted for a program that
         # does not run.
-        if self._made:
-            self._store.count(self._made, checked=self.watched is not None)
+        if made := self._variables.made:
+            self._store.count(made, checked=self.watched is not None)
         if turn is not None:
             turn.running = True
         return self._executable(*arguments, *inputs)
-
-    def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
-        """Stores the new values and returns the values that are handed out; the claim must be held."""
-        store, fresh = self._store, False
-        with store.lock:
-            for (slot, spec), new in zip(self._writes, results, strict=False):
-                if slot.value is None:
-                    fresh, slot.lost = True, ""
-                slot.value, slot.spec = new, spec
-            if fresh:
-                store.changed.notify_all()
-            handed = [slot.checked(spec, self._task) for _, slot, spec in self._handed_out]
-            # Until the readers have pinned the arrays, an update must not donate them.
-            for slot in self._handed_slots:
-                slot.readers += 1
-            return handed
 
     def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
         """Returns values of variables that no later update changes.
@@ -377,19 +338,11 @@ class PreparedStage:
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             given = [values[i] for i in call.arguments]
+            context = Context(
+                self._store, self._task, call.attrs, given, call.op, client, cancelled, deferred
+            )
             try:
-                results = fn(
-                    Context(
-                        self._store,
-                        self._task,
-                        call.attrs,
-                        given,
-                        call.op,
-                        client,
-                        cancelled,
-                        deferred,
-                    )
-                )
+                results = fn(context)
             except OpError as error:
                 error.task = error.task or self._task
                 raise
@@ -420,9 +373,10 @@ class PreparedStage:
             AbortedError: The variables were restored since the stage was registered.
             FailedPreconditionError: The variable is not initialised.
         """
-        with self._claim:
+        with self._variables.claim:
             self.check_generation()
-            return int(np.asarray(self._slots[0].checked(self._specs[0], self._task)))
+            slot, spec, _ = self._variables.reads[0]
+            return int(np.asarray(slot.checked(spec, self._task)))
 
     @uninterrupted
     def apply(
@@ -474,7 +428,7 @@ class PreparedStage:
         """Drops the values that were donated to a failed program; returns the names of their variables."""
         return ", ".join(
             self._store.drop_lost(
-                self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}"
+                self._variables.slots, f"it was lost when [{self._label}] failed: {one_line(error)}"
             )
         )
 

@@ -13,14 +13,11 @@ wait for each other, each has its part of the time and none has most.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import jax
 
 from runtime.state.ledger import NOBODY
-
-WINDOW_SECS: Final = 60.0
-"""The time of which a client's share is counted: short beside a training run, long beside an honest program."""
+from runtime.task import times
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class ClientShares:
     def __init__(self, most: float) -> None:
         self.turns: dict[ProgramTurn, None] = {}
         self.refused: dict[int, tuple[float, float]] = {}
-        self._most_secs = most * WINDOW_SECS
+        self._most_secs = most * times.WINDOW_SECS
         self._held: dict[int, float] = {}
         self._window_began = 0.0
         # From this time on the oldest turn is the oldest.
@@ -88,6 +85,7 @@ class ClientShares:
 
     def forget(self, now: float) -> None:
         """Counts no time before ``now`` for the turns that have not ended."""
+        assert now >= self._front_since, "the clock went back"
         self._front_since = now
 
     def end(self, turn: ProgramTurn, now: float) -> bool:
@@ -111,7 +109,7 @@ class ClientShares:
             until, held = self.refused[turn.client]
             self.refused[turn.client] = until + secs, held + secs
             return False
-        if now - self._window_began > WINDOW_SECS:
+        if now - self._window_began > times.WINDOW_SECS:
             self._held.clear()
             self._window_began = now
         held = self._held[turn.client] = self._held.get(turn.client, 0.0) + secs

@@ -19,13 +19,11 @@ from runtime import concurrency
 from runtime.errors import ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.observe.audit import AuditLog
-from runtime.task.program_share import WINDOW_SECS, ClientShares, ProgramTurn, WatchedProgram
+from runtime.task import times
+from runtime.task.program_share import ClientShares, ProgramTurn, WatchedProgram
 
-_LOOK_SECS: Final = 1.0
 # The watch looks at least so many times in the seconds that a program may run.
 _LOOKS: Final = 10
-# A process without a look for so long was frozen, or had no processor.
-_ASLEEP_SECS: Final = 5.0
 _SHOWN: Final = 5
 
 
@@ -51,7 +49,7 @@ class ProgramWatch:
         # Turns whose results are still computed when the call returns, by the id of their last
         # result.
         self._computing: dict[int, ProgramTurn] = {}
-        self._period = min(_LOOK_SECS, limits.program_secs / _LOOKS)
+        self._period = min(times.LOOK_SECS, limits.program_secs / _LOOKS)
         self._looked_at = 0.0
         # The oldest turn at the last look, and the number of looks since the turn was first seen.
         self._seen: ProgramTurn | None = None
@@ -107,6 +105,7 @@ class ProgramWatch:
         if done is None or done.is_ready():  # type: ignore[attr-defined]  # its stubs do not know it
             self._end(turn)
         else:
+            assert turn.done is None, "a turn ends once"
             turn.done = done
             self._computing[id(done)] = turn
 
@@ -128,7 +127,7 @@ class ProgramWatch:
 
     def _note_sleep(self, now: float) -> None:
         # The sleep of a process that was frozen counts for nobody.
-        if now - self._looked_at > _ASLEEP_SECS:
+        if now - self._looked_at > times.ASLEEP_SECS:
             self._shares.forget(now)
 
     def _end_turn(self, turn: ProgramTurn, now: float) -> None:
@@ -142,7 +141,7 @@ class ProgramWatch:
     def _refused(self, client: int, left: float, secs: float) -> ResourceExhaustedError:
         what = (
             f"programs of session {client:x} have kept updates of others waiting for {secs:.1f} of "
-            f"{WINDOW_SECS:g} s, "
+            f"{times.WINDOW_SECS:g} s, "
             f"and are refused for {left:.0f} s; make them shorter"
         )
         return self._limits.exceeded("program_share", what, self._task)

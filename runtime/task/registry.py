@@ -226,6 +226,7 @@ class CallRegistry:
             revive: makes a call, adds the call under its handle and returns it.
         """
         with self._lock:
+            assert not self._rows, "a worker inherits calls before its first registration"
             self._last_handle = max(calls, default=0)
             self._rows = {handle: _HandleRow(inherited=call) for handle, call in calls.items()}
             self._revive = revive
@@ -286,7 +287,9 @@ class CallRegistry:
                 # Handles are never used again: a late call must not meet another stage.
                 if not handle:
                     self._last_handle += 1
+                    assert self._last_handle not in self._rows, "a handle is used again"
                 call.handle = handle or self._last_handle
+                assert call.handle <= self._last_handle, "a later call would have the same handle"
                 known = self._by_registration[call.registration] = call
                 self._rows.setdefault(call.handle, _HandleRow()).call = call
             # A handle of an earlier process is held, or spare, already.

@@ -15,10 +15,8 @@ from runtime.observe.trace import nbytes
 from runtime.plan.plan import HeldOutput
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import Ledger
+from runtime.task import times
 from runtime.tensor_spec import AnyArray
-
-KEEP_SECS = 600.0
-"""Seconds that a tensor is kept if no task fetches the tensor, because the step has failed or the session has died."""
 
 _ENTRY_BYTES = 256
 """Bytes of an entry beside those of the tensor. A million empty tensors take memory, too."""
@@ -82,7 +80,7 @@ class Rendezvous:
             # One look at the oldest entry for each new entry keeps the number of forgotten ones
             # bounded.
             oldest = next(iter(self._entries))
-            if now - self._entries[oldest].since > KEEP_SECS:
+            if now - self._entries[oldest].since > times.KEEP_SECS:
                 self._forget(oldest)
 
     def _forget(self, key: RendezvousKey) -> None:

@@ -23,7 +23,7 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
-from runtime.trust import roles, token_files
+from runtime.trust import roles, times, token_files
 
 AUTHORITIES: Final = ("ca.pem", "ca.crt", "svid_bundle.pem", "bundle.0.pem", "bundle.pem")
 """File names for the certificates of the CA: of harness.certs, of cert-manager and of SPIFFE tools."""
@@ -31,9 +31,7 @@ _CERTIFICATES: Final = (".pem", ".crt")
 _KEYS: Final = (".key", "_key.pem", "-key.pem")
 _READS: Final = 5
 """Most attempts to read all files without a change of a file in between."""
-NEAR_END_SECS: Final = 7 * 86400.0
 _NEAR_END_SHARE: Final = 0.1
-_TELL_AGAIN_SECS: Final = 3600.0
 
 Context = Callable[[], ssl.SSLContext]
 """Function that returns the TLS context for a new connection."""
@@ -191,7 +189,7 @@ class Certificates:
         """
         now = concurrency.monotonic()
         with self._lock:
-            due = not self._told or now - self._told >= _TELL_AGAIN_SECS
+            due = not self._told or now - self._told >= times.CERTIFICATE_LOG_SECS
         if not due or not self.is_near_end():
             return
         self._told = now
@@ -331,7 +329,7 @@ def is_near_end(begin: float, end: float, now: float) -> bool:
         >>> is_near_end(begin=0.0, end=100.0, now=91.0)
         True
     """
-    return end - now < min((end - begin) * _NEAR_END_SHARE, NEAR_END_SECS)
+    return end - now < min((end - begin) * _NEAR_END_SHARE, times.NEAR_END_SECS)
 
 
 def shown_names(sock: ssl.SSLSocket) -> tuple[str, ...]:

@@ -24,11 +24,9 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.limits import VARIABLE
-from runtime.trust import roles, security
+from runtime.trust import roles, security, times
 from runtime.trust.certificates import Certificates, shown_names
 
-LOOK_SECS: Final = 1.0
-"""Default seconds for a look, and the most for a look without certificates."""
 _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """Preface of an HTTP/2 client (RFC 9113, 3.4).
 
@@ -56,7 +54,7 @@ class TaskLook(NamedTuple):
 
 
 def look(
-    address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS
+    address: str, certificates: Certificates | None, task: str = "", secs: float = times.LOOK_SECS
 ) -> TaskLook:
     """Connects to a task as clients do, and returns the problem of the connection.
 
@@ -65,7 +63,7 @@ def look(
             no problem is found.
         certificates: Certificates of this process; None for a client without certificates.
         task: Expected task, such as "/job:ps/task:0"; empty for any task.
-        secs: Most seconds for the look; `LOOK_SECS` at most without certificates.
+        secs: Most seconds for the look; `times.LOOK_SECS` at most without certificates.
     """
     try:
         host, port = split_address(address)
@@ -75,7 +73,9 @@ def look(
     if http_proxy.proxy() is not None:
         return TaskLook(answered=True)
     # A task without TLS does not answer a handshake, so the look would take all its time.
-    deadline = concurrency.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
+    deadline = concurrency.monotonic() + (
+        min(secs, times.LOOK_SECS) if certificates is None else secs
+    )
     if certificates is None:
         return TaskLook(
             True,

@@ -29,7 +29,7 @@ from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError
 from runtime.observe.audit import AuditLog
 from runtime.observe.process_metrics import metrics
-from runtime.trust import token_files
+from runtime.trust import times, token_files
 from runtime.trust.certificates import Certificates, certificates_in
 from runtime.trust.token_files import Token, TokenFile
 
@@ -71,10 +71,6 @@ _HANDSHAKES: Final = {
     "self-signed certificate": "its certificate is of no CA",
 }
 """Messages for the user, by the reason that the TLS library reports."""
-# The system knows the names of the loopback without a name server. A slow name server is therefore
-# not waited for.
-_LOOK_UP_SECS: Final = 2.0
-_TELL_AGAIN_SECS: Final = 60.0
 # A client that connects from many addresses must not fill the memory of the task.
 _MOST_PEERS: Final = 1024
 
@@ -389,7 +385,7 @@ def proof_of(key: bytes, *parts: bytes) -> bytes:
 def _loopback(host: str, timeout: float) -> list[str]:
     try:
         found = addresses.look_up(
-            addresses.settled(host), 0, concurrency.monotonic() + min(timeout, _LOOK_UP_SECS)
+            addresses.settled(host), 0, concurrency.monotonic() + min(timeout, times.LOOK_UP_SECS)
         )
     except OSError:
         # The connection that follows fails by the same problem, and reports the problem.
@@ -467,7 +463,7 @@ class RefusalLog:
     def _is_due(self, about: str) -> bool:
         now = concurrency.monotonic()
         with self._lock:
-            if now - self._told.get(about, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
+            if now - self._told.get(about, -times.REFUSAL_LOG_SECS) < times.REFUSAL_LOG_SECS:
                 return False
             # To forget all costs at most one line more for each client.
             if len(self._told) >= _MOST_PEERS:

@@ -7,7 +7,7 @@
 import os
 import select
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +20,7 @@ from runtime.errors import OpError, ResourceExhaustedError
 from runtime.wire import times
 from runtime.wire.connection import Connection, ConnectionState, Reply, ServerContext, notify
 from runtime.wire.listening import ListeningSockets
+from runtime.wire.room import find_room
 
 _AT_ONCE: Final = 64
 """Connections accepted in a row before the thread turns to those that are there."""
@@ -194,7 +195,7 @@ class TensorServer:
         self._turn()
         self._thread.join(times.JOIN_SECS)
         connections = [c for c in self._connections.values() if c.thread is not None]
-        self._end_connections(connections, deadline, leaving)
+        _drain(connections, self._context.progress, deadline, leaving)
         # A handler that does not return keeps its thread and its socket.
         limit = concurrency.monotonic() + times.JOIN_SECS
         for connection in connections:
@@ -210,31 +211,6 @@ class TensorServer:
         self._epoll.close()
         os.close(self._wake)
         self._listening.remove_path()
-
-    def _end_connections(
-        self, connections: list[Connection], deadline: float, leaving: bool
-    ) -> None:
-        """Waits for the calls under way until the deadline, and cuts all connections."""
-        for connection in connections:
-            # A TLS client receives its goodbye from the connection's own thread, within a tick.
-            if not connection.busy and not (leaving and connection.is_tls):
-                if leaving:
-                    connection.send_goodbye()
-                connection.interrupt()
-        # The end of each call sets `progress`.
-        while (
-            any(connection.busy for connection in connections)
-            and (left := deadline - concurrency.monotonic()) > 0
-        ):
-            self._context.progress.wait(left)
-            self._context.progress.clear()
-        for connection in connections:
-            if leaving and not connection.busy:
-                # A connection that was busy says goodbye from its own thread.
-                connection.join(times.GOODBYE_SECS)
-            connection.interrupt()
-            if connection.busy:
-                connection.notify_handler()
 
     def _turn(self) -> None:
         # Wakes the listener's thread.
@@ -311,41 +287,21 @@ class TensorServer:
 
         Returns the error for the newcomer if no connection may be ended, else None.
         """
-        limits = self._limits
-        living = [connection for connection in self._connections.values() if not connection.gone]
-        # Newcomers give way first: the silent before those in their greeting, and the oldest first.
-        newcomers = [
-            connection for connection in living if connection.state < ConnectionState.SERVED
-        ]
-        is_full = len(living) >= limits.connections
-        if newcomers and (is_full or len(newcomers) >= limits.handshakes):
-            oldest = min(newcomers, key=lambda newcomer: newcomer.state)
+        room = find_room(self._connections.values(), self._limits, concurrency.monotonic())
+        if (newcomer := room.newcomer) is not None:
             if not self._flooded:
-                what = "says nothing" if oldest.state is ConnectionState.SILENT else "says no hello"
-                self._tell(oldest, "handshakes", f"a connection that {what} gives way to a new one")
+                what = (
+                    "says nothing" if newcomer.state is ConnectionState.SILENT else "says no hello"
+                )
+                self._tell(
+                    newcomer, "handshakes", f"a connection that {what} gives way to a new one"
+                )
             self._flooded = True
-            self._end_newcomer(oldest)
-            return None
-        if not is_full:
-            return None
-        # Then the connection that was idle for longest, of the client with the most connections.
-        having = Counter(connection.client for connection in living)
-        since = concurrency.monotonic() - times.WORKS_SECS
-        idle = [
-            connection
-            for connection in living
-            if not connection.busy and connection.idle_since <= since
-        ]
-        if not idle:
-            return limits.exceeded(
-                "connections", f"the tensor port has {len(living)} connections that work"
-            )
-        idlest = max(
-            idle, key=lambda connection: (having[connection.client], -connection.idle_since)
-        )
-        self._tell(idlest, "connections", "its idle connection gives way to a new one")
-        idlest.interrupt()
-        return None
+            self._end_newcomer(newcomer)
+        elif room.idle is not None:
+            self._tell(room.idle, "connections", "its idle connection gives way to a new one")
+            room.idle.interrupt()
+        return room.refusal
 
     def _tell(self, connection: Connection, limit: str, what: str) -> None:
         connection.log_refusal(self._limits.exceeded(limit, what))
@@ -442,6 +398,38 @@ class TensorServer:
         for client in self.lanes.give_up(now - self._gone_secs):
             notify(self._context.handler.gone, client, False)
         self.lanes.expire(now - self._lane_memory_secs)
+
+
+def _drain(
+    connections: Sequence[Connection], progress: concurrency.Event, deadline: float, leaving: bool
+) -> None:
+    """Waits for the calls under way until the deadline, and cuts all connections.
+
+    Args:
+        connections: Connections that have a thread.
+        progress: Event that is set by the end of each call.
+        deadline: ``monotonic()`` at which calls under way are cut.
+        leaving: True if clients receive a goodbye.
+    """
+    for connection in connections:
+        # A TLS client receives its goodbye from the connection's own thread, within a tick.
+        if not connection.busy and not (leaving and connection.is_tls):
+            if leaving:
+                connection.send_goodbye()
+            connection.interrupt()
+    while (
+        any(connection.busy for connection in connections)
+        and (left := deadline - concurrency.monotonic()) > 0
+    ):
+        progress.wait(left)
+        progress.clear()
+    for connection in connections:
+        if leaving and not connection.busy:
+            # A connection that was busy says goodbye from its own thread.
+            connection.join(times.GOODBYE_SECS)
+        connection.interrupt()
+        if connection.busy:
+            connection.notify_handler()
 
 
 def _figures(connection: Connection) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from runtime.expressions.reader import jax_settings, read_expressions
 from runtime.plan.plan import Program
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
-from runtime.task import compiler
+from runtime.task import compiler, times
 from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
 from tests.kit.changes import SetTimes
@@ -166,7 +166,7 @@ def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_slow_list_is_refused(monkeypatch: pytest.MonkeyPatch, set_times: SetTimes) -> None:
     """A program whose parts take too long to compile is refused between two parts."""
-    set_times(compiler, COMPILE_SECS=0.0)
+    set_times(times, COMPILE_SECS=0.0)
     arrays = [np.ones(n + 1, np.float32) for n in range(30)]
     specs = tuple(TensorSpec(array.shape, array.dtype) for array in arrays)
     made = Program(

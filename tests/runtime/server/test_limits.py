@@ -78,7 +78,7 @@ def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int)
     """A claim that jumps too many epochs is refused, and the next chief gets the next epoch."""
     with refused(INVALID, str(epoch), "epoch 1"):
         they.claim(epoch)
-    assert server.worker.store.run.leadership == Leadership(1, OWNER)
+    assert server.worker.store.run.leader.leadership == Leadership(1, OWNER)
     chief = RunRecords(server.target, is_chief=True)
     assert chief.claim().leadership.epoch == 2
 
@@ -99,7 +99,7 @@ def test_chief_outranks_a_raised_task() -> None:
         lead = RunRecords(made[kit.TARGET].target, is_chief=True).claim()
         assert lead.leadership.epoch == they.epoch + 1
         ps = ("/job:ps/task:0", "/job:ps/task:1")
-        assert {made[task].worker.store.run.leadership for task in ps} == {lead.leadership}
+        assert {made[task].worker.store.run.leader.leadership for task in ps} == {lead.leadership}
 
 
 @pytest.mark.parametrize("slots", [MAX_SLOTS + 1, 2**27, 2**31 - 1, -1])

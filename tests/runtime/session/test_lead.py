@@ -101,7 +101,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[dict[str, rt.Server]]:
 
 
 def obeyed(cluster: dict[str, rt.Server], *tasks: str) -> set[Leadership]:
-    return {cluster[task].worker.store.run.leadership for task in tasks}
+    return {cluster[task].worker.store.run.leader.leadership for task in tasks}
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def test_late_task_raises_all_epochs(
     with sessions(cluster, 1) as (sess,):
         sess.authority.lead_with(records.claim())
         assert records.lead and sess.authority.over(PS[:1])[PS[0]].epoch == 1
-        cluster[W].worker.store.run.leadership = Leadership(5, 1)
+        cluster[W].worker.store.run.leader.leadership = Leadership(5, 1)
         assert sess.authority.over([W])[W] == Leadership(6, records.lead.owner)
         assert obeyed(cluster, *PS, W) == {records.lead.leadership}
         records.load()  # its run orders go under the same

@@ -225,7 +225,7 @@ def test_repeated_claim_keeps_its_epoch(
     chief, other = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
     assert chief.lead and other.lead
     chief.claim()
-    cluster[PS[1]].worker.store.run.leadership = NOBODY  # as one that was started again
+    cluster[PS[1]].worker.store.run.leader.leadership = NOBODY  # as one that was started again
     chief.claim()
     assert {record.leadership for record in chief.inspect().values()} == {
         Leadership(1, chief.lead.owner)
@@ -241,7 +241,7 @@ def test_repeated_claim_keeps_its_epoch(
 def test_far_ahead_task_is_followed(cluster: dict[str, rt.Server]) -> None:
     """A claim goes beyond the epoch of a task that is far ahead."""
     ahead = 3 * EPOCHS_AT_ONCE
-    cluster[PS[1]].worker.store.run.leadership = Leadership(ahead, 1)
+    cluster[PS[1]].worker.store.run.leader.leadership = Leadership(ahead, 1)
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
     chief.claim()
     assert {record.leadership.epoch for record in chief.inspect().values()} == {ahead + 1}
@@ -321,7 +321,7 @@ def test_foreign_cluster_takes_no_order() -> None:
             rt.InvalidArgumentError, match="the cluster definition of /job:ps/task:0 differs"
         ):
             RunRecords(worker.target, is_chief=True).claim()
-        assert not ps.worker.store.run.leadership
+        assert not ps.worker.store.run.leader.leadership
 
 
 def test_absent_target_is_an_error() -> None:

@@ -185,7 +185,7 @@ def test_leader_has_epoch_and_number(leadership: Leadership) -> None:
         kept.record.obey(
             RunOrder(leadership=leadership.to_proto(), **of("claim")), TASK, Cancellation()
         )
-    assert kept.record.leadership == NOBODY
+    assert kept.record.leader.leadership == NOBODY
 
 
 def test_later_epoch_wins_equal_keeps_first() -> None:
@@ -209,8 +209,8 @@ def test_epochs_cannot_be_used_up(epoch: int) -> None:
     kept.order(**of("claim"))
     with pytest.raises(InvalidArgumentError, match=f"epoch {epoch}, where the task obeys epoch 1"):
         kept.order(OTHER, epoch, **of("claim"))
-    assert kept.record.leadership == Leadership(1, 7)
-    kept.record.leadership = Leadership(MAX_EPOCH - 2, 7)
+    assert kept.record.leader.leadership == Leadership(1, 7)
+    kept.record.leader.leadership = Leadership(MAX_EPOCH - 2, 7)
     kept.order(OTHER, MAX_EPOCH - 1, **of("claim"))
     with pytest.raises(InvalidArgumentError, match=str(MAX_EPOCH)):
         kept.order(OTHER, MAX_EPOCH, **of("claim"))
@@ -393,13 +393,13 @@ def test_done_task_leaves_its_states() -> None:
     kept = Kept()
     kept.order(OTHER, join=RunOrder.Join(session=3))
     kept.order(OTHER, done=RunOrder.Done(session=3, states={"data": b"\xff7"}))
-    assert kept.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    assert kept.record.states_of_done() == {f"{OTHER} data": b"\xff7"}
     after = Kept()
     after.record.take_up(json.loads(json.dumps(kept.record.state())))
-    assert after.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    assert after.record.states_of_done() == {f"{OTHER} data": b"\xff7"}
     # as an order that is given again, from a process without states
     kept.order(OTHER, done=RunOrder.Done(session=3))
-    assert kept.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    assert kept.record.states_of_done() == {f"{OTHER} data": b"\xff7"}
     kept.order(OTHER, join=RunOrder.Join(session=4))
     assert kept.record.states_of_done() == {}
 
