@@ -34,6 +34,7 @@ NAMESPACES = {
     "gfile": "inputs.gfile",
     "image": "inputs.image",
     "io": "inputs.io",
+    "keras": "inputs.keras_datasets",
     "layers": "layers",
     "logging": "names.logging",
     "losses": "layers.losses",

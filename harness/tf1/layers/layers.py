@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def dense(
     kernel_constraint: None = None,
     bias_constraint: None = None,
     trainable: bool = True,
-    name: str | None = None,
+    name: str | VariableScope | None = None,
     reuse: Any = None,
 ) -> Any:
     """Computes ``activation(inputs @ kernel + bias)`` with variables ``name/kernel`` and ``name/bias``.
@@ -135,6 +136,44 @@ def dense(
             )
             value = nn_ops.bias_add(value, bias)
         return _finished(value, activation, activity_regularizer)
+
+
+@public.add()
+class Dense:
+    """``dense`` as an object, whose calls share the variables that the first call makes.
+
+    The arguments are those of ``dense`` behind the inputs.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: Activation | None = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = zeros_initializer,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.units, self._name = units, name
+        self._given = {"activation": activation, "use_bias": use_bias, **options}
+        self._given |= {
+            "kernel_initializer": kernel_initializer,
+            "bias_initializer": bias_initializer,
+        }
+        self._scopes: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __call__(self, inputs: rt.TensorLike) -> Any:
+        """Computes ``activation(inputs @ kernel + bias)``."""
+        graph = rt.Graph.of(inputs)
+        with graph.as_default():
+            reuse: bool | None = True
+            if graph not in self._scopes:
+                with layer_scope(self._name, "dense", None) as self._scopes[graph]:
+                    reuse = None
+            return dense(inputs, self.units, name=self._scopes[graph], reuse=reuse, **self._given)
 
 
 @public.add()

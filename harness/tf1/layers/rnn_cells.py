@@ -20,6 +20,7 @@ from harness.tf1.ops import array_ops
 from harness.tf1.ops.lift import Public
 
 public = Public("tf.nn.rnn_cell")
+_contrib = Public("tf.contrib.rnn")
 
 State = Any
 """A tensor or array [batch, n], or a tuple of these."""
@@ -298,6 +299,75 @@ class LSTMCell(BasicLSTMCell):
         }
 
 
+@_contrib.add()
+class NASCell(Cell):
+    """The cell that a search for architectures has found (https://arxiv.org/abs/1611.01578).
+
+    Args:
+        num_units: size of the memory.
+        num_proj: size of the output; ``num_units`` without a projection.
+        use_biases: whether there is a bias.
+        reuse: take the variables of a cell of this scope.
+    """
+
+    _scope = "nas_cell"
+
+    def __init__(
+        self,
+        num_units: int,
+        num_proj: int | None = None,
+        use_biases: bool = False,
+        reuse: Any = None,
+    ) -> None:
+        self._units, self._projected, self._biased = num_units, num_proj, use_biases
+        self._reuse = reuse
+
+    @property
+    def state_size(self) -> Sizes:
+        """The sizes of the memory and of the output."""
+        return LSTMStateTuple(self._units, self.output_size)
+
+    @property
+    def output_size(self) -> int:
+        """``num_proj``, or ``num_units``."""
+        return self._projected or self._units
+
+    def parameters(self, input_size: int, dtype: Any) -> Any:
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
+        gates = 8 * self._units
+        sizes = {"recurrent_kernel": [self.output_size, gates], "kernel": [input_size, gates]}
+        if self._projected:
+            sizes["projection_weights"] = [self._units, self._projected]
+        found = {name: get_variable(name, size, dtype) for name, size in sizes.items()}
+        if self._biased:
+            found["bias"] = get_variable("bias", [gates], dtype, zeros_initializer())
+        return found
+
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
+        """Computes the output and the next state."""
+        memory, before = state
+        given = jnp.split(inputs @ parameters["kernel"], 8, 1)
+        kept = jnp.split(
+            before @ parameters["recurrent_kernel"] + parameters.get("bias", 0.0), 8, 1
+        )
+        sigmoid, tanh, relu = jax.nn.sigmoid, jnp.tanh, jax.nn.relu
+        # The tree of figure 8 in the paper. Its fourth leaf multiplies where the others add.
+        kinds = (sigmoid, relu, sigmoid, relu, tanh, sigmoid, tanh, sigmoid)
+        leaves = [
+            kind(x * h if place == 3 else x + h)
+            for place, (kind, x, h) in enumerate(zip(kinds, given, kept, strict=True))
+        ]
+        first = tanh(tanh(leaves[0] * leaves[1]) + memory)
+        memory = first * tanh(leaves[2] + leaves[3])
+        last = tanh(tanh(leaves[4] * leaves[5]) + sigmoid(leaves[6] + leaves[7]))
+        output = tanh(memory * last)
+        if self._projected:
+            output = output @ parameters["projection_weights"]
+        return output, LSTMStateTuple(memory, output)
+
+
 @public.add()
 class MultiRNNCell(Cell):
     """Cells on top of each other; the state is a tuple of the cells' states.
@@ -346,6 +416,52 @@ class MultiRNNCell(Cell):
             inputs, now = cell.compute(own, inputs, before, time)
             after.append(now)
         return inputs, tuple(after)
+
+
+@_contrib.add()
+class OutputProjectionWrapper(Cell):
+    """A cell whose outputs are multiplied by a kernel of its own, with a bias.
+
+    Args:
+        cell: one of ``tf.nn.rnn_cell``.
+        output_size: of the result.
+        activation: of the result.
+        reuse: take the variables of a cell of this scope.
+    """
+
+    _scope = "output_projection_wrapper"
+
+    def __init__(
+        self, cell: Any, output_size: int, activation: Any = None, reuse: Any = None
+    ) -> None:
+        if not isinstance(cell, Cell):
+            raise ValueError(
+                f"OutputProjectionWrapper takes a cell of tf.nn.rnn_cell, not {cell!r}"
+            )
+        self._cell, self._size, self._reuse = cell, output_size, reuse
+        self._activation = _plain(activation) if activation else lambda x: x
+
+    @property
+    def state_size(self) -> Sizes:
+        """That of the cell."""
+        return self._cell.state_size
+
+    @property
+    def output_size(self) -> int:
+        """The size of the result."""
+        return self._size
+
+    def parameters(self, input_size: int, dtype: Any) -> Any:
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
+        cell = self._cell.scoped_parameters(input_size, dtype)
+        return {"cell": cell, "out": _linear(self._cell.output_size, self._size, dtype)}
+
+    def compute(
+        self, parameters: Any, inputs: jax.Array, state: State, time: Any
+    ) -> tuple[jax.Array, State]:
+        """Computes the output and the next state."""
+        output, after = self._cell.compute(parameters["cell"], inputs, state, time)
+        return self._activation(_affine(parameters["out"], output)), after
 
 
 @public.add()

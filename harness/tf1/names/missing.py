@@ -29,7 +29,7 @@ INSTEAD: dict[str, str] = {
         "contrib.framework.list_variables": "tf.train.list_variables",
         "contrib.framework.load_variable": "tf.train.load_variable",
         "contrib.framework.nest util.nest": "jax.tree",
-        "contrib.learn estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
+        "estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
         "contrib.session_bundle saved_model": "jax.export",
         "count_up_to": "tf.assign_add, and stop in Python",
         "create_partitioned_variables PartitionedVariable": _PARTS,
@@ -57,7 +57,6 @@ INSTEAD: dict[str, str] = {
         "igamma": "jax.scipy.special.gammainc inside rt.call",
         "igammac": "jax.scipy.special.gammaincc inside rt.call",
         "import_graph_def": "graphs are built by the program, not loaded",
-        "keras": "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call",
         "lbeta": "tf.lgamma",
         "load_op_library": "no code crosses the wire: write the operation in JAX",
         "models": "it belongs to the repository tensorflow/models: put it beside the program",
@@ -107,10 +106,12 @@ THE_REST: dict[str, str] = {
     f"tf.{name}": advice
     for names, advice in {
         "contrib": "optax, Flax and Orbax do most of what tf.contrib did",
+        "contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
         "contrib.metrics metrics": "tf.metrics.mean of what you compute of each batch, or scikit-learn",
         "contrib.rnn nn.rnn_cell": _RNN,
         "data": "map, filter and from_generator, which take any function",
         "image": "jax.image inside rt.call, or a Python function in tf.py_func",
+        "keras": "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call",
         "io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
         "test": "pytest, and numpy.testing",
     }.items()

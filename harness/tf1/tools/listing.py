@@ -7,7 +7,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,28 @@ def page() -> str:
         names = sorted(name for name, its in HEADINGS.items() if its == heading)
         parts.append(_table(heading, ((f"tf.{name}", TABLE["tf"][name]) for name in names)))
     parts.append("## Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
-    for namespace in tf.NAMESPACES:
-        module = getattr(tf, namespace)
-        parts.append(_table(f"tf.{namespace}", members(namespace, module)))
-        for name in sorted(dir(module)):
-            if isinstance(inner := getattr(module, name), Namespace):
-                parts.append(
-                    _table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner))
-                )
+    shown: set[int] = set()
+    for namespace, module in namespaces():
+        rows = list(members(namespace, module))
+        # A module in a module of contrib that only repeats others, such as slim.layers, has no
+        # table.
+        if namespace.count(".") < 2 or {id(value) for _, value in rows} - shown:
+            parts.append(_table(f"tf.{namespace}", rows))
+        shown.update(id(value) for _, value in rows)
     instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
     missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
     parts.append(f"## What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
     return "\n".join(part for part in parts if part)
+
+
+def namespaces() -> Iterator[tuple[str, Any]]:
+    """Yields the modules of ``tf``, each with its name, and the ones in them."""
+    stack = [(name, getattr(tf, name)) for name in reversed(tf.NAMESPACES)]
+    while stack:
+        name, module = stack.pop()
+        yield name, module
+        inner = [(part, getattr(module, part)) for part in sorted(dir(module), reverse=True)]
+        stack += [(f"{name}.{part}", m) for part, m in inner if isinstance(m, Namespace)]
 
 
 def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:

@@ -159,9 +159,9 @@ def read_data_sets(
         FileNotFoundError: none of the directories has all four; says where they can be had.
         ValueError: a file is none of MNIST's, or ``validation_size`` does not fit.
     """
-    arrays = [_read(path) for path in _find(pathlib.Path(train_dir), source_url)]
     images, labels, test_images, test_labels = (
-        _with_channel(a) if a.ndim == 3 else a for a in arrays
+        a[..., np.newaxis] if a.ndim == 3 else a
+        for a in read_idx_files(pathlib.Path(train_dir), source_url)
     )
     if not 0 <= validation_size <= len(images):
         raise ValueError(
@@ -176,6 +176,11 @@ def read_data_sets(
         made(images[:validation_size], labels[:validation_size]),
         made(test_images, test_labels),
     )
+
+
+def read_idx_files(train_dir: pathlib.Path, source_url: str) -> list[NDArray[np.uint8]]:
+    """Returns images and labels for training, and those for tests; arguments and errors of ``read_data_sets``."""
+    return [_read(path) for path in _find(train_dir, source_url)]
 
 
 def _find(train_dir: pathlib.Path, source_url: str) -> Sequence[pathlib.Path]:
@@ -212,10 +217,6 @@ def _read(path: pathlib.Path) -> NDArray[np.uint8]:
     if not rank or len(sizes) != rank or len(content) != np.prod(sizes, dtype=np.int64):
         raise ValueError(f"{path} is no MNIST file, or not all of one")
     return content.reshape(sizes.astype(int))  # type: ignore[union-attr]
-
-
-def _with_channel(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return images[..., np.newaxis]
 
 
 def _one_hot(labels: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -111,12 +111,14 @@ def _answering(full: str) -> list[Any]:
             return []
         first = [parts[-1]] if parts[-1] in tf.NAMESPACES else []
         return [_ours(name) for name in (*first, *_EVERYWHERE)]
-    if parts[0] == "contrib":
-        contrib = _ours("contrib")
-        if len(parts) == 1:
-            return [contrib]
-        return [getattr(contrib, parts[1])] if parts[1] in dir(contrib) else []
-    return [_ours(parts[0])] if parts[0] in tf.NAMESPACES else []
+    module, rest = tf, parts
+    while rest and rest[0] in dir(module):
+        inner = getattr(module, rest[0])
+        if not isinstance(inner, types.ModuleType):
+            break
+        module, rest = inner, rest[1:]
+    # The files of a package of contrib are in its "python", which the package answers for.
+    return [] if module is tf or rest and rest[0] != "python" else [module]
 
 
 def _ours(name: str) -> Any:

@@ -27,7 +27,7 @@ from harness.tf1.layers import nn_ops
 from harness.tf1.layers.metrics import STREAMING
 from harness.tf1.layers.rnn import static_rnn
 from harness.tf1.names.missing import Namespace, namespace
-from harness.tf1.names.table import HEADINGS, TABLE, add_names
+from harness.tf1.names.table import HEADINGS, TABLE, Later, add_names
 from harness.tf1.ops.array_ops import one_hot
 from harness.tf1.ops.lift import Array, Public, op
 from harness.tf1.train import summary as _summary
@@ -471,7 +471,49 @@ add_names(
     "tf.contrib.deprecated",
     {n: v for n, v in TABLE["tf"].items() if HEADINGS.get(n) == _summary.OLD_NAMES},
 )
-_MODULES = ("data", "deprecated", "framework", "layers", "metrics", "rnn", "slim")
+# Rows of modules that few programs need: each is imported at its first use.
+for _where, _module, _names in (
+    (
+        "legacy_seq2seq",
+        "layers.legacy_seq2seq",
+        "basic_rnn_seq2seq embedding_rnn_decoder embedding_rnn_seq2seq model_with_buckets "
+        "rnn_decoder sequence_loss sequence_loss_by_example tied_rnn_seq2seq",
+    ),
+    (
+        "seq2seq",
+        "layers.seq2seq",
+        "BasicDecoder BasicDecoderOutput Decoder GreedyEmbeddingHelper Helper "
+        "SampleEmbeddingHelper TrainingHelper dynamic_decode sequence_loss",
+    ),
+    (
+        "learn.preprocessing",
+        "inputs.vocabulary",
+        "CategoricalVocabulary VocabularyProcessor tokenizer",
+    ),
+    (
+        "slim.model_analyzer",
+        "train.model_analyzer",
+        "analyze_ops analyze_vars tensor_description",
+    ),
+    (
+        "tensorboard.plugins.projector",
+        "train.projector",
+        "EmbeddingInfo ProjectorConfig SpriteMetadata visualize_embeddings",
+    ),
+):
+    add_names(
+        f"tf.contrib.{_where}",
+        {name: Later(f"harness.tf1.{_module}.{name}") for name in _names.split()},
+    )
+    # The packages above it answer for it too.
+    _full = f"tf.contrib.{_where}"
+    while (_parent := _full.rpartition(".")[0]) != "tf.contrib":
+        add_names(_parent, {_full.rpartition(".")[2]: Namespace(_full)})
+        _full = _parent
+
+_MODULES = """
+    data deprecated framework layers learn legacy_seq2seq metrics rnn seq2seq slim tensorboard
+    """.split()
 add_names(
     "tf.contrib", {name: Namespace(f"tf.contrib.{name}") for name in _MODULES} | {"losses": _losses}
 )

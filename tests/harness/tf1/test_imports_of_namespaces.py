@@ -20,4 +20,4 @@ def test_names_import_from_a_namespace() -> None:
 
     assert relu is tf.nn.relu and slim is tf.contrib.slim
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("harness.tf1.keras")
+        importlib.import_module("harness.tf1.estimator")

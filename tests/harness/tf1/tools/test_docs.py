@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import harness.tf1 as tf
-from harness.tf1.names.missing import INSTEAD, Namespace
+from harness.tf1.names.missing import INSTEAD
 from harness.tf1.names.table import HEADINGS, TABLE
 from harness.tf1.tools import listing
 from tests.harness.tf1.oracle import differences
@@ -45,12 +45,8 @@ def test_page_lists_all_differences() -> None:
 def test_tf1_names_are_documented() -> None:
     """Every public function of harness.tf1 has a docstring."""
     everything = [(f"tf.{name}", TABLE["tf"][name]) for name in HEADINGS]
-    for namespace in tf.NAMESPACES:
-        module = getattr(tf, namespace)
+    for namespace, module in listing.namespaces():
         everything += listing.members(namespace, module)
-        for name in dir(module):
-            if isinstance(inner := getattr(module, name), Namespace):
-                everything += listing.members(f"{namespace}.{name}", inner)
     undocumented = [
         name
         for name, value in everything
