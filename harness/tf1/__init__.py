@@ -32,6 +32,7 @@ NAMESPACES = {
     "errors": "names.errors",
     "flags": "names.flags",
     "gfile": "inputs.gfile",
+    "graph_util": "train.graph_util",
     "image": "inputs.image",
     "io": "inputs.io",
     "keras": "inputs.keras_datasets",

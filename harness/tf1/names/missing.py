@@ -41,7 +41,7 @@ INSTEAD: dict[str, str] = {
         "dynamic_stitch": "tf.scatter_nd",
         "enable_eager_execution enable_v2_behavior": "JAX itself runs eagerly: use jax.numpy outside of a graph",
         "fft": "jax.numpy.fft.fft inside rt.call",
-        "framework.convert_to_constants framework.graph_util framework.graph_util_impl framework.importer": (
+        "framework.convert_to_constants framework.graph_util_impl framework.importer": (
             "graphs are built by the program, not loaded; jax.export of the function"
         ),
         "framework.indexed_slices": (
@@ -89,7 +89,6 @@ INSTEAD: dict[str, str] = {
         "train.generate_checkpoint_state_proto train.update_checkpoint_state": (
             "tf.train.Saver keeps the list of checkpoints"
         ),
-        "train.import_meta_graph": "graphs are built by the program, not loaded; tf.train.Saver restores variables",
         "train.ProximalAdagradOptimizer train.ProximalGradientDescentOptimizer": (
             "harness.Optimizer with a transformation of your own"
         ),

@@ -98,6 +98,7 @@ _LATER = {
     "SummaryWriterCache": "harness.FileWriterCache",
     "checkpoints_iterator": "harness.tf1.train.checkpoints.checkpoints_iterator",
     "init_from_checkpoint": "harness.tf1.train.checkpoints.init_from_checkpoint",
+    "import_meta_graph": "harness.tf1.train.saver.import_meta_graph",
     "checkpoint_exists": "harness.tf1.train.saver.checkpoint_exists",
     "get_checkpoint_state": "harness.tf1.train.saver.get_checkpoint_state",
     "list_variables": "harness.tf1.train.saver.list_variables",

@@ -11,6 +11,7 @@ from harness.checkpoints import layout as _layout
 from harness.checkpoints import reader as _reader
 from harness.checkpoints import saver as _saver
 from harness.tensorboard import writer as _writer
+from runtime import get_default_graph
 from runtime.lowlevel import DType, canonical_dtype
 
 
@@ -131,6 +132,38 @@ class Saver(_saver.Saver):
         for path in checkpoint_paths:
             if self._series is None and (found := _layout.find_checkpoint(path)) is not None:
                 self._series = _layout.series_of(found)
+
+
+def import_meta_graph(
+    meta_graph_or_file: str,
+    clear_devices: bool = False,
+    import_scope: str | None = None,
+    **saver_options: Any,
+) -> Saver:
+    """Returns a Saver of the default graph, which the program has built: a checkpoint holds no graph.
+
+    A graph consists of JAX functions. So the name of the file only names the checkpoint that lies
+    beside it in TensorFlow.
+
+    Args:
+        meta_graph_or_file: path of a checkpoint with ``.meta`` at its end.
+        clear_devices: not needed.
+        import_scope: must be None.
+        **saver_options: further arguments of ``Saver``.
+
+    Raises:
+        OSError: there is no such checkpoint.
+        ValueError: the default graph has no variables, or ``import_scope`` is given.
+    """
+    path = str(meta_graph_or_file).removesuffix(".meta")
+    if not checkpoint_exists(path):
+        raise OSError(f"File {meta_graph_or_file} does not exist.")
+    if import_scope or not get_default_graph().variables():
+        raise ValueError(
+            "import_meta_graph: a checkpoint holds values, and no graph, which is JAX functions: "
+            "build the model first, by the function that training calls"
+        )
+    return Saver(**saver_options)
 
 
 class CheckpointReader(_reader.CheckpointReader):

@@ -334,7 +334,7 @@ NO_CASE = {
         "of the files of a directory: test_reading_programs.py, test_program_habits.py",
     ),
     **dict.fromkeys(
-        "layers.dense layers.conv2d layers.max_pooling2d layers.average_pooling2d layers.flatten "
+        "layers.Dense layers.dense layers.conv2d layers.max_pooling2d layers.average_pooling2d layers.flatten "
         "layers.dropout "
         "layers.batch_normalization".split(),
         "not in 2.21 without Keras: test_layers.py",
