@@ -35,7 +35,7 @@ NAMESPACES = {
     "graph_util": "train.graph_util",
     "image": "inputs.image",
     "io": "inputs.io",
-    "keras": "inputs.keras_datasets",
+    "keras": "tools.keras_datasets",
     "layers": "layers",
     "logging": "names.logging",
     "losses": "layers.losses",

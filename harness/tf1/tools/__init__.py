@@ -1,1 +1,1 @@
-"""The command lines, and modules that stand for further modules of TensorFlow."""
+"""The command lines, and modules of TensorFlow that are written in its names: data sets, models, decoders."""

@@ -475,13 +475,13 @@ add_names(
 for _where, _module, _names in (
     (
         "legacy_seq2seq",
-        "layers.legacy_seq2seq",
+        "tools.legacy_seq2seq",
         "basic_rnn_seq2seq embedding_rnn_decoder embedding_rnn_seq2seq model_with_buckets "
         "rnn_decoder sequence_loss sequence_loss_by_example tied_rnn_seq2seq",
     ),
     (
         "seq2seq",
-        "layers.seq2seq",
+        "tools.seq2seq",
         "BasicDecoder BasicDecoderOutput Decoder GreedyEmbeddingHelper Helper "
         "SampleEmbeddingHelper TrainingHelper dynamic_decode sequence_loss",
     ),
