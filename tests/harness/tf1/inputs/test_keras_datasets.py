@@ -1,8 +1,11 @@
 """The data sets of Keras from local files, laid out as Keras 3 lays them out."""
 
 import gzip
+import os
 import pathlib
 import pickle
+from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,16 +16,12 @@ DRAW = np.random.default_rng(0)
 
 
 @pytest.fixture
-def directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def directory(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """The directory of data sets."""
-    for name, value in (
-        ("KERAS_HOME", tmp_path),
-        ("MNIST_DIR", tmp_path),
-        ("XDG_CACHE_HOME", tmp_path),
-    ):
-        monkeypatch.setenv(name, str(value))
     (tmp_path / "datasets").mkdir()
-    return tmp_path / "datasets"
+    places = dict.fromkeys(("KERAS_HOME", "MNIST_DIR", "XDG_CACHE_HOME"), str(tmp_path))
+    with mock.patch.dict(os.environ, places):
+        yield tmp_path / "datasets"
 
 
 def write_idx(directory: pathlib.Path) -> None:
