@@ -11,11 +11,14 @@ from harness.tf1.ops.lift import Public
 
 public = Public("tf.contrib.legacy_seq2seq")
 
-Steps = Sequence[Any]
+Value = Any
+"""A tensor, or what TensorFlow takes for one."""
+
+Steps = Sequence[Value]
 """A tensor for each step, [batch, n]; of symbols [batch]."""
-Decoded = tuple[list[Any], State]
+Decoded = tuple[list[Value], State]
 """The outputs of a decoder and its last state."""
-Loss = Callable[..., Any]
+Loss = Callable[..., Value]
 """A function of ``labels`` and ``logits`` such as ``tf.nn.sparse_softmax_cross_entropy_with_logits``."""
 
 _NO_STEPS = 1e-12
@@ -26,14 +29,14 @@ _NO_STEPS = 1e-12
 def rnn_decoder(
     decoder_inputs: Steps,
     initial_state: State,
-    cell: Any,
-    loop_function: Callable[[Any, int], Any] | None = None,
-    scope: Any = None,
+    cell: Value,
+    loop_function: Callable[[Value, int], Value] | None = None,
+    scope: Value = None,
 ) -> Decoded:
     """Runs a cell over a list of inputs; with ``loop_function(output, i)`` each input but the first is its result."""
     with tf.variable_scope(scope or "rnn_decoder"):
         state = initial_state
-        outputs: list[Any] = []
+        outputs: list[Value] = []
         for i, x in enumerate(decoder_inputs):
             if i and loop_function is not None:
                 with tf.variable_scope("loop_function", reuse=True):
@@ -49,9 +52,9 @@ def rnn_decoder(
 def basic_rnn_seq2seq(
     encoder_inputs: Steps,
     decoder_inputs: Steps,
-    cell: Any,
-    dtype: Any = tf.float32,
-    scope: Any = None,
+    cell: Value,
+    dtype: Value = tf.float32,
+    scope: Value = None,
 ) -> Decoded:
     """Encodes with a cell, and decodes from the last state with other variables of the same cell."""
     with tf.variable_scope(scope or "basic_rnn_seq2seq"):
@@ -63,10 +66,10 @@ def basic_rnn_seq2seq(
 def tied_rnn_seq2seq(
     encoder_inputs: Steps,
     decoder_inputs: Steps,
-    cell: Any,
-    loop_function: Callable[[Any, int], Any] | None = None,
-    dtype: Any = tf.float32,
-    scope: Any = None,
+    cell: Value,
+    loop_function: Callable[[Value, int], Value] | None = None,
+    dtype: Value = tf.float32,
+    scope: Value = None,
 ) -> Decoded:
     """Encodes and decodes with the same variables."""
     scope = scope or "tied_rnn_seq2seq"
@@ -80,13 +83,13 @@ def tied_rnn_seq2seq(
 def embedding_rnn_decoder(
     decoder_inputs: Steps,
     initial_state: State,
-    cell: Any,
+    cell: Value,
     num_symbols: int,
     embedding_size: int,
-    output_projection: tuple[Any, Any] | None = None,
+    output_projection: tuple[Value, Value] | None = None,
     feed_previous: bool = False,
     update_embedding_for_previous: bool = True,
-    scope: Any = None,
+    scope: Value = None,
 ) -> Decoded:
     """Decodes symbols, each by its row of the variable ``embedding``.
 
@@ -104,7 +107,7 @@ def embedding_rnn_decoder(
     with tf.variable_scope(scope or "embedding_rnn_decoder"):
         embedding = tf.get_variable("embedding", [num_symbols, embedding_size])
 
-        def fed_back(scores: Any, _: int) -> Any:
+        def fed_back(scores: Value, _: int) -> Value:
             if output_projection is not None:
                 scores = tf.nn.xw_plus_b(scores, *output_projection)
             x = tf.nn.embedding_lookup(embedding, tf.argmax(scores, 1))
@@ -118,14 +121,14 @@ def embedding_rnn_decoder(
 def embedding_rnn_seq2seq(
     encoder_inputs: Steps,
     decoder_inputs: Steps,
-    cell: Any,
+    cell: Value,
     num_encoder_symbols: int,
     num_decoder_symbols: int,
     embedding_size: int,
-    output_projection: tuple[Any, Any] | None = None,
+    output_projection: tuple[Value, Value] | None = None,
     feed_previous: bool = False,
-    dtype: Any = tf.float32,
-    scope: Any = None,
+    dtype: Value = tf.float32,
+    scope: Value = None,
 ) -> Decoded:
     """Encodes symbols and decodes with ``embedding_rnn_decoder``; the outputs are scores without a projection."""
     with tf.variable_scope(scope or "embedding_rnn_seq2seq"):
@@ -155,7 +158,7 @@ def sequence_loss_by_example(
     average_across_timesteps: bool = True,
     softmax_loss_function: Loss | None = None,
     name: str | None = None,
-) -> Any:
+) -> Value:
     """Adds up the weighted cross entropies of the steps, divided by the sum of the weights: [batch].
 
     Raises:
@@ -185,7 +188,7 @@ def sequence_loss(
     average_across_batch: bool = True,
     softmax_loss_function: Loss | None = None,
     name: str | None = None,
-) -> Any:
+) -> Value:
     """Adds up ``sequence_loss_by_example``, divided by the number of examples."""
     with tf.name_scope(name, "sequence_loss"):
         cost = tf.reduce_sum(
@@ -207,7 +210,7 @@ def model_with_buckets(
     softmax_loss_function: Loss | None = None,
     per_example_loss: bool = False,
     name: str | None = None,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """Makes a model for each bucket, a pair of lengths, with the same variables: outputs and losses of each.
 
     Raises:

@@ -18,17 +18,20 @@ from harness.tf1.ops.lift import Public
 
 public = Public("tf.contrib.seq2seq")
 
+Nest = Any
+"""A tensor, or a nest of tensors."""
+
 
 @public.add()
 def sequence_loss(
-    logits: Any,
-    targets: Any,
-    weights: Any,
+    logits: Nest,
+    targets: Nest,
+    weights: Nest,
     average_across_timesteps: bool = True,
     average_across_batch: bool = True,
-    softmax_loss_function: Callable[..., Any] | None = None,
+    softmax_loss_function: Callable[..., Nest] | None = None,
     name: str | None = None,
-) -> Any:
+) -> Nest:
     """Computes the weighted cross entropy of sequences: a number, [batch], [time] or [batch, time].
 
     Args:
@@ -74,27 +77,27 @@ def sequence_loss(
 class Helper:
     """The base of what chooses the inputs of a ``BasicDecoder``; of a program's own helpers too."""
 
-    sample_ids_shape: Any = tf.TensorShape([])
+    sample_ids_shape: Nest = tf.TensorShape([])
     """The shape of one sample."""
-    sample_ids_dtype: Any = tf.int32
+    sample_ids_dtype: Nest = tf.int32
     """The data type of the samples."""
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Nest:
         """The number of sequences."""
         raise NotImplementedError("batch_size has not been implemented")
 
-    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+    def initialize(self, name: str | None = None) -> tuple[Nest, Nest]:
         """Returns which sequences are finished at first, and the first inputs."""
         raise NotImplementedError
 
-    def sample(self, time: Any, outputs: Any, state: State, name: str | None = None) -> Any:
+    def sample(self, time: Nest, outputs: Nest, state: State, name: str | None = None) -> Nest:
         """Returns the symbols of the outputs."""
         raise NotImplementedError
 
     def next_inputs(
-        self, time: Any, outputs: Any, state: State, sample_ids: Any, name: str | None = None
-    ) -> tuple[Any, Any, State]:
+        self, time: Nest, outputs: Nest, state: State, sample_ids: Nest, name: str | None = None
+    ) -> tuple[Nest, Nest, State]:
         """Returns which sequences are finished, the next inputs and the state."""
         raise NotImplementedError
 
@@ -114,7 +117,7 @@ class TrainingHelper(Helper):
     """
 
     def __init__(
-        self, inputs: Any, sequence_length: Any, time_major: bool = False, name: str | None = None
+        self, inputs: Nest, sequence_length: Nest, time_major: bool = False, name: str | None = None
     ) -> None:
         x = tf.convert_to_tensor(inputs)
         order = [1, 0, *range(2, len(x.get_shape()))]
@@ -127,26 +130,26 @@ class TrainingHelper(Helper):
             )
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Nest:
         """The number of sequences."""
         return tf.size(self._lengths)
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Nest:
         """The number of steps of the inputs, known before the step runs."""
         return tf.shape(self._inputs)[0]
 
-    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+    def initialize(self, name: str | None = None) -> tuple[Nest, Nest]:
         """Returns which sequences are finished at first, and the first inputs."""
         return tf.equal(self._lengths, 0), self._inputs[0]
 
-    def sample(self, time: Any, outputs: Any, state: State, name: str | None = None) -> Any:
+    def sample(self, time: Nest, outputs: Nest, state: State, name: str | None = None) -> Nest:
         """Returns the symbols that score highest."""
         return tf.cast(tf.argmax(outputs, -1), tf.int32)
 
     def next_inputs(
-        self, time: Any, outputs: Any, state: State, sample_ids: Any, name: str | None = None
-    ) -> tuple[Any, Any, State]:
+        self, time: Nest, outputs: Nest, state: State, sample_ids: Nest, name: str | None = None
+    ) -> tuple[Nest, Nest, State]:
         """Returns which sequences are finished, the next inputs and the state."""
         after = time + 1
         # After the last step the inputs have no row; what is read then is not used.
@@ -167,7 +170,7 @@ class GreedyEmbeddingHelper(Helper):
         ValueError: ``start_tokens`` is not a vector, or ``end_token`` not a scalar.
     """
 
-    def __init__(self, embedding: Any, start_tokens: Any, end_token: Any) -> None:
+    def __init__(self, embedding: Nest, start_tokens: Nest, end_token: Nest) -> None:
         self._embed = (
             embedding
             if callable(embedding)
@@ -181,21 +184,21 @@ class GreedyEmbeddingHelper(Helper):
             raise ValueError("end_token must be a scalar")
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Nest:
         """The number of sequences."""
         return tf.size(self._start)
 
-    def initialize(self, name: str | None = None) -> tuple[Any, Any]:
+    def initialize(self, name: str | None = None) -> tuple[Nest, Nest]:
         """Returns which sequences are finished at first, and the first inputs."""
         return tf.zeros_like(self._start, tf.bool), self._embed(self._start)
 
-    def sample(self, time: Any, outputs: Any, state: State, name: str | None = None) -> Any:
+    def sample(self, time: Nest, outputs: Nest, state: State, name: str | None = None) -> Nest:
         """Returns the symbols that score highest."""
         return tf.cast(tf.argmax(outputs, -1), tf.int32)
 
     def next_inputs(
-        self, time: Any, outputs: Any, state: State, sample_ids: Any, name: str | None = None
-    ) -> tuple[Any, Any, State]:
+        self, time: Nest, outputs: Nest, state: State, sample_ids: Nest, name: str | None = None
+    ) -> tuple[Nest, Nest, State]:
         """Returns which sequences are finished, the next inputs and the state."""
         return tf.equal(sample_ids, self._end), self._embed(sample_ids), state
 
@@ -214,16 +217,16 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 
     def __init__(
         self,
-        embedding: Any,
-        start_tokens: Any,
-        end_token: Any,
-        softmax_temperature: Any = None,
+        embedding: Nest,
+        start_tokens: Nest,
+        end_token: Nest,
+        softmax_temperature: Nest = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(embedding, start_tokens, end_token)
         self._temperature, self._seed = softmax_temperature, seed
 
-    def sample(self, time: Any, outputs: Any, state: State, name: str | None = None) -> Any:
+    def sample(self, time: Nest, outputs: Nest, state: State, name: str | None = None) -> Nest:
         """Draws symbols."""
         scores = outputs if self._temperature is None else outputs / self._temperature
         return tf.cast(tf.squeeze(tf.multinomial(scores, 1, self._seed), [1]), tf.int32)
@@ -237,21 +240,23 @@ class Decoder:
     """True for a decoder that says of every sequence in each step if it is finished."""
 
     @property
-    def output_dtype(self) -> Any:
+    def output_dtype(self) -> Nest:
         """The data types of the outputs of a step, in a nest."""
         raise NotImplementedError
 
-    def initialize(self, name: str | None = None) -> tuple[Any, Any, State]:
+    def initialize(self, name: str | None = None) -> tuple[Nest, Nest, State]:
         """Returns which sequences are finished at first, the first inputs and the first state."""
         raise NotImplementedError
 
     def step(
-        self, time: Any, inputs: Any, state: State, name: str | None = None
-    ) -> tuple[Any, State, Any, Any]:
+        self, time: Nest, inputs: Nest, state: State, name: str | None = None
+    ) -> tuple[Nest, State, Nest, Nest]:
         """Returns outputs, the next state, the next inputs, and which sequences are finished."""
         raise NotImplementedError
 
-    def finalize(self, outputs: Any, final_state: State, sequence_lengths: Any) -> tuple[Any, Any]:
+    def finalize(
+        self, outputs: Nest, final_state: State, sequence_lengths: Nest
+    ) -> tuple[Nest, Nest]:
         """Returns what becomes of the outputs of all steps and of the last state."""
         return outputs, final_state
 
@@ -260,8 +265,8 @@ class Decoder:
 class BasicDecoderOutput(NamedTuple):
     """The outputs of a ``BasicDecoder``, and the symbols that its helper made of them."""
 
-    rnn_output: Any
-    sample_id: Any
+    rnn_output: Nest
+    sample_id: Nest
 
 
 @public.add()
@@ -279,23 +284,23 @@ class BasicDecoder(Decoder):
     """
 
     def __init__(
-        self, cell: Any, helper: Helper, initial_state: State, output_layer: Any = None
+        self, cell: Nest, helper: Helper, initial_state: State, output_layer: Nest = None
     ) -> None:
         if not isinstance(cell, RNNCell):
             raise TypeError(f"cell must be an RNNCell, received: {type(cell)}")
         if not isinstance(helper, Helper):
             raise TypeError(f"helper must be a Helper, received: {type(helper)}")
-        self._cell: Any = cell
+        self._cell: Nest = cell
         self._helper, self._state = helper, initial_state
         self._layer = output_layer or tf.identity
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Nest:
         """The number of sequences."""
         return self._helper.batch_size
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Nest:
         """The number of steps of the helper's inputs; None for a helper that makes its inputs."""
         return getattr(self._helper, "steps", None)
 
@@ -305,13 +310,13 @@ class BasicDecoder(Decoder):
         first = jax.tree.leaves(self._state)[0]
         return BasicDecoderOutput(first.dtype, self._helper.sample_ids_dtype)
 
-    def initialize(self, name: str | None = None) -> tuple[Any, Any, State]:
+    def initialize(self, name: str | None = None) -> tuple[Nest, Nest, State]:
         """Returns which sequences are finished at first, the first inputs and the first state."""
         return (*self._helper.initialize(), self._state)
 
     def step(
-        self, time: Any, inputs: Any, state: State, name: str | None = None
-    ) -> tuple[BasicDecoderOutput, State, Any, Any]:
+        self, time: Nest, inputs: Nest, state: State, name: str | None = None
+    ) -> tuple[BasicDecoderOutput, State, Nest, Nest]:
         """Returns outputs, the next state, the next inputs, and which sequences are finished."""
         with tf.name_scope(name, "BasicDecoderStep"):
             made, state = self._cell(inputs, state)
@@ -328,11 +333,11 @@ def dynamic_decode(
     decoder: Decoder,
     output_time_major: bool = False,
     impute_finished: bool = False,
-    maximum_iterations: Any = None,
+    maximum_iterations: Nest = None,
     parallel_iterations: object = 32,
     swap_memory: bool = False,
-    scope: Any = None,
-) -> tuple[Any, State, Any]:
+    scope: Nest = None,
+) -> tuple[Nest, State, Nest]:
     """Runs a decoder until all sequences are finished; gives the outputs, the last state and the lengths.
 
     Args:
@@ -361,15 +366,17 @@ def dynamic_decode(
         finished, inputs, state = decoder.initialize()
         arrays = jax.tree.map(lambda kind: tf.TensorArray(kind, most), decoder.output_dtype)
 
-        def going(time: Any, arrays: Any, state: Any, inputs: Any, finished: Any, _: Any) -> Any:
+        def going(
+            time: Nest, arrays: Nest, state: Nest, inputs: Nest, finished: Nest, _: Nest
+        ) -> Nest:
             more = tf.logical_not(tf.reduce_all(finished))
             if maximum_iterations is None:
                 return more
             return tf.logical_and(more, time < maximum_iterations)
 
         def step(
-            time: Any, arrays: Any, state: Any, inputs: Any, finished: Any, lengths: Any
-        ) -> Any:
+            time: Nest, arrays: Nest, state: Nest, inputs: Nest, finished: Nest, lengths: Nest
+        ) -> Nest:
             outputs, after, following, ends = decoder.step(time, inputs, state)
             if not decoder.tracks_own_finished:
                 ends = tf.logical_or(ends, finished)
@@ -401,5 +408,5 @@ def _is_array(value: object) -> bool:
     return isinstance(value, tf.TensorArray)
 
 
-def _batch_first(steps: Any) -> Any:
+def _batch_first(steps: Nest) -> Nest:
     return tf.transpose(steps, [1, 0, *range(2, len(steps.get_shape()))])
