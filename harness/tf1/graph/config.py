@@ -20,6 +20,7 @@ class _Options:
 
     defaults: Mapping[str, Any] = {}
 
+    # Only names that were not set come here, so a set option goes before its default.
     def __getattr__(self, name: str) -> Any:
         try:
             return self.defaults[name]
@@ -137,6 +138,7 @@ class ConfigProto(rt.SessionConfig):
 
     def CopyFrom(self, other: ConfigProto) -> None:
         """Takes over all options of another one."""
+        # A message is copied deeply: later changes of the other one must not be seen here.
         self.__dict__.update(copy.deepcopy(vars(other)))
 
     def apply(self) -> None:

@@ -81,6 +81,7 @@ def _as_graph_def(graph: rt.Graph) -> Any:
 
 def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
     """Writes a graph, or its message, as TensorFlow's ``GraphDef``; gives the path of the file."""
+    # Programs that write no graph need no text format.
     from google.protobuf import text_format
 
     message = graph_or_graph_def
@@ -108,6 +109,7 @@ class _AnyGraph(type):
 class Graph(rt.Graph, metaclass=_AnyGraph):
     """``rt.Graph``, whose tensors, operations and sessions have TensorFlow's methods too."""
 
+    # Programs unfinalize a graph by this private name of TensorFlow's.
     _unsafe_unfinalize = rt.Graph.unsafe_unfinalize
 
     def as_graph_def(self, from_version: int | None = None, add_shapes: bool = False) -> Any:
@@ -187,6 +189,7 @@ def control_dependencies(
 @contextlib.contextmanager
 def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
     """Places the operations made within where ``op`` asked to be."""
+    # The open device scopes must not be merged with the device of ``op``.
     with rt.device(None), rt.device(rt.get_default_graph().as_operation(op).device or None):
         yield
 
@@ -225,17 +228,10 @@ def tuple(
     control_inputs: Sequence[object] | None = None,
 ) -> list[rt.Tensor | None]:
     """Returns the tensors, each of which waits for all of them."""
+    # Gradients come in with None for variables that take no part, and go out so.
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
         return [None if t is None else rt.identity(t, "control_dependency") for t in tensors]
-
-
-def with_dependencies(
-    dependencies: Sequence[object], output_tensor: rt.TensorLike, name: str | None = None
-) -> rt.Tensor:
-    """Returns ``output_tensor`` once the dependencies have run."""
-    with rt.control_dependencies(dependencies):
-        return rt.identity(output_tensor, name)
 
 
 @public.add()
@@ -258,7 +254,9 @@ def gradients(
     stop_gradients: Any = None,
 ) -> list[Any]:
     """Calls ``rt.gradients``: a tensor or None for each of ``xs``, beside its forward operation."""
+    # TensorFlow returns a list for a single x, too.
     many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
+    # JAX has no derivative of nothing, where TensorFlow returns None for each x.
     if not many or isinstance(ys, list | _Tuple) and not ys:
         return [None] * len(many)
     stopped = [] if stop_gradients is None else stop_gradients

@@ -91,6 +91,7 @@ def find_part(tensor: rt.Tensor, name: str) -> rt.Tensor:
                 f"tf.IndexedSlices with {name}"
             )
         shape = [size for size in tensor.shape or () if size is not None]
+        # The parts are constants of the whole graph, wherever they are first asked for.
         with tensor.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
             places = constant(np.arange(shape[0], dtype=np.int32))
             parts = _Parts(tensor, places, constant(np.array(shape, np.int64)))
@@ -102,8 +103,10 @@ def find_part(tensor: rt.Tensor, name: str) -> rt.Tensor:
 def _is_of_lookup(tensor: rt.Tensor) -> bool:
     """Returns True for the gradient of a table whose rows were looked up, and which was used for nothing else."""
     op = tensor.op
+    # The gradients of several lookups of one table are added up.
     if op.type == "AddN":
         return all(map(_is_of_lookup, op.inputs))
+    # The table is the first input of a lookup, so its gradient is the first output.
     if op.type != "Gradient" or tensor.index or tensor.shape is None or None in tensor.shape:
         return False
     return any(

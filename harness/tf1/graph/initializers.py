@@ -141,9 +141,11 @@ class variance_scaling_initializer(Initializer):
     def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        # A layer without inputs has a fan of 0.
         variance = self.scale / max(1.0, n)
         distribution = self.distribution.lower()
         if distribution == "uniform":
+            # A uniform distribution in [-a, a) has the variance a * a / 3.
             limit = math.sqrt(3 * variance)
             return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
         if distribution == "untruncated_normal":
@@ -194,5 +196,6 @@ def fans(shape: Sequence[int]) -> tuple[float, float]:
     if len(shape) < 2:
         n = float(shape[0]) if shape else 1.0
         return n, n
+    # Each output of a convolution sees all inputs at every place of the filter.
     field = math.prod(shape[:-2])
     return float(field * shape[-2]), float(field * shape[-1])

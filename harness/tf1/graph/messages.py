@@ -58,6 +58,7 @@ class Timeline:
 
         Transfers are always shown, memory never.
         """
+        # Programs write the trace of every step, traced or not.
         if not self._step_stats.dev_stats:
             return json.dumps({"traceEvents": []})
         return json.dumps(chrome_trace(SimpleNamespace(step_stats=self._step_stats)))  # type: ignore[arg-type]
@@ -84,6 +85,7 @@ def list_local_devices(session_config: object = None) -> list[DeviceAttributes]:
     """Returns the devices that JAX has in this process."""
     found = []
     for device in jax.local_devices():
+        # JAX names the platform of a GPU by its maker.
         kind = "GPU" if device.platform in ("gpu", "cuda", "rocm") else device.platform.upper()
         limit = (device.memory_stats() or {}).get("bytes_limit", 0) if kind != "CPU" else 0
         found.append(

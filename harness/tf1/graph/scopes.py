@@ -67,6 +67,7 @@ class VariableScope:
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls ``tf.get_variable`` in this scope."""
+        # The scope need not be open: programs keep one and make variables in it later.
         with _inside(self):
             return get_variable(name, *args, **kwargs)
 
@@ -132,6 +133,7 @@ def get_variable_scope() -> VariableScope:
 @contextlib.contextmanager
 def _inside(scope: VariableScope) -> Iterator[None]:
     entry = (rt.get_default_graph(), scope)
+    # Scopes are open by thread, as in TensorFlow: towers may be built by several threads.
     _threads.scopes.append(entry)
     try:
         yield
@@ -283,6 +285,7 @@ def get_variable(
 @public.add()
 def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls ``get_variable`` for a variable of which each session has a copy; collections are not taken."""
+    # A local variable is never trained: each session would train its own copy.
     collections = [*(kwargs.pop("collections", None) or ()), rt.GraphKeys.LOCAL_VARIABLES]
     return get_variable(name, *args, **(kwargs | {"collections": collections, "trainable": False}))
 
@@ -304,6 +307,7 @@ def _get_or_make(
     if shape is not None:
         listed = [shape] if isinstance(shape, int) else shape
         sizes = static_number(listed, f"{full}: the shape")
+    # Names are looked up by graph, so that two graphs may have variables of one name.
     found = variables.get(full)
     if found is not None:
         if not scope.reuse:
@@ -362,6 +366,7 @@ def _make_variable(
         # bools.
         initializer = glorot_uniform_initializer() if floating else zeros_initializer()
     value: Any = initializer
+    # Programs give the class of an initializer, too: tf.zeros_initializer without parentheses.
     if isinstance(initializer, type):
         initializer = initializer()
     if callable(initializer) and not is_tensor(initializer):

@@ -98,6 +98,7 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             raise ValueError(
                 f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'"
             )
+        # The initializer is there already, so that a final graph can load values too.
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
 
@@ -120,6 +121,7 @@ def _as_value(value: rt.TensorLike, variable: rt.Variable) -> Any:
         return value
     if variable.dtype.hasobject:
         return value
+    # The default graph may be another one, as in a function that changes the variables of a model.
     with variable.graph.as_default():
         return constant(value, variable.dtype)
 

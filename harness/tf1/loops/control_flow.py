@@ -21,14 +21,14 @@ from harness.tf1.loops.nests import (
     Arrays,
     Made,
     Nest,
-    callables,
-    compatible,
-    operation,
-    tensors,
-    unflatten,
-    unpacked,
+    add_operation_of,
+    as_tensors,
+    check_callable,
+    shapes_agree,
+    unflatten_nest,
+    unpack_single,
 )
-from harness.tf1.loops.subgraph import Condition, Subgraph, subgraph
+from harness.tf1.loops.subgraph import Condition, Subgraph, make_subgraph
 from harness.tf1.ops.array_ops import as_tensor
 from harness.tf1.ops.lift import Public
 
@@ -46,12 +46,14 @@ def cond(
     fn2: Made | None = None,
 ) -> Nest:
     """Calls both functions now; a step computes the chosen one and does what is done in that one."""
+    # In TensorFlow 1.0 the name stood in the fourth place.
     if isinstance(strict, str):
         name = strict
     yes, no = true_fn or fn1, false_fn or fn2
+    # Both functions would be built for nothing, and TensorFlow refuses a bool as well.
     if isinstance(pred, bool):
         raise TypeError("pred must not be a Python bool: use an if")
-    callables(true_fn=yes, false_fn=no)
+    check_callable(true_fn=yes, false_fn=no)
     assert yes is not None and no is not None
     asked = as_tensor(pred)
     if asked.dtype != np.bool_:
@@ -59,12 +61,13 @@ def cond(
     if asked.shape not in ((), None):
         raise ValueError(f"tf.cond: {asked.name!r} must be a scalar, not of shape {asked.shape}")
     with asked.graph.as_default(), rt.name_scope(name or "cond") as scope:
+        # All that is made from this operation on belongs to one of the two functions.
         chosen = rt.identity(asked, "pred_id")
         found = []
         for function, value in ((yes, True), (no, False)):
             what = f"{'true' if value else 'false'}_fn of tf.cond"
-            results, structure = tensors(function(), what)
-            part = subgraph(
+            results, structure = as_tensors(function(), what)
+            part = make_subgraph(
                 results, first=chosen.op.id, what=what, condition=Condition(chosen, value)
             )
             found.append((part, structure))
@@ -74,8 +77,8 @@ def cond(
         def run(given: jax.Array, of_true: Arrays, of_false: Arrays) -> object:
             return jax.lax.cond(given, lambda: true((), of_true), lambda: false((), of_false))
 
-        results = operation(run, scope, (true, false), chosen)
-    return unpacked(unflatten(structure, results), strict is True)
+        results = add_operation_of(run, scope, (true, false), chosen)
+    return unpack_single(unflatten_nest(structure, results), strict is True)
 
 
 def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: PyTreeDef) -> None:
@@ -86,11 +89,10 @@ def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: P
             raise ValueError(
                 f"tf.cond: true_fn gives {one.dtype.name} where false_fn gives {two.dtype.name}"
             )
-        if not compatible(one, two):
+        if not shapes_agree(one, two):
             raise ValueError(
                 f"tf.cond: true_fn gives the shape {one.shape} where false_fn gives {two.shape}, "
-                "and XLA needs one: "
-                "tf.pad the smaller one"
+                "and XLA needs one: tf.pad the smaller one"
             )
 
 
@@ -119,9 +121,11 @@ def case(
             )
         if default is None:
             checks.append(rt.check(count > 0, "tf.case: none of the predicates is true: ", [count]))
+            # One predicate is true, so the last function needs no condition of its own.
             *pairs, (_, default) = pairs
         with rt.control_dependencies(checks):
             chosen = default
+            # The first pair comes outermost, so that its function is asked first.
             for pred, function in reversed(pairs):
                 chosen = functools.partial(cond, pred, function, chosen, True)
-            return unpacked(chosen(), strict)
+            return unpack_single(chosen(), strict)

@@ -36,17 +36,18 @@ class Unwritten:
         raise NotImplementedError
 
 
-def flatten(nest: Nest) -> tuple[list[object], PyTreeDef]:
+def flatten_nest(nest: Nest) -> tuple[list[object], PyTreeDef]:
     """Returns the leaves of a nest, None among them, and its structure."""
+    # JAX drops None, where a function of the program has forgotten to return a tensor.
     return jax.tree.flatten(nest, is_leaf=lambda leaf: leaf is None)
 
 
-def unflatten(structure: PyTreeDef, leaves: Sequence[object]) -> Nest:
+def unflatten_nest(structure: PyTreeDef, leaves: Sequence[object]) -> Nest:
     """Returns the nest of this structure."""
     return jax.tree.unflatten(structure, leaves)
 
 
-def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
+def as_tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
     """Returns the leaves of a nest as tensors, and its structure.
 
     An operation becomes a tensor that waits for it.
@@ -54,17 +55,18 @@ def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
     Raises:
         ValueError: a leaf is None.
     """
-    leaves, structure = flatten(nest)
-    return [tensor(leaf, what) for leaf in leaves], structure
+    leaves, structure = flatten_nest(nest)
+    return [leaf_as_tensor(leaf, what) for leaf in leaves], structure
 
 
-def tensor(leaf: Nest, what: str) -> rt.Tensor:
-    """Returns a leaf as a tensor, as ``tensors`` makes it."""
+def leaf_as_tensor(leaf: Nest, what: str) -> rt.Tensor:
+    """Returns a leaf as a tensor, as ``as_tensors`` makes it."""
     if leaf is None:
         raise ValueError(f"{what} must give tensors, not None")
     if isinstance(leaf, Unwritten):
         return leaf.content()
     if isinstance(leaf, rt.Operation):
+        # An operation has no value that a compiled conditional could return.
         with rt.control_dependencies([leaf]):
             return rt.identity(True, "control_dependency")
     return rt.as_tensor(
@@ -72,25 +74,26 @@ def tensor(leaf: Nest, what: str) -> rt.Tensor:
     )
 
 
-def callables(**functions: object) -> None:
+def check_callable(**functions: object) -> None:
     """Raises TypeError for the first argument that cannot be called, by name."""
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable.")
 
 
-def unpacked(nest: Nest, strict: bool) -> Nest:
+def unpack_single(nest: Nest, strict: bool) -> Nest:
     """Returns ``x`` for ``[x]``, as TensorFlow does, unless ``strict``."""
+    # A named tuple is one value to the program, also with a single field.
     single = isinstance(nest, list | tuple) and len(nest) == 1 and not hasattr(nest, "_fields")
     return nest[0] if single and not strict else nest
 
 
-def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
+def shapes_agree(one: rt.Tensor, other: rt.Tensor) -> bool:
     """Returns True if both may be of one shape."""
     return TensorShape(one.shape).is_compatible_with(other.shape)
 
 
-def operation(
+def add_operation_of(
     fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object
 ) -> list[rt.Tensor]:
     """Adds one operation ``fn(*inputs, arrays captured by each of parts ...)``."""

@@ -12,8 +12,16 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 import runtime as rt
-from harness.tf1.loops.nests import Arrays, Made, Nest, callables, operation, tensors, unflatten
-from harness.tf1.loops.subgraph import Subgraph, subgraph
+from harness.tf1.loops.nests import (
+    Arrays,
+    Made,
+    Nest,
+    add_operation_of,
+    as_tensors,
+    check_callable,
+    unflatten_nest,
+)
+from harness.tf1.loops.subgraph import Subgraph, make_subgraph
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Public
 
@@ -63,30 +71,30 @@ class _RowLoop:
             gives: a nest of the data types of the results; those of ``elems`` by default.
         """
         what = self.what
-        callables(fn=fn)
-        rows, structure = tensors(elems, f"{what}: elems")
+        check_callable(fn=fn)
+        rows, structure = as_tensors(elems, f"{what}: elems")
         from_row = self.carries and carried is None
         scope_name = name or what.removeprefix("tf.")
         with rt.Graph.of(*rows).as_default(), rt.name_scope(scope_name) as scope:
             begin, shape = list[rt.Tensor](), structure
             if carried is not None:
-                begin, shape = tensors(carried, f"{what}: initializer")
+                begin, shape = as_tensors(carried, f"{what}: initializer")
             # The function runs once, on placeholders for a row and for the carried values.
             stands = [_stand_for_row(t, what) for t in rows]
             like = stands if from_row else begin
             before = [rt.placeholder(t.dtype, t.shape, "carried") for t in like]
-            carry = [unflatten(shape, before)] if self.carries else []
-            results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
-            part = subgraph(
+            carry = [unflatten_nest(shape, before)] if self.carries else []
+            results, made = as_tensors(fn(*carry, unflatten_nest(structure, stands)), f"{what}: fn")
+            part = make_subgraph(
                 results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}"
             )
             _check_row(what, before, shape, results, made, gives, rows)
             run = functools.partial(self._run, part, from_row)
-            out = operation(run, scope, (part,), begin, rows)
+            out = add_operation_of(run, scope, (part,), begin, rows)
             # back_prop=False promises no derivative: tf.gradients gives None through the loop.
             if not back_prop:
                 rt.lowlevel.without_derivative(out[0])
-        return unflatten(made, out)
+        return unflatten_nest(made, out)
 
     def _run(
         self, part: Subgraph, from_row: bool, begin: Arrays, rows: Arrays, captured: Arrays
@@ -126,6 +134,7 @@ def _check_row(
     if before:
         wanted, told = [t.dtype.name for t in before], f"fn makes {{}} {found}: use tf.cast"
     else:
+        # TensorFlow's rule: the results of map_fn have the dtypes of the rows unless dtype= says others.
         given = [t.dtype for t in rows] if gives is None else jax.tree.leaves(gives)
         wanted = [as_dtype(each).dtype.name for each in given]
         told = f"fn gives {found}, and not {{}}: give dtype="

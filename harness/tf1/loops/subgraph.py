@@ -72,6 +72,7 @@ class Subgraph:
                 stack.extend(reversed(tensor.op.inputs))
         self._inner_names = tuple(captured)
         self.captured = tuple(captured.values())
+        # In the order in which they were made, inputs come before what needs them.
         self.operations = tuple(sorted(needed, key=lambda op: op.id))
 
     @property
@@ -128,6 +129,7 @@ class Subgraph:
         """Computes the values of ``results``, which are some of the tensors within."""
         values: dict[rt.Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
         values |= zip(self._inner_names, captured, strict=True)
+        # A counter is computed without the rest of the loop, which may need what is unknown yet.
         needed = {tensor.op for tensor in self._behind(results)}
         for op in self.operations:
             if op in needed:
@@ -164,7 +166,7 @@ def _evaluate_op(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyAr
         return op.body.fn(*arrays)
 
 
-def subgraph(
+def make_subgraph(
     results: Sequence[rt.Tensor],
     arguments: Sequence[rt.Tensor] = (),
     *,
@@ -330,6 +332,7 @@ def _add_conditional(
 def _make_conditional(
     op: rt.Operation, body: kinds.Update | kinds.Host, condition: Condition
 ) -> kinds.Update | kinds.Host:
+    # An effect that does not happen has outputs all the same.
     zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
     attrs: dict[str, Any] = {"value": condition.value, "attrs": {}, "outputs": zeros}
     if isinstance(body, kinds.Host):
@@ -352,6 +355,7 @@ def _make_conditional(
 
 def _reads_its_variable(op: rt.Operation) -> bool:
     """Returns True if an update computes its inputs from its variable, which so has a value."""
+    # An update such as v.assign(v + 1) fails without a value in TensorFlow, too.
     written = getattr(op.body, "variables", ())
     stack, seen = [tensor.op for tensor in op.inputs], set[rt.Operation]()
     while stack:
@@ -378,6 +382,7 @@ def _choose_inputs(condition: Condition, inputs: Subgraph, op: rt.Operation) -> 
     def chosen(
         given: jax.Array, captured: Sequence[jax.Array], *_: object
     ) -> tuple[jax.Array, ...]:
+        # The branch that is not chosen needs the shapes, which only the step knows.
         shapes = jax.eval_shape(lambda arrays: inputs((), arrays), captured)
         return jax.lax.cond(  # type: ignore[no-any-return]
             condition.holds(given),
@@ -402,6 +407,7 @@ def _update_if(body: kinds.Update, condition: Condition) -> _Function:
             return tuple(jnp.asarray(a) for a in found)
 
         def keep() -> tuple[jax.Array, ...]:
+            # Both branches of XLA's conditional return arrays of the same shapes.
             outputs = jax.eval_shape(run)[count:]
             return (*(jnp.asarray(a) for a in old), *(jnp.zeros(s.shape, s.dtype) for s in outputs))
 

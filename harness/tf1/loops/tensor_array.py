@@ -21,7 +21,7 @@ public = Public("tf", "Conditionals and loops")
 
 
 @op("TensorArrayWrite")
-def _write(rows: Array, index: Array, value: Array, name: str | None = None) -> Array:
+def _write(rows: Array, index: Array, value: Array) -> Array:
     rows = jnp.asarray(rows)
     # Guesses for a row and for the rows of unknown rank do not fit together. The result has the
     # shape of the rows.
@@ -32,12 +32,12 @@ def _write(rows: Array, index: Array, value: Array, name: str | None = None) -> 
 
 
 @op("TensorArray")
-def _rows_like(value: Array, size: Static, name: str | None = None) -> Array:
+def _rows_like(value: Array, size: Static) -> Array:
     return jnp.zeros((size, *jnp.shape(value)), jnp.result_type(value))
 
 
 @op("TensorArrayConcat")
-def _concat(rows: Array, name: str | None = None) -> Array:
+def _concat(rows: Array) -> Array:
     return jnp.reshape(rows, (-1, *jnp.shape(rows)[2:]))
 
 
@@ -141,6 +141,7 @@ class TensorArray:
         """
         row = self._checked(value)
         self._row_like(row.shape)
+        # A loop learns from it the shape of rows that were not written before.
         self._of.written = row
         rows = self._content if isinstance(self._content, rt.Tensor) else self._of.like(row)
         made: rt.Tensor = _write(rows, index, row, name)
@@ -199,6 +200,7 @@ class TensorArray:
 
 
 def _flatten(array: TensorArray) -> tuple[tuple[object, ...], _Rows]:
+    # The rows alone change in a loop; what all versions share is the structure.
     return (array._content,), array._of
 
 

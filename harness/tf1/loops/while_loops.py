@@ -15,16 +15,16 @@ from harness.tf1.loops.nests import (
     Made,
     Nest,
     Unwritten,
-    callables,
-    compatible,
-    flatten,
-    operation,
-    tensor,
-    tensors,
-    unflatten,
-    unpacked,
+    add_operation_of,
+    as_tensors,
+    check_callable,
+    flatten_nest,
+    leaf_as_tensor,
+    shapes_agree,
+    unflatten_nest,
+    unpack_single,
 )
-from harness.tf1.loops.subgraph import Subgraph, subgraph
+from harness.tf1.loops.subgraph import Subgraph, make_subgraph
 from harness.tf1.ops.lift import Public
 from harness.tf1.ops.shapes import TensorShape
 from harness.tf1.ops.static import Deferred, known_while_tracing, static, takes_shapes_only
@@ -52,13 +52,15 @@ def while_loop(
     and shapes. Else n turns cost n * n / 2 there, because each state is made anew from the
     beginning.
     """
-    callables(cond=cond, body=body)
-    leaves, structure = flatten(loop_vars)
+    check_callable(cond=cond, body=body)
+    leaves, structure = flatten_nest(loop_vars)
     if not leaves:
         raise ValueError("No loop variables provided")
     with rt.Graph.of(*leaves).as_default(), rt.name_scope(name or "while") as scope:
         known = [
-            None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars")
+            None
+            if isinstance(leaf, Unwritten)
+            else leaf_as_tensor(leaf, "tf.while_loop: loop_vars")
             for leaf in leaves
         ]
         _check_invariants(known, shape_invariants)
@@ -66,24 +68,24 @@ def while_loop(
         # the first placeholder on are the loop's.
         stands = [_stands_for(leaf, t) for leaf, t in zip(leaves, known, strict=True)]
         first = stands[0].op.id
-        arguments = unflatten(structure, stands)
+        arguments = unflatten_nest(structure, stands)
         if not isinstance(arguments, list | tuple) or hasattr(arguments, "_fields"):
             arguments = [arguments]
         going = _scalar_bool(cond(*arguments))
         given = body(*arguments)
         # TensorFlow lets the body of a single loop variable return the tensor without a list.
         given = [given] if len(arguments) == 1 and not isinstance(given, list | tuple) else given
-        results, _ = tensors(given, "the body of tf.while_loop")
+        results, _ = as_tensors(given, "the body of tf.while_loop")
         _check_turn(stands, results)
-        begin = [_begin(leaf, t, known, stands) for leaf, t in zip(leaves, known, strict=True)]
-        test = subgraph([going], stands, first=first, what="the condition of tf.while_loop")
-        turn = subgraph(results, stands, first=first, what="the body of tf.while_loop")
-        made = _Loop(test, turn, begin, maximum_iterations).made(scope, back_prop)
-    return unpacked(unflatten(structure, made), return_same_structure)
+        begin = [_find_begin(leaf, t, known, stands) for leaf, t in zip(leaves, known, strict=True)]
+        test = make_subgraph([going], stands, first=first, what="the condition of tf.while_loop")
+        turn = make_subgraph(results, stands, first=first, what="the body of tf.while_loop")
+        made = _Loop(test, turn, begin, maximum_iterations).add_to_graph(scope, back_prop)
+    return unpack_single(unflatten_nest(structure, made), return_same_structure)
 
 
 def _scalar_bool(going: Nest) -> rt.Tensor:
-    (tensor,), _ = tensors(unpacked(going, False), "the condition of tf.while_loop")
+    (tensor,), _ = as_tensors(unpack_single(going, False), "the condition of tf.while_loop")
     if tensor.dtype != np.bool_:
         raise TypeError(f"the condition of tf.while_loop gives {tensor.dtype.name}, not a bool")
     if tensor.shape not in ((), None):
@@ -103,7 +105,7 @@ def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
     return rt.placeholder(leaf.dtype, None, "Identity")
 
 
-def _begin(
+def _find_begin(
     leaf: object,
     begin: rt.Tensor | None,
     known: Sequence[rt.Tensor | None],
@@ -117,20 +119,24 @@ def _begin(
     if row is None or row.shape is not None and None not in row.shape:
         return leaf.content()
     given = [(s, t) for s, t in zip(stands, known, strict=True) if t is not None]
-    part = subgraph(
+    part = make_subgraph(
         [row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray"
     )
     if part.depends_on([row], takes_shapes_only)[0] - {s for s, _ in given}:
         raise ValueError(
             "tf.TensorArray: what is written depends on what was written: give element_shape"
         )
-    others = subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
+    others = make_subgraph(
+        [row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray"
+    )
 
     def zeros(begin: Arrays, captured: Arrays) -> jax.Array:
         shape = jax.eval_shape(others, begin, captured)[0].shape
         return jnp.zeros(shape, row.dtype)
 
-    (like,) = operation(lambda *arrays: [zeros(*arrays)], "row", (others,), [t for _, t in given])
+    (like,) = add_operation_of(
+        lambda *arrays: [zeros(*arrays)], "row", (others,), [t for _, t in given]
+    )
     return leaf.like(like)
 
 
@@ -158,11 +164,11 @@ def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None
             raise rt.InvalidArgumentError(
                 f"tf.while_loop: the body makes {one.dtype.name} {two.dtype.name}: use tf.cast"
             )
-        if not compatible(one, two):
-            raise _changed(one.shape, two.shape)
+        if not shapes_agree(one, two):
+            raise _shape_changed(one.shape, two.shape)
 
 
-def _changed(one: object, two: object) -> ValueError:
+def _shape_changed(one: object, two: object) -> ValueError:
     return rt.InvalidArgumentError(
         f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a "
         "tf.TensorArray, or into "
@@ -195,6 +201,7 @@ class _Loop:
         limit: rt.TensorLike | None,
     ) -> None:
         self._test, self._turn, self._begin = test, turn, begin
+        # A limit of shapes is known when the step is traced; a computed one is an input of the loop.
         known = not isinstance(limit, rt.Tensor | rt.Variable) or known_while_tracing(
             rt.as_tensor(limit)
         )
@@ -231,7 +238,7 @@ class _Loop:
         """Returns each loop variable with its value after one turn."""
         return list(zip(self._turn.arguments, self._turn.results, strict=True))
 
-    def _count(
+    def _count_turns(
         self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays
     ) -> int | None:
         """Returns the number of turns; None when it is not known before the step."""
@@ -255,20 +262,21 @@ class _Loop:
         names, results = [a for a, _ in counters], [r for _, r in counters]
 
         def beside(state: Arrays) -> Arrays:
+            # A counter is computed from counters alone, so the others may keep their first values.
             now = dict(zip(names, state, strict=True))
             return [now.get(a, b) for a, b in zip(self._turn.arguments, begin, strict=True)]
 
-        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+        def goes_on(state: tuple[jax.Array, Arrays]) -> jax.Array:
             return (state[0] < _MOST_TURNS) & self._test(beside(state[1]), of_test)[0]
 
         def turn(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             return state[0] + 1, list(self._turn.some(results, beside(state[1]), of_turn))
 
         first = (jnp.asarray(0, np.int32), [known[a] for a in names])
-        turns: jax.Array = jax.lax.while_loop(going, turn, first)[0]
+        turns: jax.Array = jax.lax.while_loop(goes_on, turn, first)[0]
         return turns
 
-    def made(self, name: str, back_prop: bool) -> list[rt.Tensor]:
+    def add_to_graph(self, name: str, back_prop: bool) -> list[rt.Tensor]:
         """Returns the loop variables at the end."""
         limit = self._limit
         sources = [
@@ -283,17 +291,19 @@ class _Loop:
             of_turn: Arrays,
         ) -> object:
             self._check_shapes(begin, of_turn)
-            turns = self._count(known[0], begin, of_test, of_turn)
+            turns = self._count_turns(known[0], begin, of_test, of_turn)
             most = limit.value(known[1]) if isinstance(limit, Deferred) else limit
             # A known number of turns makes a scan, for whose derivative JAX keeps the states.
             if turns is not None:
-                return self._counting(begin, of_turn, turns if most is None else min(turns, most))
+                return self._run_counted(
+                    begin, of_turn, turns if most is None else min(turns, most)
+                )
             # Without any limit only a while loop of XLA's is left, whose derivative is ours.
             if most is None:
                 return self._as_often()(begin, of_test, of_turn, computed)
             return self._at_most(int(most))(begin, of_test, of_turn)
 
-        results = operation(
+        results = add_operation_of(
             run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit
         )
         # back_prop=False promises no derivative, so tf.gradients must give None through the loop.
@@ -302,35 +312,37 @@ class _Loop:
         return results
 
     def _check_shapes(self, begin: Arrays, of_turn: Arrays) -> None:
+        # Shapes that were unknown while the graph was built are known now.
         after = jax.eval_shape(self._turn, begin, of_turn)
         for one, two in zip(begin, after, strict=True):
             if one.shape != two.shape:
-                raise _changed(one.shape, two.shape)
+                raise _shape_changed(one.shape, two.shape)
 
-    def _next(self, now: Arrays, of_turn: Arrays, turn: jax.Array) -> list[jax.Array]:
+    def _next_state(self, now: Arrays, of_turn: Arrays, turn: jax.Array) -> list[jax.Array]:
         return list(self._turn(now, self._turn.with_step(of_turn, turn)))
 
-    def _counting(self, begin: Arrays, of_turn: Arrays, turns: int) -> Arrays:
+    def _run_counted(self, begin: Arrays, of_turn: Arrays, turns: int) -> Arrays:
         def step(now: Arrays, turn: jax.Array) -> tuple[Arrays, None]:
-            return self._next(now, of_turn, turn), None
+            return self._next_state(now, of_turn, turn), None
 
+        # The number of the turn is mixed into random keys, so that each turn draws its own.
         last, _ = jax.lax.scan(step, list(begin), jnp.arange(turns, dtype=np.int32))
         return last
 
-    def _until(
+    def _run_until(
         self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None
     ) -> tuple[jax.Array, Arrays]:
         """Returns the number of turns, and the loop variables after them."""
 
-        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+        def goes_on(state: tuple[jax.Array, Arrays]) -> jax.Array:
             more = self._test(state[1], of_test)[0]
             return more if most is None else more & (state[0] < most)
 
         def step(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
-            return state[0] + 1, self._next(state[1], of_turn, state[0])
+            return state[0] + 1, self._next_state(state[1], of_turn, state[0])
 
         found: tuple[jax.Array, Arrays] = jax.lax.while_loop(
-            going, step, (jnp.asarray(0, np.int32), list(begin))
+            goes_on, step, (jnp.asarray(0, np.int32), list(begin))
         )
         return found
 
@@ -343,21 +355,21 @@ class _Loop:
 
         @jax.custom_vjp
         def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None) -> Arrays:
-            return self._until(begin, of_test, of_turn, most)[1]
+            return self._run_until(begin, of_test, of_turn, most)[1]
 
         def forward(
             begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None
         ) -> tuple[Arrays, tuple[jax.Array, Arrays, Arrays]]:
-            turns, last = self._until(begin, of_test, of_turn, most)
+            turns, last = self._run_until(begin, of_test, of_turn, most)
             return last, (turns, begin, of_turn)
 
         loop.defvjp(forward, self._backward)
         return loop
 
-    def _after(self, turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
+    def _state_after(self, turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
         """Returns the loop variables after some turns."""
         last: Arrays = jax.lax.fori_loop(
-            0, turns, lambda i, now: self._next(now, of_turn, i), list(begin)
+            0, turns, lambda i, now: self._next_state(now, of_turn, i), list(begin)
         )
         return last
 
@@ -376,9 +388,9 @@ class _Loop:
         first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
         of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
         return (
-            _with([None] * len(begin), moved, of_begin),
+            _replace_at([None] * len(begin), moved, of_begin),
             None,
-            _with([None] * len(of_turn), used, of_used),
+            _replace_at([None] * len(of_turn), used, of_used),
             None,
         )
 
@@ -399,10 +411,12 @@ class _Loop:
             moved: places in ``begin`` with a derivative.
             used: places in ``of_turn`` with a derivative.
         """
-        now = self._after(turn, begin, of_turn)
+        now = self._state_after(turn, begin, of_turn)
 
         def once(some: Arrays, others: Arrays) -> list[jax.Array]:
-            following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
+            following = self._next_state(
+                _replace_at(now, moved, some), _replace_at(of_turn, used, others), turn
+            )
             return [following[k] for k in moved]
 
         pull: Callable[..., tuple[Arrays, Arrays]]
@@ -420,7 +434,7 @@ class _Loop:
                 # The turns behind the end keep the state, so that the derivative passes through
                 # them unchanged.
                 then = jax.lax.cond(
-                    going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1])
+                    going, lambda: self._next_state(state[1], of_turn, turn), lambda: list(state[1])
                 )
                 return (going, then), None
 
@@ -431,8 +445,9 @@ class _Loop:
 
         @jax.custom_vjp
         def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
-            return self._until(begin, of_test, of_turn, most)[1]
+            return self._run_until(begin, of_test, of_turn, most)[1]
 
+        # The forward pass stops at the end; only the derivative pays for all turns.
         loop.defvjp(
             lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes)
         )
@@ -444,7 +459,7 @@ def _find_floating(arrays: Arrays) -> list[int]:
     return [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, np.inexact)]
 
 
-def _with(
+def _replace_at(
     values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]
 ) -> list[_Value]:
     """Returns ``values``, with others in some places."""

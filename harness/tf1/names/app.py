@@ -14,6 +14,7 @@ from harness.tf1.names.missing import namespace as _namespace
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
     """Calls ``absl.app.run``, which parses the flags, calls ``main(argv)`` and exits with the result."""
+    # TensorFlow calls the function ``main`` of the program that was started.
     chosen = main or sys.modules["__main__"].main
     # Other flags are the program's own affair, as in TensorFlow.
     absl_app.run(chosen, argv, flags_parser=flags.parse)

@@ -28,6 +28,7 @@ def _in_full(argument: str) -> str:
     name, equals, value = argument.removeprefix("--").partition("=")
     if not name or name in known or not argument.startswith("--"):
         return argument
+    # absl's own flags do not count: TensorFlow 1.0 knew none of them.
     longer = [each for each in known if each.startswith(name) and not _is_absls(each)]
     return f"--{longer[0]}{equals}{value}" if len(longer) == 1 else argument
 
@@ -49,6 +50,7 @@ class FlagValues:
         if name.startswith("__"):
             raise AttributeError(name)
         values = absl_flags.FLAGS
+        # Programs read flags before tf.app.run, as TensorFlow 1 allowed.
         if not values.is_parsed():
             parse(sys.argv)
         return getattr(values, name)
@@ -90,7 +92,7 @@ def _free(flag_name: str) -> None:
         delattr(absl_flags.FLAGS, flag_name)
 
 
-def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
+def _make_definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
     def define_flag(
         flag_name: str, default_value: Any = None, docstring: str = "", **options: Any
     ) -> Any:
@@ -110,19 +112,17 @@ class _IntegerParser(absl_flags.IntegerParser):
 
 
 def _define_integer(name: str, default: Any, help: str, **options: Any) -> Any:
-    """Defines a flag that is a whole number."""
     serializer = absl_flags.ArgumentSerializer[Any]()
-    return absl_flags.DEFINE(
-        _IntegerParser(), name, default, help, serializer=serializer, **options
-    )
+    parser = _IntegerParser()
+    return absl_flags.DEFINE(parser, name, default, help, serializer=serializer, **options)
 
 
-DEFINE_string = _definer("DEFINE_string", "a string", absl_flags.DEFINE_string)
-DEFINE_integer = _definer("DEFINE_integer", "a whole number", _define_integer)
-DEFINE_float = _definer("DEFINE_float", "a number", absl_flags.DEFINE_float)
-DEFINE_boolean = _definer("DEFINE_boolean", "true or false", absl_flags.DEFINE_boolean)
-DEFINE_bool = _definer("DEFINE_bool", "true or false", absl_flags.DEFINE_boolean)
-DEFINE_list = _definer("DEFINE_list", "a list, separated by commas", absl_flags.DEFINE_list)
+DEFINE_string = _make_definer("DEFINE_string", "a string", absl_flags.DEFINE_string)
+DEFINE_integer = _make_definer("DEFINE_integer", "a whole number", _define_integer)
+DEFINE_float = _make_definer("DEFINE_float", "a number", absl_flags.DEFINE_float)
+DEFINE_boolean = _make_definer("DEFINE_boolean", "true or false", absl_flags.DEFINE_boolean)
+DEFINE_bool = _make_definer("DEFINE_bool", "true or false", absl_flags.DEFINE_boolean)
+DEFINE_list = _make_definer("DEFINE_list", "a list, separated by commas", absl_flags.DEFINE_list)
 
 
 def DEFINE_enum(

@@ -1,26 +1,15 @@
 """``tf.logging``: absl logging by TensorFlow's names."""
 
-from absl import logging as _logging
-from absl.logging import debug as debug
-from absl.logging import error as error
-from absl.logging import fatal as fatal
-from absl.logging import flush as flush
-from absl.logging import get_verbosity as get_verbosity
-from absl.logging import info as info
-from absl.logging import log as log
-from absl.logging import log_every_n as log_every_n
-from absl.logging import log_first_n as log_first_n
-from absl.logging import set_verbosity as set_verbosity
-from absl.logging import vlog as vlog
-from absl.logging import warning as warning
+from absl import logging as absl_logging
 
-from harness.tf1.names.missing import namespace as _namespace
+from harness.tf1.names.missing import namespace
+from harness.tf1.names.table import add_names
 
-DEBUG = _logging.DEBUG
-INFO = _logging.INFO
-WARN = _logging.WARNING
-ERROR = _logging.ERROR
-FATAL = _logging.FATAL
-warn = warning
+_SAME = """
+    DEBUG INFO ERROR FATAL debug error fatal flush get_verbosity info log log_every_n log_first_n set_verbosity vlog warning
+    """.split()
 
-__getattr__, _ = _namespace("tf.logging")
+add_names("tf.logging", {name: getattr(absl_logging, name) for name in _SAME})
+add_names("tf.logging", {"WARN": absl_logging.WARNING, "warn": absl_logging.warning})
+
+__getattr__, __dir__ = namespace("tf.logging")

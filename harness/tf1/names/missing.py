@@ -124,6 +124,7 @@ def advice(full: str) -> str:
     parts = full.split(".")
     known = THE_REST | INSTEAD
     return next(
+        # The advice for the longest name that holds the wanted one goes first.
         (known[name] for n in range(len(parts), 1, -1) if (name := ".".join(parts[:n])) in known),
         "",
     )
@@ -146,6 +147,7 @@ def namespace(full: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     def __getattr__(name: str) -> Any:
         if name in names:
             return look_up(full, name)
+        # Python asks modules for names such as __path__, which are no names of TensorFlow's.
         if name.startswith("__"):
             raise AttributeError(name)
         raise absent(full, name)

@@ -39,6 +39,7 @@ def add_names(namespace: str, names: Mapping[str, Any], heading: str = "") -> No
 def look_up(namespace: str, name: str) -> Any:
     """Returns the value of a name in the table. Raises KeyError for a name without a row."""
     found = TABLE[namespace][name]
+    # The object takes the place of its path, so that the next use finds it at once.
     if isinstance(found, Later):
         found = TABLE[namespace][name] = pkgutil.resolve_name(found.path)
     return found

@@ -48,6 +48,7 @@ def _find_form(place: rt.TensorLike) -> _Form:
         with jax.enable_x64(any(t.dtype.itemsize == 8 for t in tensors)):
             jaxpr = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct((), t.dtype) for t in op.inputs))
         return _evaluate_forms(jaxpr, [_find_form(t) for t in op.inputs])[tensor.index]
+    # The place itself is the unknown then: it is still as far from itself plus a number.
     except _NotAffineError:
         return {tensor: 1}
 
@@ -85,8 +86,10 @@ def _apply_primitive(
         return [_add_forms({}, values[0], -1)]
     if primitive == "mul":
         for one, other in (values, values[::-1]):
+            # A product is a sum of multiples only where one factor is a number.
             if set(one) <= {None}:
                 return [_add_forms({}, other, one.get(None, 0))]
+    # A function that was compiled on its own stands as one equation.
     if isinstance(inner := params.get("jaxpr"), ClosedJaxpr):
         return _evaluate_forms(inner, values)
     raise _NotAffineError

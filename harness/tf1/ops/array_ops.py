@@ -26,7 +26,8 @@ def _of_shape(kind: str, look: Callable[..., object]) -> Callable[..., rt.Tensor
     """Lifts a function of the shape of a tensor, whose result may be used where a function takes a shape."""
 
     @op(kind)
-    def of_shape(input: Array, out_type: Type, name: str | None = None) -> Array:
+    def of_shape(input: Array, out_type: Type) -> Array:
+        # numpy's array is a constant of the trace, so a shape may be computed from it.
         return jnp.asarray(np.asarray(look(input), out_type))
 
     return lambda value, out_type, name: looks_at_shape_only(
@@ -73,7 +74,7 @@ def as_tensor(value: rt.TensorLike) -> rt.Tensor:
 
 
 @public.op("Reshape")
-def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
+def reshape(tensor: Array, shape: Static) -> Array:
     """Calls ``jax.numpy.reshape``; -1 stands for what is left."""
     if isinstance(shape, int):
         raise ValueError(f"a shape is a list, as in [{shape}]")
@@ -99,12 +100,10 @@ def expand_dims(
 
 @public.op("Squeeze")
 def squeeze(
-    input: Array,
-    axis: Static = None,
-    name: str | None = None,
-    squeeze_dims: Static = None,
+    input: Array, axis: Static = None, name: str | None = None, squeeze_dims: Static = None
 ) -> Array:
     """Calls ``jax.numpy.squeeze``; all axes of size 1 by default."""
+    # TensorFlow squeezes all axes for an empty list, and takes an axis twice.
     over = either(axis=axis, squeeze_dims=squeeze_dims)
     return jnp.squeeze(
         input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over
@@ -130,13 +129,13 @@ def as_sizes(shape: Static) -> tuple[int, ...]:
 
 
 @public.op("zeros")
-def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
+def zeros(shape: Static, dtype: Type = np.float32) -> Array:
     """Calls ``jax.numpy.zeros``."""
     return jnp.zeros(as_sizes(shape), dtype)
 
 
 @public.op("ones")
-def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
+def ones(shape: Static, dtype: Type = np.float32) -> Array:
     """Calls ``jax.numpy.ones``."""
     return jnp.ones(as_sizes(shape), dtype)
 
@@ -158,8 +157,9 @@ def ones_like(
 
 
 @public.op("Fill")
-def fill(dims: Static, value: Array, name: str | None = None) -> Array:
+def fill(dims: Static, value: Array) -> Array:
     """Calls ``jax.numpy.full``."""
+    # jax.numpy.full would broadcast.
     if jnp.ndim(value):
         raise ValueError(f"the value must be a scalar, not of shape {jnp.shape(value)}")
     return jnp.full(as_sizes(dims), value)
@@ -171,7 +171,6 @@ def eye(
     num_columns: Static = None,
     batch_shape: Static = None,
     dtype: Type = np.float32,
-    name: str | None = None,
 ) -> Array:
     """Calls ``jax.numpy.eye``, once for each place of ``batch_shape``."""
     one = jnp.eye(num_rows, num_columns, dtype=dtype)
@@ -203,9 +202,8 @@ def _widest(*values: rt.TensorLike) -> rt.lowlevel.DType:
 
 
 @op("Range")
-def _range_op(
-    start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None
-) -> Array:
+def _range_op(start: Static, limit: Static, delta: Static, dtype: Type) -> Array:
+    # For a step away from the limit jax.numpy gives an empty range, TensorFlow an error.
     if not delta or (limit - start) * delta < 0:
         raise ValueError(f"from {start} to {limit} no steps of {delta} lead")
     return jnp.arange(start, limit, delta, dtype)
@@ -219,12 +217,12 @@ def one_hot(
     off_value: Array | None = None,
     axis: Static = None,
     dtype: Type | None = None,
-    name: str | None = None,
 ) -> Array:
     """Calls ``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
     if not jnp.issubdtype(jnp.result_type(indices), np.integer):
         raise WrongType(f"the indices must be integers, not {jnp.result_type(indices)}")
     hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
+    # TensorFlow's rule: the dtype comes from the values; only without any is it float32.
     given = [own_dtype(v) for v in (on_value, off_value) if v is not None]
     kind = dtype or (given[0] if given else np.dtype(np.float32))
     if set(given) - {kind}:
@@ -239,15 +237,16 @@ def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
 
 
 @public.op("Diag")
-def diag(diagonal: Array, name: str | None = None) -> Array:
+def diag(diagonal: Array) -> Array:
     """Returns a tensor of twice the rank with ``diagonal`` on the diagonal."""
     flat = jnp.ravel(diagonal)
     return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
 
 
 @public.op("DiagPart")
-def diag_part(input: Array, name: str | None = None) -> Array:
+def diag_part(input: Array) -> Array:
     """Returns the diagonal that ``tf.diag`` makes."""
+    # The first half of the axes equals the second, as tf.diag makes them.
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
     side = int(np.prod(half))
     diagonal: Array = jnp.diagonal(jnp.reshape(input, (side, side)))
@@ -255,38 +254,35 @@ def diag_part(input: Array, name: str | None = None) -> Array:
 
 
 @public.op("MatrixDiag")
-def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
+def matrix_diag(diagonal: Array) -> Array:
     """Matrices with the last axis of ``diagonal`` on their diagonals."""
     unit = jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
     return jnp.expand_dims(diagonal, -1) * unit
 
 
 @public.op("MatrixDiagPart")
-def matrix_diag_part(input: Array, name: str | None = None) -> Array:
+def matrix_diag_part(input: Array) -> Array:
     """Returns the diagonals of the matrices in the last two axes."""
     diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
     return diagonals
 
 
 @public.op("MatrixBandPart")
-def matrix_band_part(
-    input: Array, num_lower: Static, num_upper: Static, name: str | None = None
-) -> Array:
+def matrix_band_part(input: Array, num_lower: Static, num_upper: Static) -> Array:
     """Returns the matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
     if num_lower > rows or num_upper > columns:
         raise ValueError(
             f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has"
         )
+    # How far each element lies below the main diagonal; above it, less than 0.
     below = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :]
     kept = ((num_lower < 0) | (below <= num_lower)) & ((num_upper < 0) | (-below <= num_upper))
     return jnp.where(kept, input, jnp.zeros_like(input))
 
 
 @public.op("SequenceMask")
-def sequence_mask(
-    lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None
-) -> Array:
+def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_) -> Array:
     """Makes a row of ones for each length; ``maxlen`` must be given, because XLA needs the shape."""
     if maxlen is None:
         raise ValueError("sequence_mask needs maxlen: its shape must be known before the step runs")

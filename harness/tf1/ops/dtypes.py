@@ -93,6 +93,7 @@ class DType:
         if other is None:
             return False
         try:
+            # A dtype equals its name and its numpy type, as in TensorFlow.
             return bool(self.dtype == as_dtype(other).dtype)
         except TypeError:
             return False

@@ -69,5 +69,6 @@ def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") ->
 def inside(indices: rt.TensorLike, size: int) -> jax.Array:
     """Returns int32 or int64 indices; indices outside of [0, size) become ``size``, outside for JAX too."""
     found = jnp.asarray(indices)
+    # The size itself need not fit the dtype of the indices.
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found
     return jnp.where((found < 0) | (found >= size), jnp.asarray(size, found.dtype), found)

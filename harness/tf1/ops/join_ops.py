@@ -34,13 +34,14 @@ public = Public("tf", "Tensors")
 
 
 @op("concat", takes=ANY)
-def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
+def _concat_op(values: Arrays, axis: Static) -> Array:
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
 @public.add()
 def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> rt.Tensor:
     """Calls ``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
+    # Before 1.0 the axis came first; an axis is never a list.
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
     return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
@@ -55,6 +56,7 @@ def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2
 @public.op("stack", "stack", "pack", takes=ANY)
 def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
     """Calls ``jax.numpy.stack``."""
+    # TensorFlow stacks nothing to an empty vector, where jax.numpy raises.
     if not values:
         return jnp.zeros((0,))
     return jnp.stack([jnp.asarray(v) for v in values], axis)
@@ -67,9 +69,7 @@ def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Te
 
 
 @op("unstack")
-def _unstack_op(
-    value: Array, axis: Static, count: Static, name: str | None = None
-) -> tuple[Array, ...]:
+def _unstack_op(value: Array, axis: Static, count: Static) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _numbers_below(count))
 
 
@@ -105,7 +105,7 @@ def unstack(
 
 @op("split")
 def _split_op(
-    value: Array, at: int | list[int], axis: Static, total: int | None, name: str | None = None
+    value: Array, at: int | list[int], axis: Static, total: int | None
 ) -> tuple[Array, ...]:
     found = jnp.shape(value)[axis]
     if total is not None and found != total:
@@ -120,6 +120,7 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     Sizes must add up to the size of the axis.
     """
     swapped = len(args) > 2 and _is_whole(args[0]) and not _is_whole(args[2])
+    # Before 1.0 the axis came first and the value third.
     old = "split_dim" in kwargs or "num_split" in kwargs or swapped
     order = ["split_dim", "num_split", "value", "name"]
     order = order if old else ["value", "num_or_size_splits", "axis", "num", "name"]
@@ -159,6 +160,7 @@ def _find_sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
                 f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be "
                 "worked out"
             )
+        # The sum of the others, with the -1 in it, is one less than they take.
         parts = [total - sum(parts) - 1 if p == -1 else p for p in parts]
     if min(parts) < 0 or total is not None and sum(parts) != total:
         raise ValueError(
@@ -179,7 +181,7 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
 
 
 @public.op("Tile")
-def tile(input: Array, multiples: Static, name: str | None = None) -> Array:
+def tile(input: Array, multiples: Static) -> Array:
     """Calls ``jax.numpy.tile``."""
     if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
         raise ValueError(
@@ -201,6 +203,7 @@ def pad(
     shape = jnp.shape(tensor)
     if len(paddings) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in paddings):
         raise ValueError(f"{paddings} is not a pair, 0 or more, for each axis of {shape}")
+    # REFLECT leaves the edge itself out of the mirror, SYMMETRIC repeats it.
     room = [size - (how == "reflect") for size in shape]
     if how != "constant" and any(max(p) > most for p, most in zip(paddings, room, strict=True)):
         raise ValueError(f"{paddings} is more than a mirror of {shape} gives")
@@ -209,10 +212,11 @@ def pad(
 
 
 @public.op("ReverseV2", "reverse", "reverse_v2")
-def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
+def reverse(tensor: Array, axis: Static) -> Array:
     """Calls ``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
     if not isinstance(axis, list):
         raise ValueError(f"axes are a list, as in [{axis}]")
+    # True is an integer as well, so bools must be told apart from axes.
     flags = bool(axis) and all(isinstance(a, bool) for a in axis)
     over = [i for i, flag in enumerate(axis) if flag] if flags else axis
     return jnp.flip(tensor, tuple(over))
@@ -240,6 +244,7 @@ def reverse_sequence(
         raise ValueError(
             f"{jnp.shape(seq_lengths)} is not one length for each of the {shape[rows]} rows"
         )
+    # Each element asks which element it becomes: within the length, the one as far from its end.
     place = jax.lax.broadcasted_iota(jnp.result_type(seq_lengths), shape, along)
     others = [axis for axis in range(len(shape)) if axis != rows]
     length = jnp.expand_dims(jnp.asarray(seq_lengths), others)
@@ -247,7 +252,8 @@ def reverse_sequence(
 
 
 @op("Gather")
-def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = None) -> Array:
+def _gather_op(params: Array, indices: Array, axis: Static) -> Array:
+    # jax.numpy counts negative indices from the end, which TensorFlow does not.
     return jnp.take(params, inside(indices, jnp.shape(params)[axis]), axis=axis, mode="fill")
 
 
@@ -276,6 +282,7 @@ def gather(
 def _gather_strings(
     params: rt.Tensor, indices: rt.Tensor, axis: int, name: str | None
 ) -> rt.Tensor:
+    # The host can raise, where a compiled program cannot.
     def pick(texts: Any, places: Any) -> Any:
         if ((places < 0) | (places >= texts.shape[axis])).any():
             raise rt.InvalidArgumentError(
@@ -291,8 +298,9 @@ def _gather_strings(
 
 
 @op("GatherNd")
-def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Array:
+def _gather_nd_op(params: Array, indices: Array) -> Array:
     params, places = jnp.asarray(params), _find_places(indices, jnp.shape(params))
+    # Indices without numbers point to the whole tensor.
     if not places:
         return jnp.broadcast_to(params, (*jnp.shape(indices)[:-1], *params.shape))
     return params.at[places].get(mode="fill")
@@ -307,9 +315,10 @@ def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = 
 
 
 @op("ScatterNd")
-def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Array:
+def _scatter_nd_op(indices: Array, updates: Array, shape: Static) -> Array:
     places = _find_places(indices, tuple(shape))
     rows = (*jnp.shape(indices)[:-1], *shape[len(places) :])
+    # The scatter of JAX would broadcast the updates.
     if jnp.shape(updates) != rows:
         raise ValueError(f"these indices go with updates of shape {rows}, not {jnp.shape(updates)}")
     return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
@@ -353,9 +362,7 @@ def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, wh
 
 
 @public.op("Select", "select", "where")
-def where(
-    condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None
-) -> Array:
+def where(condition: Array, x: Array | None = None, y: Array | None = None) -> Array:
     """Calls ``jax.numpy.where``; a vector ``condition`` chooses rows.
 
     Without x and y there is no static shape.
@@ -380,13 +387,13 @@ def where(
 
 
 @op("TopKV2")
-def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:
+def top_k_op(input: Array, k: Static) -> tuple[Array, ...]:
     """Returns the ``k`` largest along the last axis: (values, indices)."""
     return tuple(jax.lax.top_k(input, k))
 
 
 @op("InvertPermutation")
-def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
+def _invert_permutation_op(x: Array) -> Array:
     return jnp.argsort(x).astype(jnp.result_type(x))
 
 
@@ -397,6 +404,7 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     known = literal(x)
     if known is not None and sorted(known.tolist()) != _numbers_below(known.size):
         raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
+    # The order that sorts a permutation is its inverse.
     return _invert_permutation_op(x, name)
 
 
@@ -407,5 +415,5 @@ def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid")
 
 
 @op("meshgrid")
-def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> tuple[Array, ...]:
+def _meshgrid_op(vectors: Arrays, indexing: str) -> tuple[Array, ...]:
     return tuple(jnp.meshgrid(*vectors, indexing=indexing))

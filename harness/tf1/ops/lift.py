@@ -52,6 +52,7 @@ def constant(
 
     A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
     """
+    # Callers pass literals and tensors alike.
     if is_tensor(value):
         return value
     array = to_array(value, dtype, name)
@@ -73,6 +74,7 @@ def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.l
 
 def operand(value: Any) -> Any:
     """Converts an argument of an ``Array`` parameter: to a tensor, a Python number, or a small array, a literal."""
+    # A Python number stays one: JAX then gives it the dtype of the array beside it.
     if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
         return value
     if holds_tensors(value):
@@ -116,8 +118,14 @@ class Lift(Protocol):
 
 
 def op(kind: str, takes: str = "") -> Lift:
-    """Lifts a JAX function; see ``make``."""
-    return lambda fn: make(kind, fn, inspect.signature(fn), takes=takes)
+    """Lifts a JAX function, whose last argument is ``name=None`` where it takes none; see ``make``."""
+    return lambda fn: make(kind, fn, _with_name(inspect.signature(fn)), takes=takes)
+
+
+def _with_name(signature: inspect.Signature) -> inspect.Signature:
+    given = signature.parameters
+    name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    return signature if "name" in given else signature.replace(parameters=[*given.values(), name])
 
 
 def named(fn: _Defined, name: str, doc: str | None) -> _Defined:
@@ -200,6 +208,7 @@ def make(
         bound.apply_defaults()
         arguments = bound.arguments
         label = arguments.pop("name", None) or kind
+        # TensorFlow refuses two dtypes, where JAX would promote one of them.
         if takes:
             arguments |= _of_one_dtype(shown, arguments, kinds, takes)
         tensors: dict[str, Any] = {}
@@ -248,6 +257,7 @@ def run(
 ) -> Any:
     """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    # A compiled program needs its shapes before the values are there, the host does not.
     if any(v.found_on_host for v in others.values() if isinstance(v, Deferred)):
         return _run_on_host(kind, fn, tensors, others, label)
     # shown to rt.call: they ask for 64-bit mode
@@ -259,6 +269,7 @@ def run(
     body.__name__ = kind
     try:
         made = rt.call(body, dict(tensors), sources, *types, name=label)
+        # JAX gives zeros for these derivatives, where TensorFlow gives None.
         return rt.lowlevel.without_derivative(made) if kind in FLAT else made
     except rt.InvalidArgumentError as error:
         if isinstance(error.__cause__, WrongType):
@@ -278,6 +289,7 @@ def _run_on_host(
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
+        # Arrays of 64 bits on the host would lose half of their digits in JAX's default mode.
         with jax.enable_x64(True):
             values, known = jax.tree.unflatten(structure, filled)
             return [
@@ -294,6 +306,7 @@ def _run_on_host(
 
 def _dtype_on_host(tensors: Mapping[str, Any], others: Mapping[str, Any]) -> rt.lowlevel.DType:
     """Returns the dtype of the result: the one that was asked for, else that of the first tensor or literal."""
+    # A dtype among the arguments is the one of the result: ``dtype`` of tf.zeros.
     wanted = [v for v in others.values() if isinstance(v, np.dtype)]
     typed = [leaf.dtype for leaf in jax.tree.leaves(tensors) if is_tensor(leaf)]
     first = next(iter(jax.tree.leaves(tensors)), np.float32(0))
@@ -335,12 +348,16 @@ def _parse_signature(parameters: str) -> inspect.Signature:
     arguments, empty = row.args.args, inspect.Parameter.empty
     defaults = [ast.literal_eval(value) for value in row.args.defaults]
     defaults = [empty] * (len(arguments) - len(defaults)) + defaults
-    kinds = [ast.unparse(a.annotation) if a.annotation else "Array" for a in arguments]
-    rows = [*zip((a.arg for a in arguments), defaults, kinds, strict=True), ("name", None, "")]
-    either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature(
-        [inspect.Parameter(n, either_way, default=d, annotation=k) for n, d, k in rows]
-    )
+    found = [
+        inspect.Parameter(
+            argument.arg,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=default,
+            annotation=ast.unparse(argument.annotation) if argument.annotation else "Array",
+        )
+        for argument, default in zip(arguments, defaults, strict=True)
+    ]
+    return _with_name(inspect.Signature(found))
 
 
 def origin(fn: Function) -> str:
@@ -418,6 +435,8 @@ def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
         or dtype.hasobject
     ):
         return value
+    # TensorFlow's rule: a literal takes the dtype of the tensor beside it, but no integer takes a
+    # fraction.
     array = to_array(value)
     floating = jnp.issubdtype(dtype, np.floating)
     fits = (

@@ -38,6 +38,7 @@ def _div(x: Array, y: Array) -> Array:
 
 def _floordiv(x: Array, y: Array) -> Array:
     """Computes the quotient rounded down; of an infinite number it is infinite."""
+    # jax.numpy gives NaN for the quotient of an infinite number.
     whole = jnp.issubdtype(jnp.result_type(x, y), np.integer)
     return jnp.floor_divide(x, y) if whole else jnp.floor(jnp.true_divide(x, y))
 
@@ -63,6 +64,7 @@ def _is_nan(x: Array) -> Array | bool:
 
 def maximum(x: Array, y: Array) -> Array:
     """Returns the larger value; of two equal values ``x``, to which the whole derivative goes."""
+    # jax.numpy.maximum shares the derivative of two equal values out, half to each.
     return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
 
 
@@ -79,6 +81,7 @@ def _squared_difference(x: Array, y: Array) -> Array:
 
 def _scaled(scalar: Array, x: Array) -> Array:
     """Computes ``jax.numpy.multiply`` by a scalar."""
+    # Multiplication would broadcast, where TensorFlow takes a scalar alone.
     if jnp.ndim(scalar):
         raise ValueError(f"only a scalar multiplies here, not one of shape {jnp.shape(scalar)}")
     return jnp.multiply(scalar, x)
@@ -226,6 +229,7 @@ def _add_reduction(shown: str, kind: str, fn: Function, takes: str) -> None:
         reduction_indices: Static = None,
         keepdims: bool | None = None,
     ) -> Any:
+        # Programs give the arguments by the names of either release.
         over = either(axis=axis, reduction_indices=reduction_indices)
         return fn(input_tensor, as_axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
 
@@ -314,7 +318,7 @@ _cumulate(
 
 
 @op("Cast")
-def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
+def _cast_op(x: Array, dtype: Type) -> Array:
     to_real = not jnp.issubdtype(dtype, np.complexfloating) and dtype != np.bool_
     # JAX warns where a cast drops the imaginary part, which TensorFlow drops silently.
     real = to_real and jnp.issubdtype(jnp.result_type(x), np.complexfloating)
@@ -332,8 +336,9 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Ten
 
 
 @public.op("saturate_cast", "saturate_cast")
-def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
+def _saturate_cast(value: Array, dtype: Type) -> Array:
     """Converts ``value`` to ``dtype``, limited to the range of ``dtype``."""
+    # The tighter limits of both dtypes: an int8 cannot be clipped to 300.
     own = jnp.result_type(value)
     (low, high), (least, most) = _limits(own), _limits(dtype)
     limits = max(low, least), min(high, most)
@@ -360,7 +365,7 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
 
 
 @public.op("Bitcast", "bitcast")
-def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:
+def _bitcast(input: Array, type: Type) -> Array:
     """Calls ``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
@@ -392,9 +397,9 @@ def _matmul(
     adjoint_b: bool = False,
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
-    name: str | None = None,
 ) -> Array:
     """Calls ``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
+    # jax.numpy multiplies vectors too, which TensorFlow refuses.
     if min(jnp.ndim(a), jnp.ndim(b)) < 2:
         raise ValueError(f"matrices have at least two axes: {jnp.shape(a)} by {jnp.shape(b)}")
     return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
@@ -409,15 +414,13 @@ def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
 
 
 @public.op("BatchMatMul", "batch_matmul")
-def _batch_matmul(
-    x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None
-) -> Array:
+def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False) -> Array:
     """Calls ``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
 
 
 @public.op("Tensordot", "tensordot")
-def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Array:
+def _tensordot(a: Array, b: Array, axes: Static) -> Array:
     """Calls ``jax.numpy.tensordot``."""
     return jnp.tensordot(a, b, axes)
 
@@ -429,13 +432,14 @@ def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> r
 
 
 @op("einsum")
-def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Array:
+def _einsum_op(inputs: Arrays, equation: object) -> Array:
     return jnp.einsum(equation, *inputs)
 
 
 @public.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
-def _add_n(inputs: Arrays, name: str | None = None) -> Array:
+def _add_n(inputs: Arrays) -> Array:
     """Adds a list of tensors of one shape."""
+    # The sum would broadcast, which TensorFlow's AddN does not.
     if len({jnp.shape(i) for i in inputs}) != 1:
         raise ValueError(f"these are not of one shape: {[jnp.shape(i) for i in inputs]}")
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
@@ -470,12 +474,7 @@ def confusion_matrix(
 
 @op("confusion_matrix")
 def _confusion(
-    labels: Array,
-    predictions: Array,
-    weights: Array,
-    classes: object,
-    dtype: Type,
-    name: str | None = None,
+    labels: Array, predictions: Array, weights: Array, classes: object, dtype: Type
 ) -> Array:
     # TensorFlow drops a last dimension of 1 that only one of the two has.
     labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
@@ -487,13 +486,15 @@ def _confusion(
         raise ValueError(
             f"labels and predictions are vectors of one length: {labels.shape}, {predictions.shape}"
         )
+    # A scalar weight counts for every label.
     added = jnp.broadcast_to(jnp.asarray(weights, dtype), labels.shape)
     return jnp.zeros((classes, classes), dtype).at[labels, predictions].add(added)
 
 
 @public.op("Cross", "cross")
-def _cross(a: Array, b: Array, name: str | None = None) -> Array:
+def _cross(a: Array, b: Array) -> Array:
     """Calls ``jax.numpy.cross``."""
+    # jax.numpy takes vectors of two elements too, which TensorFlow refuses.
     if {jnp.shape(v)[-1:] for v in (a, b)} != {(3,)}:
         raise ValueError(f"the last axis must have three elements: {jnp.shape(a)}, {jnp.shape(b)}")
     return jnp.cross(a, b)
@@ -543,22 +544,21 @@ def _check_norm(ord: Any, over: tuple[int, ...], axis: Static, pair: bool) -> No
 
 
 @public.op("Complex", "complex", takes="float")
-def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
+def _complex(real: Array, imag: Array) -> Array:
     """Calls ``jax.lax.complex``."""
     return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
 
 
 @public.op("Trace", "trace")
-def _trace(x: Array, name: str | None = None) -> Array:
+def _trace(x: Array) -> Array:
     """Calls ``jax.numpy.trace`` of the last two axes."""
     return jnp.trace(x, axis1=-2, axis2=-1)
 
 
 @op("UnsortedSegmentSum")
-def _segment_sum_op(
-    data: Array, segment_ids: Array, num_segments: Static, name: str | None = None
-) -> Array:
+def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static) -> Array:
     ids = inside(jnp.ravel(segment_ids), num_segments)
+    # The numbers may have several axes; each number stands for the rest of the data.
     rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
     return jax.ops.segment_sum(rows, ids, num_segments)
 

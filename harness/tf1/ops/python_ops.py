@@ -88,6 +88,7 @@ def py_func(
     types = [as_dtype(t).dtype for t in (Tout if several else [Tout])]
 
     def call(*arrays: Array) -> Sequence[object]:
+        # TensorFlow gives scalars to the function as numpy's numbers.
         given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
         if not types and given is None:
             return []

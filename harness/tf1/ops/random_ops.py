@@ -24,9 +24,7 @@ def _normal(
     """Adds a normal distribution; ``draw`` makes numbers of a deviation of 1 from a key, a shape and a dtype."""
 
     @op(kind)
-    def drawn(
-        key: Seed, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None
-    ) -> Array:
+    def drawn(key: Seed, mean: Array, stddev: Array, shape: Static, dtype: Type) -> Array:
         scaled = draw(key, as_sizes(shape), dtype) * jnp.asarray(stddev, dtype)
         return scaled + jnp.asarray(mean, dtype)
 
@@ -61,9 +59,7 @@ truncated_normal = _normal(
 
 
 @op("RandomUniform")
-def _uniform(
-    key: Seed, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None
-) -> Array:
+def _uniform(key: Seed, minval: Array, maxval: Array, shape: Static, dtype: Type) -> Array:
     if jnp.issubdtype(dtype, np.integer):
         return jax.random.randint(key, as_sizes(shape), minval, maxval, dtype)
     return jax.random.uniform(key, as_sizes(shape), dtype, minval, maxval)
@@ -87,18 +83,17 @@ def random_uniform(
 
 
 @public.op("RandomShuffle")
-def random_shuffle(value: Array, seed: Seed = None, name: str | None = None) -> Array:
+def random_shuffle(value: Array, seed: Seed = None) -> Array:
     """Shuffles the rows by ``jax.random.permutation``."""
     return jax.random.permutation(seed, value)
 
 
 @op("multinomial")
-def _multinomial(
-    logits: Array, num_samples: Static, seed: Seed, dtype: Type, name: str | None = None
-) -> Array:
+def _multinomial(logits: Array, num_samples: Static, seed: Seed, dtype: Type) -> Array:
     if jnp.ndim(logits) != 2:
         raise ValueError(f"logits are a matrix, not of shape {jnp.shape(logits)}")
     drawn = jax.random.categorical(seed, logits, axis=-1, shape=(num_samples, jnp.shape(logits)[0]))
+    # JAX has the draws in front, TensorFlow the rows.
     return drawn.T.astype(dtype)
 
 
@@ -120,18 +115,19 @@ def random_gamma(
     beta: Array | None = None,
     dtype: Type = np.float32,
     seed: Seed = None,
-    name: str | None = None,
 ) -> Array:
     """Draws by ``jax.random.gamma``: ``shape`` values for each of ``alpha`` and ``beta``."""
     alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(1.0 if beta is None else beta, dtype)
+    # TensorFlow draws ``shape`` numbers for each parameter, not numbers of this shape.
     full = as_sizes(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
     return jax.random.gamma(seed, alpha, full, dtype) / beta
 
 
 @public.op("random_crop")
-def random_crop(value: Array, size: Static, seed: Seed = None, name: str | None = None) -> Array:
+def random_crop(value: Array, size: Static, seed: Seed = None) -> Array:
     """Cuts a block of ``size`` out of a random place of ``value``."""
     value = jnp.asarray(value)
+    # The last place at which the block still fits counts too.
     room = jnp.asarray([d - s + 1 for d, s in zip(value.shape, size, strict=True)])
     return jax.lax.dynamic_slice(value, list(jax.random.randint(seed, room.shape, 0, room)), size)
 

@@ -47,6 +47,7 @@ class Dimension:
     def __eq__(self, other: object) -> Any:
         if other is None or isinstance(other, int | Dimension):
             right = Dimension(other).value
+            # Unknown sizes may be equal in one step and not in the next.
             return None if self.value is None or right is None else self.value == right
         return NotImplemented
 
@@ -150,6 +151,7 @@ class TensorShape:
     def __len__(self) -> int:
         return len(self._known())
 
+    # TensorFlow's rule: a shape of no dimensions is true, a shape of unknown rank is not.
     def __bool__(self) -> bool:
         return self.dims is not None
 
@@ -189,6 +191,7 @@ def get_shape(tensor: Any) -> TensorShape:
 def set_shape(tensor: Any, shape: Any) -> None:
     """Merges ``shape`` into a tensor's static shape. Raises ValueError for a contradiction."""
     merged = TensorShape(tensor.shape).merge_with(shape)
+    # The shape of a variable is that of its value already.
     if not isinstance(tensor, rt.Variable):
         tensor.shape = None if merged.dims is None else tuple(merged.as_list())
 

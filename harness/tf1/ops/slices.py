@@ -27,30 +27,26 @@ public = Public("tf", "Tensors")
 
 
 @op("Slice")
-def _slice_op(input_: Array, begin: Static, size: Static, name: str | None = None) -> Array:
+def _slice_op(input_: Array, begin: Static, size: Static) -> Array:
     ends = [d if s == -1 else b + s for b, s, d in zip(begin, size, jnp.shape(input_), strict=True)]
     return jax.lax.slice(jnp.asarray(input_), begin, ends)
 
 
 @op("strided_slice")
-def _by_places(input_: Array, places: Static, name: str | None = None) -> Array:
+def _by_places(input_: Array, places: Static) -> Array:
     picked = (builtins.slice(*p) if isinstance(p, list) else p for p in places)
     return jnp.asarray(input_)[tuple(picked)]
 
 
 @op("StridedSlice")
-def _strided_op(
-    input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None
-) -> Array:
+def _strided_op(input_: Array, begin: Static, end: Static, strides: Static = None) -> Array:
     steps = strides or [1] * len(begin)
     picked = (builtins.slice(*ends) for ends in zip(begin, end, steps, strict=True))
     return jnp.asarray(input_)[tuple(picked)]
 
 
 @op("strided_slice")
-def _computed(
-    input_: Array, starts: Arrays, axes: Static, sizes: Static, name: str | None = None
-) -> Array:
+def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static) -> Array:
     """Takes, of each of ``axes``, counted without new ones, a size from ``starts`` on; -1 is the last axis."""
     picked = jnp.asarray(input_)
     inside = []
@@ -126,6 +122,7 @@ def _parts(vector: rt.TensorLike) -> list[rt.TensorLike]:
     if not is_tensor(vector):
         return list(vector)  # type: ignore[arg-type]
     tensor = rt.as_tensor(vector)
+    # A vector of unknown length cannot be taken apart.
     if known_while_tracing(tensor) or not tensor.shape or tensor.shape[0] is None:
         return [tensor]
     return [tensor[i] for i in range(tensor.shape[0])]
@@ -223,6 +220,7 @@ def _slice_strings(
         ends = (None if s == -1 else f + s for f, s in zip(firsts, sizes, strict=True))
         return array[tuple(map(builtins.slice, firsts, ends))]
 
+    # A wrong place fails while the graph is built where the shape is known.
     known = tensor.shape is not None and None not in tensor.shape
     shape = cut(np.empty(tensor.shape, object)).shape if known else None
     return host_op(cut, [tensor], shape, object, name, "Slice")
@@ -233,6 +231,7 @@ def _pick_strings(tensor: rt.Tensor, places: tuple[Any, ...], name: str | None =
 
     def pick(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
         picked = array[places]
+        # numpy gives the string itself, not an array, for a single place.
         return picked if isinstance(picked, np.ndarray) else strings([picked], ())
 
     def pick_in_step(array: rt.lowlevel.Array) -> rt.lowlevel.Array:

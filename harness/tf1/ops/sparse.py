@@ -58,6 +58,7 @@ class SparseTensor:
     @property
     def shape(self) -> TensorShape:
         """The static shape, as far as the number of dimensions is known."""
+        # A literal shape is known now; of others only the number of axes may be.
         given = getattr(self.dense_shape.op.body, "value", None)
         if given is not None:
             return TensorShape(np.asarray(given).tolist())
@@ -110,6 +111,7 @@ def sparse_tensor_to_dense(
 ) -> rt.Tensor:
     """Returns the dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
     kind = sp_input.values.dtype
+    # The default of 0 is no string.
     default = b"" if kind.hasobject and default_value == 0 else default_value
     default = default.encode() if isinstance(default, str) else default
     sizes = sp_input.shape
@@ -127,11 +129,11 @@ def _sparse_to_dense(
     sparse_values: Array,
     default_value: Array | float = 0,
     validate_indices: bool = True,
-    name: str | None = None,
 ) -> Array:
     """Makes a dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out."""
     values = jnp.asarray(sparse_values)
     places = jnp.asarray(sparse_indices)
+    # A vector, or one number, is the places in a vector.
     places = places.reshape(-1, 1) if places.ndim < 2 else places
     dense = jnp.full(tuple(output_shape), default_value, values.dtype)
     return dense.at[tuple(places.T)].set(values, mode="drop")

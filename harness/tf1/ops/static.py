@@ -74,6 +74,7 @@ def static(value: object) -> Any:
         return structure
     for tensor in found:
         _collect(tensor, sources)
+    # Without sources, only constants are behind the tensors, whose value is known now.
     deferred = Deferred(structure, tuple(sources))
     return deferred if sources else deferred.value(())
 
@@ -136,6 +137,7 @@ def _tensors(structure: object) -> list[rt.Tensor]:
 def _collect(tensor: rt.Tensor, sources: dict[rt.Tensor, None]) -> None:
     """Adds the tensors that the value of ``tensor`` is found from while tracing."""
     op = tensor.op
+    # Only the shape of the input counts, so what lies behind the input does not.
     if op in _shape_ops:
         sources[op.inputs[0]] = None
     elif _is_pure(op):
@@ -153,6 +155,7 @@ def _on_host(tensor: rt.Tensor) -> bool:
 
 
 def _is_pure(op: rt.Operation) -> bool:
+    # An update has a function too, of variables that change from step to step.
     return hasattr(op.body, "fn") and not hasattr(op.body, "variables")
 
 

@@ -25,10 +25,7 @@ Values = Any
 
 @public.add()
 def decode_raw(
-    bytes: rt.TensorLike,
-    out_type: DTypeLike,
-    little_endian: bool = True,
-    name: str | None = None,
+    bytes: rt.TensorLike, out_type: DTypeLike, little_endian: bool = True, name: str | None = None
 ) -> rt.Tensor:
     """Decodes the numbers that strings of bytes hold, in a last dimension of unknown size."""
     dtype = as_dtype(out_type).dtype
@@ -36,6 +33,7 @@ def decode_raw(
     order = dtype.newbyteorder("<" if little_endian else ">")
 
     def decode(given: Array) -> Array:
+        # One row of numbers for each string needs strings of one length.
         sizes = {len(text) for text in given.ravel()}
         if len(sizes) > 1:
             raise rt.InvalidArgumentError(
@@ -102,6 +100,7 @@ def decode_csv(
     def decode(given: Array) -> list[object]:
         columns: list[Array] = [np.empty(given.size, dtype) for _, dtype in defaults]
         for row, line in enumerate(given.ravel()):
+            # Bytes that are no UTF-8 go through text and back unchanged.
             text = line.decode("utf-8", "surrogateescape")
             fields = next(csv.reader([text], delimiter=field_delim, quoting=quoting), [""])
             if wanted is not None:
@@ -149,6 +148,7 @@ def string_join(
             parts[0].shape,
         )
 
+    # Scalars are put together with every element of the others.
     shape = next((t.shape for t in tensors if t.shape != ()), ())
     return host_op(join, tensors, shape, object, name, "StringJoin")
 
@@ -160,6 +160,7 @@ def string_split(
     """Splits [n] strings into words, the rows of a sparse matrix; each character of ``delimiter`` ends a word."""
     marks = delimiter.encode()
 
+    # TensorFlow splits at each character of the delimiter; without any, behind every byte.
     def words(text: bytes) -> Array:
         if not marks:
             return strings([text[i : i + 1] for i in range(len(text))])

@@ -51,6 +51,7 @@ def placeholder(
     """
     sizes = None if shape is None else static_number(shape, "the shape")
     sizes = [sizes] if isinstance(sizes, int) else sizes
+    # TensorFlow casts what is fed, fractions to integers too; rt refuses that by default.
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
