@@ -26,8 +26,8 @@ from harness.tf1.inputs.elements import (
     Opening,
     Structured,
     ahead,
+    check_padded_shape,
     declared,
-    draw,
     flatten,
     general,
     interleaved,
@@ -35,6 +35,7 @@ from harness.tf1.inputs.elements import (
     literal,
     padded_batch,
     row,
+    shuffled,
     stacked,
     tensors_in,
     wanted_shape,
@@ -59,10 +60,8 @@ def _scalar(argument: object) -> object:
     return rt.as_tensor(argument) if is_tensor(argument) else argument
 
 
-class Dataset(Structured):
-    """Elements, one after the other.
-
-    Made by its static functions, and from other datasets by its methods.
+class ElementStream(Structured):
+    """Elements, one after the other, and the methods that make datasets of datasets.
 
     Args:
         structure: of the nest of an element.
@@ -85,7 +84,335 @@ class Dataset(Structured):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shapes: {self.output_shapes}, types: {self.output_types}>"
 
-    # -- sources -----------------------------------------------------------------------------------
+    # -- one element after the other ---------------------------------------------------------------
+
+    def map(
+        self,
+        map_func: Callable[..., Nest],
+        num_parallel_calls: object = None,
+        *,
+        num_threads: object = None,
+        output_buffer_size: object = None,
+    ) -> Dataset:
+        """Applies ``map_func`` to each element.
+
+        Args:
+            map_func: takes the tensors of an element, gives a nest of tensors.
+            num_parallel_calls: without an effect: ``prefetch`` is what makes elements beside the
+                training.
+            num_threads: the same.
+            output_buffer_size: the same.
+        """
+        given, nest = self._traced(map_func, "map")
+        nest = tuple(nest) if isinstance(nest, list) else nest
+        leaves, structure = flatten(nest)
+        out = [convert_to_tensor(leaf) for leaf in leaves]
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            for element in self.open(opening):
+                yield opening.run(out, dict(zip(given, element, strict=True)))
+
+        return Dataset(
+            structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened
+        )
+
+    def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
+        """Joins the datasets that ``map_func`` returns for the elements, one dataset after the other."""
+        return self.interleave(map_func, 1, 1)
+
+    def interleave(
+        self,
+        map_func: Callable[..., Dataset],
+        cycle_length: Number = None,
+        block_length: Number = 1,
+        num_parallel_calls: object = None,
+    ) -> Dataset:
+        """Takes the elements of the datasets that ``map_func`` returns, in turn.
+
+        Args:
+            map_func: takes the tensors of an element, gives a dataset.
+            cycle_length: how many datasets take turns; 1 by default.
+            block_length: how many elements one gives at a time.
+            num_parallel_calls: without an effect.
+        """
+        given, inner = self._traced(map_func, "flat_map")
+        if not isinstance(inner, Dataset):
+            raise TypeError(f"`map_func` must return a `Dataset` object. Got {type(inner)}")
+        width, block = _scalar(cycle_length or 1), _scalar(block_length)
+
+        def open_one(opening: Opening, element: Element) -> Iterator[Element]:
+            known = (
+                opening.run(inner.tensors, dict(zip(given, element, strict=True)))
+                if inner.tensors
+                else []
+            )
+            return inner.open(Opening(opening.place, dict(zip(inner.tensors, known, strict=True))))
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            parts = (open_one(opening, element) for element in self.open(opening))
+            return interleaved(parts, int(opening.value(width)), int(opening.value(block)))
+
+        return Dataset(
+            inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened
+        )
+
+    def filter(self, predicate: Callable[..., Nest]) -> Dataset:
+        """Keeps the elements for which ``predicate``, a boolean tensor, is true."""
+        given, kept = self._traced(predicate, "filter")
+        keep = convert_to_tensor(kept)
+        if keep.dtype != np.bool_ or keep.shape not in (None, ()):
+            raise ValueError("`predicate` must return a scalar boolean tensor.")
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            for element in self.open(opening):
+                if opening.run([keep], dict(zip(given, element, strict=True)))[0]:
+                    yield element
+
+        return self._like(opened)
+
+    def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
+        """Makes ``function`` a part of the graph: the tensors that stand for an element, and the results."""
+        with (
+            rt.name_scope(name),
+            rt.control_dependencies(None),
+            rt.device(None),
+            rt.device("/cpu:0"),
+        ):
+            given = [placeholder(c.dtype, c.shape, "element") for c in self.components]
+            for tensor in given:
+                known_on_host(tensor.op)
+            nest = self.structure.unflatten(given)
+            return given, function(*nest) if type(nest) is tuple else function(nest)
+
+    def _streamed(self, change: Callable[..., Iterator[Element]], *numbers: Number) -> Dataset:
+        """Makes a dataset of ``change(elements, *numbers)``."""
+        given = [_scalar(number) for number in numbers]
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            return change(self.open(opening), *(int(opening.value(number)) for number in given))
+
+        return self._like(opened, *given)
+
+    def _like(self, opened: Open, *arguments: object) -> Dataset:
+        return Dataset(
+            self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
+        )
+
+    # -- which ones, and in which order ------------------------------------------------------------
+
+    def repeat(self, count: Number = None) -> Dataset:
+        """Repeats all elements; for ever by default, or for -1."""
+        times = _scalar(count)
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            wanted = opening.value(times)
+            for _ in itertools.count() if wanted is None or wanted < 0 else range(int(wanted)):
+                some = False
+                for element in self.open(opening):
+                    some = True
+                    yield element
+                if not some:
+                    return
+
+        return self._like(opened, times)
+
+    def shuffle(
+        self, buffer_size: Number, seed: Number = None, reshuffle_each_iteration: bool | None = None
+    ) -> Dataset:
+        """Elements in random order: each one is drawn from ``buffer_size`` of them.
+
+        Args:
+            buffer_size: how many are held.
+            seed: of the draw; that of the graph by default.
+            reshuffle_each_iteration: another order in each round of ``repeat``; as it is by
+                default.
+        """
+        size, graph_seed = _scalar(buffer_size), rt.get_default_graph().seed
+        seeds = [s for s in (graph_seed, seed) if s is not None]
+        key = object()
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            memory = opening.place.memory
+            drawn = memory.get(key) if reshuffle_each_iteration is not False else None
+            if drawn is None:
+                same = memory.setdefault((key, "same"), np.random.SeedSequence(seeds or None))
+                drawn = memory[key] = np.random.default_rng(same)
+            return shuffled(self.open(opening), int(opening.value(size)), drawn)
+
+        return self._like(opened, size)
+
+    def take(self, count: Number) -> Dataset:
+        """Keeps the first ``count`` elements; all for -1."""
+        return self._streamed(
+            lambda elements, most: itertools.islice(elements, None if most < 0 else most), count
+        )
+
+    def skip(self, count: Number) -> Dataset:
+        """Drops the first ``count`` elements; all for -1."""
+        return self._streamed(
+            lambda elements, least: (
+                iter(()) if least < 0 else itertools.islice(elements, least, None)
+            ),
+            count,
+        )
+
+    def shard(self, num_shards: Number, index: Number) -> Dataset:
+        """Keeps every ``num_shards``-th element, from the number ``index`` on: the share of one worker.
+
+        Raises:
+            InvalidArgumentError: ``index`` is not below ``num_shards``.
+        """
+        known = not any(map(is_tensor, (num_shards, index)))
+        if known and not 0 <= index < num_shards:
+            raise rt.InvalidArgumentError(
+                f"index must be at least 0 and below num_shards {num_shards}, not {index}"
+            )
+        return self._streamed(
+            lambda elements, step, first: itertools.islice(elements, first, None, step),
+            num_shards,
+            index,
+        )
+
+    def concatenate(self, dataset: Dataset) -> Dataset:
+        """Appends the elements of another dataset.
+
+        Raises:
+            TypeError: their elements differ in structure or dtypes.
+        """
+        if self.structure != dataset.structure or [c.dtype for c in self.components] != [
+            c.dtype for c in dataset.components
+        ]:
+            raise TypeError(
+                f"Two datasets to concatenate have different types {self.output_types} and "
+                f"{dataset.output_types}"
+            )
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            return itertools.chain(self.open(opening), dataset.open(opening))
+
+        both = [
+            Component(a.dtype, general(a.shape, b.shape))
+            for a, b in zip(self.components, dataset.components, strict=True)
+        ]
+        return Dataset(self.structure, both, [*self.tensors, *dataset.tensors], opened)
+
+    def cache(self, filename: object = "") -> Dataset:
+        """Keeps the elements of the first round in memory, also where a file is named."""
+        key = object()
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            if key in opening.place.memory:
+                yield from opening.place.memory[key]
+                return
+            kept = []
+            for element in self.open(opening):
+                kept.append(element)
+                yield element
+            opening.place.memory[key] = kept
+
+        return self._like(opened)
+
+    def prefetch(self, buffer_size: Number) -> Dataset:
+        """Makes up to ``buffer_size`` elements ahead, in a thread of its own; 1 where none is said."""
+        return self._streamed(
+            lambda elements, size: ahead(elements, max(size, 1)),
+            1 if buffer_size is None else buffer_size,
+        )
+
+    def apply(self, transformation_func: Callable[[Any], Dataset]) -> Dataset:
+        """Calls a function of datasets with this dataset."""
+        return transformation_func(self)
+
+    # -- several as one ----------------------------------------------------------------------------
+
+    def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
+        """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
+        return self._batched(
+            batch_size, drop_remainder, [c.shape for c in self.components], stacked
+        )
+
+    def padded_batch(
+        self,
+        batch_size: Number,
+        padded_shapes: Nest = None,
+        padding_values: Nest = None,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Makes batches of elements of different sizes, each of which is padded.
+
+        Args:
+            batch_size: how many.
+            padded_shapes: wanted shapes; None, or -1, for the size of the largest one.
+            padding_values: what they are filled up with: 0, or "", by default.
+            drop_remainder: leaves out a smaller one at the end.
+        """
+        count = len(self.components)
+        listed = [c.shape for c in self.components]
+        if padded_shapes is not None:
+            listed = [wanted_shape(s) for s in self.structure.flatten_up_to(padded_shapes)]
+        for component, wanted in zip(self.components, listed, strict=True):
+            check_padded_shape(component.shape, wanted)
+        fills = (
+            [None] * count
+            if padding_values is None
+            else [literal(v) for v in self.structure.flatten_up_to(padding_values)]
+        )
+
+        def padded(rows: Sequence[Array], place: int) -> Array:
+            component, shape = self.components[place], listed[place]
+            return padded_batch(rows, shape, fills[place], component.dtype)
+
+        return self._batched(batch_size, drop_remainder, listed, padded)
+
+    def _batched(
+        self,
+        batch_size: Number,
+        drop_remainder: bool,
+        shapes: Sequence[TensorShape],
+        stack: Callable[[Sequence[Array], int], Array],
+    ) -> Dataset:
+        size = _scalar(batch_size)
+        if not isinstance(size, rt.Tensor) and cast(int, size) < 1:
+            raise rt.InvalidArgumentError(f"batch_size must be greater than zero, not {size}")
+        first = None if isinstance(size, rt.Tensor) or not drop_remainder else int(cast(int, size))
+        if any(isinstance(leaf, SparseTensor) for leaf in jax.tree.leaves(self.output_classes)):
+            raise TypeError(
+                "batch: sparse tensors do not batch here: use tf.sparse_tensor_to_dense before"
+            )
+
+        def opened(opening: Opening) -> Iterator[Element]:
+            wanted = int(opening.value(size))
+            source = self.open(opening)
+            while rows := list(itertools.islice(source, wanted)):
+                if len(rows) < wanted and drop_remainder:
+                    return
+                yield [stack(column, i) for i, column in enumerate(zip(*rows, strict=True))]
+
+        components = [
+            Component(
+                c.dtype, TensorShape(None) if s.dims is None else TensorShape([first, *s.as_list()])
+            )
+            for c, s in zip(self.components, shapes, strict=True)
+        ]
+        return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
+
+    # -- iterators ---------------------------------------------------------------------------------
+
+    def make_one_shot_iterator(self) -> iterators.Iterator:
+        """Makes an iterator that needs no initializer, and passes over the elements once.
+
+        Raises:
+            ValueError: the dataset was made from placeholders.
+        """
+        return iterators.one_shot(self)
+
+    def make_initializable_iterator(self, shared_name: str | None = None) -> iterators.Iterator:
+        """Makes an iterator that begins again whenever its ``initializer`` runs."""
+        return iterators.initializable(self, shared_name)
+
+
+class Dataset(ElementStream):
+    """Elements, one after the other, made of tensors, numbers, files or a generator."""
 
     @staticmethod
     def from_tensors(tensors: Nest) -> Dataset:
@@ -195,360 +522,14 @@ class Dataset(Structured):
         pattern = convert_to_tensor(file_pattern)
 
         def opened(opening: Opening) -> Iterator[Element]:
-            found = sorted(
-                {path for p in opening.known[pattern].ravel() for path in glob.glob(p.decode())}
-            )
+            patterns = opening.known[pattern].ravel().tolist()
+            found = sorted({path for p in patterns for path in glob.glob(p.decode())})
             if not found:
-                raise rt.InvalidArgumentError(
-                    f"No files matched pattern: {opening.known[pattern].ravel().tolist()}"
-                )
+                raise rt.InvalidArgumentError(f"No files matched pattern: {patterns}")
             return ([strings([path]).reshape(())] for path in found)
 
         files = _of_one(object, [], [pattern], opened)
         return files if shuffle is False else files.shuffle(1 << 30, seed)
-
-    # -- one element after the other ---------------------------------------------------------------
-
-    def map(
-        self,
-        map_func: Callable[..., Nest],
-        num_parallel_calls: object = None,
-        *,
-        num_threads: object = None,
-        output_buffer_size: object = None,
-    ) -> Dataset:
-        """Applies ``map_func`` to each element.
-
-        Args:
-            map_func: takes the tensors of an element, gives a nest of tensors.
-            num_parallel_calls: without an effect: ``prefetch`` is what makes elements beside the
-                training.
-            num_threads: the same.
-            output_buffer_size: the same.
-        """
-        given, nest = self._traced(map_func, "map")
-        nest = tuple(nest) if isinstance(nest, list) else nest
-        leaves, structure = flatten(nest)
-        out = [convert_to_tensor(leaf) for leaf in leaves]
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            for element in self.open(opening):
-                yield opening.run(out, dict(zip(given, element, strict=True)))
-
-        return Dataset(
-            structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened
-        )
-
-    def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
-        """Joins the datasets that ``map_func`` returns for the elements, one dataset after the other."""
-        return self.interleave(map_func, 1, 1)
-
-    def interleave(
-        self,
-        map_func: Callable[..., Dataset],
-        cycle_length: Number = None,
-        block_length: Number = 1,
-        num_parallel_calls: object = None,
-    ) -> Dataset:
-        """Takes the elements of the datasets that ``map_func`` returns, in turn.
-
-        Args:
-            map_func: takes the tensors of an element, gives a dataset.
-            cycle_length: how many datasets take turns; 1 by default.
-            block_length: how many elements one gives at a time.
-            num_parallel_calls: without an effect.
-        """
-        given, inner = self._traced(map_func, "flat_map")
-        if not isinstance(inner, Dataset):
-            raise TypeError(f"`map_func` must return a `Dataset` object. Got {type(inner)}")
-        width, block = _scalar(cycle_length or 1), _scalar(block_length)
-
-        def open_one(opening: Opening, element: Element) -> Iterator[Element]:
-            known = (
-                opening.run(inner.tensors, dict(zip(given, element, strict=True)))
-                if inner.tensors
-                else []
-            )
-            return inner.open(Opening(opening.place, dict(zip(inner.tensors, known, strict=True))))
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            parts = (open_one(opening, element) for element in self.open(opening))
-            return interleaved(parts, int(opening.value(width)), int(opening.value(block)))
-
-        return Dataset(
-            inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened
-        )
-
-    def filter(self, predicate: Callable[..., Nest]) -> Dataset:
-        """Keeps the elements for which ``predicate``, a boolean tensor, is true."""
-        given, kept = self._traced(predicate, "filter")
-        keep = convert_to_tensor(kept)
-        if keep.dtype != np.bool_ or keep.shape not in (None, ()):
-            raise ValueError("`predicate` must return a scalar boolean tensor.")
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            for element in self.open(opening):
-                if opening.run([keep], dict(zip(given, element, strict=True)))[0]:
-                    yield element
-
-        return self._like(opened)
-
-    def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
-        """Makes ``function`` a part of the graph: the tensors that stand for an element, and the results."""
-        with (
-            rt.name_scope(name),
-            rt.control_dependencies(None),
-            rt.device(None),
-            rt.device("/cpu:0"),
-        ):
-            given = [placeholder(c.dtype, c.shape, "element") for c in self.components]
-            for tensor in given:
-                known_on_host(tensor.op)
-            nest = self.structure.unflatten(given)
-            return given, function(*nest) if type(nest) is tuple else function(nest)
-
-    def _like(self, opened: Open, *arguments: object) -> Dataset:
-        return Dataset(
-            self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
-        )
-
-    # -- which ones, and in which order ------------------------------------------------------------
-
-    def repeat(self, count: Number = None) -> Dataset:
-        """Repeats all elements; for ever by default, or for -1."""
-        times = _scalar(count)
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            wanted = opening.value(times)
-            for _ in itertools.count() if wanted is None or wanted < 0 else range(int(wanted)):
-                some = False
-                for element in self.open(opening):
-                    some = True
-                    yield element
-                if not some:
-                    return
-
-        return self._like(opened, times)
-
-    def shuffle(
-        self, buffer_size: Number, seed: Number = None, reshuffle_each_iteration: bool | None = None
-    ) -> Dataset:
-        """Elements in random order: each one is drawn from ``buffer_size`` of them.
-
-        Args:
-            buffer_size: how many are held.
-            seed: of the draw; that of the graph by default.
-            reshuffle_each_iteration: another order in each round of ``repeat``; as it is by
-                default.
-        """
-        size, graph_seed = _scalar(buffer_size), rt.get_default_graph().seed
-        seeds = [s for s in (graph_seed, seed) if s is not None]
-        key = object()
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            drawn = opening.place.memory.get(key) if reshuffle_each_iteration is not False else None
-            if drawn is None:
-                drawn = opening.place.memory.get((key, "same")) or np.random.SeedSequence(
-                    seeds or None
-                )
-                opening.place.memory[key, "same"] = drawn
-                drawn = opening.place.memory[key] = np.random.default_rng(drawn)
-            held: list[Element] = []
-            most = int(opening.value(size))
-            if most < 1:
-                raise rt.InvalidArgumentError("buffer_size must be greater than zero.")
-            for element in self.open(opening):
-                held.append(element)
-                if len(held) >= most:
-                    yield draw(held, drawn)
-            while held:
-                yield draw(held, drawn)
-
-        return self._like(opened, size)
-
-    def take(self, count: Number) -> Dataset:
-        """Keeps the first ``count`` elements; all for -1."""
-        most = _scalar(count)
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            wanted = int(opening.value(most))
-            return itertools.islice(self.open(opening), None if wanted < 0 else wanted)
-
-        return self._like(opened, most)
-
-    def skip(self, count: Number) -> Dataset:
-        """Drops the first ``count`` elements; all for -1."""
-        least = _scalar(count)
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            wanted = int(opening.value(least))
-            return iter(()) if wanted < 0 else itertools.islice(self.open(opening), wanted, None)
-
-        return self._like(opened, least)
-
-    def shard(self, num_shards: Number, index: Number) -> Dataset:
-        """Keeps every ``num_shards``-th element, from the number ``index`` on: the share of one worker.
-
-        Raises:
-            InvalidArgumentError: ``index`` is not below ``num_shards``.
-        """
-        shards, first = _scalar(num_shards), _scalar(index)
-        if not tensors_in(shards, first) and not 0 <= cast(int, first) < cast(int, shards):
-            raise rt.InvalidArgumentError(
-                f"index must be at least 0 and below num_shards {num_shards}, not {index}"
-            )
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            step = int(opening.value(shards))
-            return itertools.islice(self.open(opening), int(opening.value(first)), None, step)
-
-        return self._like(opened, shards, first)
-
-    def concatenate(self, dataset: Dataset) -> Dataset:
-        """Appends the elements of another dataset.
-
-        Raises:
-            TypeError: their elements differ in structure or dtypes.
-        """
-        if self.structure != dataset.structure or [c.dtype for c in self.components] != [
-            c.dtype for c in dataset.components
-        ]:
-            raise TypeError(
-                f"Two datasets to concatenate have different types {self.output_types} and "
-                f"{dataset.output_types}"
-            )
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            return itertools.chain(self.open(opening), dataset.open(opening))
-
-        both = [
-            Component(a.dtype, general(a.shape, b.shape))
-            for a, b in zip(self.components, dataset.components, strict=True)
-        ]
-        return Dataset(self.structure, both, [*self.tensors, *dataset.tensors], opened)
-
-    def cache(self, filename: object = "") -> Dataset:
-        """Keeps the elements of the first round in memory, also where a file is named."""
-        key = object()
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            if key in opening.place.memory:
-                yield from opening.place.memory[key]
-                return
-            kept = []
-            for element in self.open(opening):
-                kept.append(element)
-                yield element
-            opening.place.memory[key] = kept
-
-        return self._like(opened)
-
-    def prefetch(self, buffer_size: Number) -> Dataset:
-        """Makes up to ``buffer_size`` elements ahead, in a thread of its own; 1 where none is said."""
-        size = _scalar(buffer_size)
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            return ahead(self.open(opening), max(int(opening.value(size) or 1), 1))
-
-        return self._like(opened, size)
-
-    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """Calls a function of datasets with this dataset."""
-        return transformation_func(self)
-
-    # -- several as one ----------------------------------------------------------------------------
-
-    def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
-        """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
-        return self._batched(
-            batch_size, drop_remainder, [c.shape for c in self.components], stacked
-        )
-
-    def padded_batch(
-        self,
-        batch_size: Number,
-        padded_shapes: Nest = None,
-        padding_values: Nest = None,
-        drop_remainder: bool = False,
-    ) -> Dataset:
-        """Makes batches of elements of different sizes, each of which is padded.
-
-        Args:
-            batch_size: how many.
-            padded_shapes: wanted shapes; None, or -1, for the size of the largest one.
-            padding_values: what they are filled up with: 0, or "", by default.
-            drop_remainder: leaves out a smaller one at the end.
-        """
-        count = len(self.components)
-        listed = [c.shape for c in self.components]
-        if padded_shapes is not None:
-            listed = [wanted_shape(s) for s in self.structure.flatten_up_to(padded_shapes)]
-        for component, wanted in zip(self.components, listed, strict=True):
-            if component.shape.dims is not None and any(
-                own is not None and size is not None and own > size
-                for own, size in zip(component.shape.as_list(), wanted.as_list(), strict=True)
-            ):
-                raise ValueError(
-                    f"The padded shape {wanted} is not compatible with the input shape "
-                    f"{component.shape}."
-                )
-        fills = (
-            [None] * count
-            if padding_values is None
-            else [literal(v) for v in self.structure.flatten_up_to(padding_values)]
-        )
-
-        def padded(rows: Sequence[Array], place: int) -> Array:
-            component, shape = self.components[place], listed[place]
-            return padded_batch(rows, shape, fills[place], component.dtype)
-
-        return self._batched(batch_size, drop_remainder, listed, padded)
-
-    def _batched(
-        self,
-        batch_size: Number,
-        drop_remainder: bool,
-        shapes: Sequence[TensorShape],
-        stack: Callable[[Sequence[Array], int], Array],
-    ) -> Dataset:
-        size = _scalar(batch_size)
-        if not isinstance(size, rt.Tensor) and cast(int, size) < 1:
-            raise rt.InvalidArgumentError(f"batch_size must be greater than zero, not {size}")
-        first = None if isinstance(size, rt.Tensor) or not drop_remainder else int(cast(int, size))
-        if any(isinstance(leaf, SparseTensor) for leaf in jax.tree.leaves(self.output_classes)):
-            raise TypeError(
-                "batch: sparse tensors do not batch here: use tf.sparse_tensor_to_dense before"
-            )
-
-        def opened(opening: Opening) -> Iterator[Element]:
-            wanted = int(opening.value(size))
-            source = self.open(opening)
-            while rows := list(itertools.islice(source, wanted)):
-                if len(rows) < wanted and drop_remainder:
-                    return
-                yield [stack(column, i) for i, column in enumerate(zip(*rows, strict=True))]
-
-        components = [
-            Component(
-                c.dtype, TensorShape(None) if s.dims is None else TensorShape([first, *s.as_list()])
-            )
-            for c, s in zip(self.components, shapes, strict=True)
-        ]
-        return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
-
-    # -- iterators ---------------------------------------------------------------------------------
-
-    def make_one_shot_iterator(self) -> iterators.Iterator:
-        """Makes an iterator that needs no initializer, and passes over the elements once.
-
-        Raises:
-            ValueError: the dataset was made from placeholders.
-        """
-        return iterators.one_shot(self)
-
-    def make_initializable_iterator(self, shared_name: str | None = None) -> iterators.Iterator:
-        """Makes an iterator that begins again whenever its ``initializer`` runs."""
-        return iterators.initializable(self, shared_name)
 
 
 def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[rt.Tensor]]:

@@ -183,6 +183,21 @@ def draw(held: list[Element], chance: np.random.Generator) -> Element:
     return held.pop()
 
 
+def shuffled(
+    elements: Iterator[Element], most: int, chance: np.random.Generator
+) -> Iterator[Element]:
+    """Yields elements in random order, each drawn from ``most`` that are held."""
+    if most < 1:
+        raise rt.InvalidArgumentError("buffer_size must be greater than zero.")
+    held: list[Element] = []
+    for element in elements:
+        held.append(element)
+        if len(held) >= most:
+            yield draw(held, chance)
+    while held:
+        yield draw(held, chance)
+
+
 def stacked(rows: Sequence[Array], place: int) -> Array:
     """Stacks rows to an array. Raises InvalidArgumentError when the shapes differ."""
     for i, row in enumerate(rows):
@@ -204,6 +219,13 @@ def wanted_shape(shape: object) -> TensorShape:
     return TensorShape(
         [None if size is None or size == -1 else size for size in cast("Sequence[Any]", shape)]
     )
+
+
+def check_padded_shape(own: TensorShape, wanted: TensorShape) -> None:
+    """Raises ValueError for a size that is known to be larger than the one it is padded to."""
+    sizes = [] if own.dims is None else list(zip(own.as_list(), wanted.as_list(), strict=True))
+    if any(size is not None and most is not None and size > most for size, most in sizes):
+        raise ValueError(f"The padded shape {wanted} is not compatible with the input shape {own}.")
 
 
 def literal(value: object) -> object:
