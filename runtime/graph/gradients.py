@@ -9,7 +9,8 @@ merges the recomputed forward with the forward itself: the flop count is that of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor
-from runtime.graph.op_kinds import ArrayFn, Pure, Read
+from runtime.graph.op_kinds import ArrayFn, Pure, Read, VariableSpec
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
@@ -77,10 +78,10 @@ def gradients(
         raise InvalidArgumentError("gradients: ys is empty")
     starts = _list_starts(grad_ys, len(outputs))
     graph = outputs[0].graph
-    operations = graph.get_operations()
+    reads = _list_reads(graph)
     leaves, tree = jax.tree.flatten(xs)
-    targets = [_find_sources(operations, leaf) for leaf in leaves]
-    stopped = {tensor for item in stop_gradients for tensor in _find_sources(operations, item)}
+    targets = [_find_sources(reads, leaf) for leaf in leaves]
+    stopped = {tensor for item in stop_gradients for tensor in _find_sources(reads, item)}
 
     # Open control dependencies must not reach the backward pass: see ``_after_control``.
     with graph.as_default(), graph.name_scope(name) as scope, graph.control_dependencies(None):
@@ -123,15 +124,20 @@ def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     return identity(gradient, "gradient", colocate_with=gradient.op)
 
 
-def _find_sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
+def _list_reads(graph: Graph) -> dict[tuple[VariableSpec, str], list[Tensor]]:
+    """Returns the tensors that read each variable, by specification and device."""
+    reads: dict[tuple[VariableSpec, str], list[Tensor]] = defaultdict(list)
+    for op in graph.get_operations():
+        if isinstance(op.body, Read):
+            reads[op.body.variable, op.device].append(op.outputs[0])
+    return reads
+
+
+def _find_sources(
+    reads: Mapping[tuple[VariableSpec, str], Sequence[Tensor]], x: TensorLike
+) -> Sequence[Tensor]:
     """Finds the tensors whose gradients add up to the gradient of ``x``: for a variable all of its reads."""
-    if not isinstance(x, Variable):
-        return [as_tensor(x)]
-    return [
-        op.outputs[0]
-        for op in operations
-        if isinstance(op.body, Read) and op.body.variable == x.spec and op.device == x.device
-    ]
+    return reads.get((x.spec, x.device), ()) if isinstance(x, Variable) else [as_tensor(x)]
 
 
 def _find_between(
