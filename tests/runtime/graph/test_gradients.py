@@ -252,7 +252,7 @@ def test_worker_stage_costs_one_gradient(op_by_op: bool) -> None:
 
 
 def test_many_variables_cost_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients of many variables compare each variable with few others, so that a model of 20,000 is made in seconds."""
+    """Each of many variables is compared with few others, so a large model is made in seconds."""
     compared = 0
     equal = VariableSpec.__eq__
 
