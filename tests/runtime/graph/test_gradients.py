@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.planner import make_plan
 from runtime.tensor_spec import TensorSpec
@@ -251,18 +250,23 @@ def test_worker_stage_costs_one_gradient(op_by_op: bool) -> None:
     assert found["flops"] == pytest.approx(wanted["flops"], rel=0.01)
 
 
-def test_many_variables_cost_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_variables_cost_linear() -> None:
     """Each of many variables is compared with few others, so a large model is made in seconds."""
     compared = 0
-    equal = VariableSpec.__eq__
 
-    def count(self: VariableSpec, other: object) -> bool:
-        nonlocal compared
-        compared += 1
-        return equal(self, other)
+    class Counted(str):
+        """A name that counts its comparisons."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
 
     params = [rt.Variable(np.float32(i), name=f"v{i}") for i in range(60)]
     loss = rt.call(lambda *xs: sum(x * x for x in xs), *params)
-    monkeypatch.setattr(VariableSpec, "__eq__", count)
+    for param in params:
+        object.__setattr__(param.spec, "name", Counted(param.spec.name))
     rt.gradients(loss, params)
-    assert compared <= 10 * len(params)
+    assert compared <= 10 * len(params), compared
