@@ -22,7 +22,6 @@ LARGE_FUNCTIONS = {
 LARGE_CLASSES = {
     "harness/training/run/supervisor.py Supervisor": "the arguments of TensorFlow's, and their docstring",
     "runtime/session/session.py Session": "the methods of TensorFlow's, with their examples",
-    "runtime/task/worker.py Worker": "one method for each call of the tensor channel",
     "runtime/wire/connection.py Connection": "the frame loop, whose states share the socket",
     "runtime/wire/channel.py Lane": "the exactly-once protocol of a client, in one place",
 }
@@ -52,7 +51,7 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
     ("tokens", lambda: core().tokens, 306_900),
     ("functions over 300 tokens", lambda: len(core().functions_over(tokens=300)), 12),
     ("functions over 15 branches", lambda: len(core().functions_over(branches=15)), 13),
-    ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 5),
+    ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 4),
     ("classes over 20 attributes", lambda: len(core().classes_over(attributes=20)), 3),
     ("uses of Any", lambda: core().anys, 208),
     ("places that start a thread", lambda: core().threads, 19),
@@ -80,7 +79,7 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
 LEAST: list[tuple[str, Callable[[], float], float]] = [
     ("docstrings with an example", lambda: core().examples, 130),
     ("comments in 1,000 code lines", lambda: per_thousand(core().comments, core().code_lines), 60),
-    ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 69),
+    ("asserts in 100,000 tokens", lambda: 100_000 * core().asserts / core().tokens, 78),
     (
         "code blocks in 1,000 words of the pages",
         lambda: per_thousand(style.page_blocks(pages()), style.page_words(pages())),

@@ -205,7 +205,7 @@ def _answered(entry: BackupEntry) -> AnsweredUpdate:
 def _revive(worker: Worker, handle: int, entry: BackupEntry) -> RegisteredCall:
     call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
     # The description has the arguments of the first registration by their names.
-    made = worker.register(call, **entry.meta, handle=handle, foreign=True)
+    made = worker.registrar.register(call, **entry.meta, handle=handle, foreign=True)
     # The program is a part of the call, so that the worker need not ask for the program.
     assert made is not None
     return made

@@ -114,6 +114,7 @@ class CheckpointParticipant:
             "states": self._obey_states,
             "changed": self._obey_changed,
         }
+        assert self._table.keys() >= UNFENCED | NEEDS_SESSION
 
     def obey(self, order: Order, cancelled: Cancellation | None = None) -> Reply:
         """Carries out one order.

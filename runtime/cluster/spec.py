@@ -76,6 +76,7 @@ class ClusterSpec:
                 "or dictionaries "
                 f"of index to address, or a ClusterSpec or ClusterDef; got {type(cluster).__name__}"
             )
+        assert all(list(tasks) == sorted(tasks) for tasks in self._jobs.values())
 
     @property
     def jobs(self) -> list[str]:

@@ -53,13 +53,9 @@ def split(expressions: ExpressionList, most: int) -> tuple[list[ProgramPart], tu
         # The program is compiled under its own hash, so its only part needs none.
         numbers = tuple(range(main.arguments, main.arguments + len(main.results)))
         return [ProgramPart(expressions, tuple(range(main.arguments)), numbers, b"")], numbers
-    first = main.arguments
     # By equation, the number of its first value.
-    made = []
-    for equation in main.equations:
-        made.append(first)
-        first += equation.results
-    made.append(first)
+    counts = (equation.results for equation in main.equations)
+    made = list(itertools.accumulate(counts, initial=main.arguments))
     parts, begin = [], 0
     used_last = {n: i for i, equation in enumerate(main.equations) for n in equation.operands}
     needed = set(main.results)
@@ -71,7 +67,8 @@ def split(expressions: ExpressionList, most: int) -> tuple[list[ProgramPart], tu
         if gives:
             parts.append(_make_part(expressions, equations, tuple(taken), gives, values))
         begin = end
-    copies, results = _copied_results(expressions, first)
+    assert begin == len(main.equations)
+    copies, results = _copied_results(expressions, made[-1])
     assert len(set(results)) == len(results), "two results would share an array"
     return [*parts, *copies], results
 
@@ -124,6 +121,7 @@ def _find_ends(
         first = max(begin + 1, min(last, bisect.bisect_left(totals, totals[begin] + most // 2)))
         # Of places with equally few values the last one makes the largest part.
         ends.append(min(range(first, last + 1), key=lambda end: (crossing[end - 1], -end)))
+    assert ends == sorted({*ends}), "a part has no equation"
     return [*ends[1:], len(main.equations)]
 
 
@@ -136,6 +134,7 @@ def _make_part(
 ) -> ProgramPart:
     # Values are numbered anew, so that the parts of equal variables have one hash.
     local = {n: i for i, n in enumerate((*takes, *own))}
+    assert len(local) == len(takes) + len(own), "a part takes what it makes"
     renumbered, digest = [], hashlib.sha256(repr(tuple(local[n] for n in gives)).encode())
     for equation in equations:
         operands = tuple(local.get(n, n) for n in equation.operands)

@@ -501,6 +501,7 @@ _COSTS = {
 """Operations that are many to XLA, by what they cost of the dtype that costs most: docs/threat_model.md says which
 are measured or guessed."""
 _COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
+assert len(_COST) == len(" ".join(_COSTS.values()).split()), "an operation has two costs"
 
 
 def _make_of(name: str) -> Make | None:
@@ -580,3 +581,5 @@ IDENTITIES = frozenset({"copy", "device_put", "name", "random_clone", "stop_grad
 """Primitives that give their operands as they are."""
 
 assert TABLE.keys().isdisjoint({*INLINED, *IDENTITIES}), "an operation is written in two ways"
+assert RENAMED.keys() <= TABLE.keys() | INLINED.keys()
+assert _MAKES.keys() <= TABLE.keys(), "a function belongs to no row"

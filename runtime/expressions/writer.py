@@ -165,6 +165,7 @@ class _ComputationWriter:
         row = TABLE.get(name)
         if row is None:
             raise NotInTableError(f"JAX's operation {name!r} is not in the table of operations")
+        assert max(operands, default=-1) < self._values, "an operand comes later than its equation"
         made = pb.EquationDef(operation=name, operands=operands, results=results)
         for attribute, kind in row.attributes.items():
             value = params.get(attribute)

@@ -58,6 +58,9 @@ class Feed:
 
     casting: str = "same_value"
 
+    def __post_init__(self) -> None:
+        assert self.casting in ("same_value", "unsafe")
+
 
 # Compared by identity, because arrays have no equality of one truth value.
 @dataclass(frozen=True, eq=False)

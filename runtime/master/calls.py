@@ -50,6 +50,9 @@ class RemoteCall:
     writes_state: bool
     waits: bool
 
+    def __post_init__(self) -> None:
+        assert not self.reuse or self.reply_layout is not None, "no memory fits such replies"
+
     def borrow(self) -> TensorBuffer:
         """Returns memory for one reply of a fixed layout.
 

@@ -150,11 +150,11 @@ class LocalTask:
 
         Args:
             call: the stage call.
-            writes: as in ``Worker.register``.
+            writes: as in ``StageRegistrar.register``.
             traced: True to time the runs.
             foreign: True if the client is another process.
         """
-        found = self.server.worker.register(
+        found = self.server.worker.registrar.register(
             call, self.generation, traced=traced, writes=writes, foreign=foreign
         )
         assert found is not None

@@ -79,6 +79,10 @@ class TaskCredential:
     certificates: Certificates | None
     own: Identity
 
+    def __post_init__(self) -> None:
+        assert self.key is None or self.certificates is None, "a task has one credential"
+        assert self.security is not None or self.is_local, "other machines reach a drawn token"
+
     @property
     def is_local(self) -> bool:
         """True if only this machine reaches the task."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtime.proto import services_pb2, stage_pb2
+from google.protobuf.message import Message
+
+from runtime.proto import run_record_pb2, services_pb2, stage_pb2
 from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS, WAITING
 from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
@@ -194,3 +196,17 @@ METHODS: Final[Mapping[str, CallRules]] = {
 
 Calls that answer at once take a place in the pool CALLS.
 """
+
+
+def _orders_of(message: type[Message]) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.oneofs_by_name["order"].fields}
+
+
+# A name with a mistake would leave an order out of a rule without a word.
+assert METHODS.keys() == {
+    f"/{service.full_name}/{method.name}"
+    for service in services_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+assert AUDITED_CHECKPOINT_ORDERS.keys() | _SHORT_ORDERS <= _orders_of(services_pb2.CheckpointOrder)
+assert AUDITED_RUN_ORDERS.keys() | OF_THE_SENDER <= _orders_of(run_record_pb2.RunOrder)

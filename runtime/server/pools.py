@@ -28,6 +28,7 @@ A connection gets at most half of the first four.
 """
 
 _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
+assert all(hasattr(Limits, pool) for pool in (*_POOLS, CLIENT_WAITING)), "a pool has no limit"
 
 
 class CallPools:
@@ -86,6 +87,7 @@ class CallPools:
             elif running.total() >= most:
                 raise limits.exceeded(WAITING, f"{running.total()} calls wait here")
             running[peer] += 1
+            assert running.total() <= most, "a pool has more calls than places"
         try:
             yield
         finally:

@@ -102,7 +102,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         """Registers a stage call and returns its handle, or requests the stage's program from the client."""
         worker = self._find_worker(request.incarnation)
         self._check_session(request.session)
-        found = worker.register(
+        found = worker.registrar.register(
             call_from_proto(request.call),
             request.generation,
             traced=request.traced,

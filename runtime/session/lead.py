@@ -78,6 +78,7 @@ def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
     """Returns the epoch for a claim: the latest epoch if the chief owns it, else the epoch after."""
     latest = max(leadership.epoch for leadership in obeyed)
     owners = {leadership.owner for leadership in obeyed if leadership.epoch == latest}
+    assert owner, "the number 0 is that of no chief"
     return latest if latest and owners == {owner} else latest + 1
 
 

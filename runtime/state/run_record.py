@@ -410,6 +410,7 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
     "stop": RunRecord._stop_training,
     "wait_stop": RunRecord._wait_stop,
 }
+assert _HANDLERS.keys() == {f.name for f in pb.RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields}
 
 
 def wait_secs(order: pb.RunOrder) -> float:

@@ -421,6 +421,24 @@ class CallRegistry:
                 del self._programs[program.identity]
                 self.ledger.release(kept.owner, len(kept.program.blob))
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._lock:
+            held = Counter(handle for handles in self._held.values() for handle in handles)
+            assert held.keys() | self._spare.keys() <= self._rows.keys(), "a handle has no row"
+            for handle, row in self._rows.items():
+                assert 0 < handle <= self._last_handle
+                assert row.holders == held[handle], "a session is counted twice, or not at all"
+                assert (handle in self._spare) == (not row.holders)
+            # A call of an earlier process may have the handle of an equal call, too.
+            calls = {id(row.call): row.call for row in self._rows.values() if row.call is not None}
+            assert {id(call) for call in self._by_registration.values()} == calls.keys()
+            programs = [
+                p.identity for c in calls.values() if (p := c.call.stage.program) is not None
+            ]
+            assert {key: kept.calls for key, kept in self._programs.items()} == Counter(programs)
+        self.ledger.validate()
+
     def _spare_bytes(self) -> int:
         spare = [call for handle in self._spare if (call := self._rows[handle].call) is not None]
         blobs = {

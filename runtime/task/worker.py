@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging as std_logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -16,36 +14,30 @@ from runtime.checkpoint.pacing import step_aside
 from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.checkpoint.roots import Roots
 from runtime.errors import (
-    AbortedError,
     FailedPreconditionError,
     HungUpError,
     InvalidArgumentError,
-    NotFoundError,
-    OpError,
-    UnavailableError,
 )
 from runtime.observe.audit import AuditLog
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
 from runtime.plan.place import Device
-from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2
-from runtime.rpc import rpc
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
-from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.ledger import Ledger
 from runtime.state.participants import TaskEnvironment
 from runtime.state.store import Store
 from runtime.state.write_gate import WriteGate
 from runtime.task.call_waits import CallWaits
 from runtime.task.executor import Executor
-from runtime.task.fitting import check_call
-from runtime.task.program_share import WatchedProgram
+from runtime.task.presence import TaskPresence
 from runtime.task.program_watch import ProgramWatch
-from runtime.task.registry import CallRegistration, CallRegistry, RegisteredCall
+from runtime.task.registrar import StageRegistrar
+from runtime.task.registry import CallRegistry, RegisteredCall
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
-from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
+from runtime.task.traced_stage import FetchFrom
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.codec import TensorLayout
 from runtime.wire.connection import (
@@ -56,7 +48,6 @@ from runtime.wire.connection import (
     current_lane,
 )
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
-from runtime.wire.messages import call_to_proto
 
 _FIXED: Mapping[int, TensorLayout | None] = {
     FETCH: None,
@@ -127,6 +118,7 @@ class Worker:
         environment = environment or TaskEnvironment()
         self.limits = limits = environment.limits
         self.task = f"/job:{job}/task:{index}"
+        self.presence = TaskPresence(self.task)
         self.devices = local_devices(job, index)
         self.ledger = Ledger(limits, self.task)
         self.store = Store(self.ledger, environment)
@@ -149,8 +141,10 @@ class Worker:
         )
         self.waits = CallWaits(self.task)
         self.tracer = Tracer()
+        self.registrar = StageRegistrar(
+            self.executor, self.registry, self.waits, self.tracer, fetch_from, self.presence
+        )
         self.counters = TaskCounters()
-        self._gone: OpError | None = None
         self._check_is_one_of = check_is_one_of
         self._backups = backups
         self.primary: Replicator | None = None
@@ -167,20 +161,11 @@ class Worker:
         Args:
             replaced: True if another server has taken the place of this task's server.
         """
-        self._gone = (
-            AbortedError("restarted since the session began, its state is gone", task=self.task)
-            if replaced
-            else UnavailableError("its server has stopped", task=self.task)
-        )
+        gone = self.presence.end(replaced=replaced)
         # The calls that wait end now, and later calls find the error.
         self.checkpoint_participant.jobs.close()
         self.program_watch.close()
-        self.store.run.close(self._gone)
-
-    def _check_here(self) -> None:
-        """Raises the error of ``leave`` once the task has left."""
-        if (gone := self._gone) is not None:
-            raise type(gone)(gone.message, task=self.task)
+        self.store.run.close(gone)
 
     # -- the run record ---------------------------------------------------------------------------
 
@@ -221,102 +206,6 @@ class Worker:
             self.primary.count()
             self.primary.settle()
 
-    # -- registration -----------------------------------------------------------------------------
-
-    def register(
-        self,
-        call: StageCall,
-        generation: int = 0,
-        *,
-        traced: bool = False,
-        writes: Mapping[str, int] | None = None,
-        session: int = NOBODY,
-        handle: int = 0,
-        foreign: bool = False,
-    ) -> RegisteredCall | None:
-        """Compiles a stage call under a handle, which equal calls of all sessions share.
-
-        Args:
-            call: The stage call. The program may come without its bytes.
-            generation: Generation of the run record when the session began.
-            traced: True for a call whose runs are timed.
-            writes: Number of the writing stages of the whole plan, by task; None for a plan with
-                only this one.
-            session: Session that needs the handle; NOBODY for a caller in this process, which keeps
-                the call itself.
-            handle: Handle of the call in an earlier process of this task; 0 for a new handle.
-            foreign: True for a program of another process, which is an expression list.
-
-        Returns:
-            The registered call; None if this task does not know the program and needs its bytes.
-
-        Raises:
-            AbortedError: The variables were restored since the session began.
-            InvalidArgumentError: The parts of the call do not fit together, the program is refused,
-                or a kernel that may wait shares the stage with other kernels.
-        """
-        self._check_here()
-        # A kernel that waits may be ended and run again; the other kernels of its stage must not
-        # run twice.
-        if call.stage.may_wait and len(call.stage.host) > 1:
-            raise InvalidArgumentError(
-                "a kernel that may wait is a stage of its own", task=self.task
-            )
-        if generation != self.store.run.generation:
-            raise AbortedError(
-                "its variables were restored since the session began", task=self.task
-            )
-        # Equal programs are one object, so that many sessions keep the bytes once.
-        known = self._with_known_program(call, foreign)
-        if known is None:
-            return None
-        call = known
-        described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
-        registration = CallRegistration(digest, generation, of_plan, traced, foreign)
-        # A registration that comes after the goodbye of its session would be held for ever.
-        if self.waits.has_ended(session):
-            session = NOBODY
-        if not handle:
-            found = self.registry.find(registration, session)
-            if found is not None:
-                return found
-            self.registry.check_room(session)
-            if foreign:
-                self.ledger.check(session, len(described), stages=True)
-        check_call(call, self.task)
-        watched = None
-        if foreign and call.stage.program is not None:
-            sender = " ".join(rpc.caller().names)
-            watched = WatchedProgram(
-                call.stage.program.sha256, call.stage.operations, rpc.peer(), sender
-            )
-            self.program_watch.start()
-        prepared = self.executor.prepare(call.stage, generation, watched)
-        registered = RegisteredCall(call, prepared, registration, len(described))
-        if traced:
-            registered.prepared = TracedStage(prepared, call, self.tracer)
-            registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
-        added = self.registry.add(registered, session, handle)
-        # The session may have ended during the compilation; its other stages were released then.
-        if self.waits.has_ended(session):
-            self.registry.release(session)
-        return added
-
-    def _with_known_program(self, call: StageCall, foreign: bool) -> StageCall | None:
-        """Returns a call with the program that is kept here; None if the program is not known and has no bytes.
-
-        Raises:
-            NotFoundError: The bytes of another process do not match their SHA-256.
-        """
-        program = call.stage.program
-        if program is None:
-            return call
-        if foreign and program.blob and hashlib.sha256(program.blob).hexdigest() != program.sha256:
-            raise NotFoundError("the program does not match its SHA-256", task=self.task)
-        kept = self.registry.program(program)
-        return None if kept is None else replace(call, stage=replace(call.stage, program=kept))
-
     # -- running ----------------------------------------------------------------------------------
 
     def execute(
@@ -343,7 +232,7 @@ class Worker:
         Returns:
             All outputs, and the argument of ``PreparedStage.wait``.
         """
-        self._check_here()
+        self.presence.check()
         call = registered.call
         # Sessions of this process may use their own task without limits.
         if not registered.registration.foreign:
@@ -497,7 +386,7 @@ class Worker:
 
         No reply is kept, because a repeated call is harmless.
         """
-        self._check_here()
+        self.presence.check()
         # The client of a checkpoint closes its connection afterwards, so this thread serves nothing
         # else.
         if not getattr(_thread, "steps_aside", False):

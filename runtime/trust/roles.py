@@ -72,6 +72,7 @@ _ORDERS: Final = {
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     order: allowed for allowed, orders in _ORDERS.items() for order in orders.split()
 }
+assert len(MAY) == len(" ".join(_ORDERS.values()).split()), "an order is allowed twice"
 """Roles with the right to an order, by order.
 
 * "unknown": an order that this version does not know. All clients pass this check, and the order

@@ -271,6 +271,7 @@ def leave_token(key: bytes, hosts: Sequence[str], port: int) -> list[TokenFile]:
     Returns:
         A file per address. Each file lasts until ``close`` or the end of this process.
     """
+    assert all(ipaddress.ip_address(host).is_loopback for host in hosts), "others reach the task"
     return [TokenFile(token_files.name_of(host, port), key) for host in hosts]
 
 
@@ -469,4 +470,5 @@ class RefusalLog:
             if len(self._told) >= _MOST_PEERS:
                 self._told.clear()
             self._told[about] = now
+            assert len(self._told) <= _MOST_PEERS
             return True

@@ -45,7 +45,7 @@ def test_step_meets_a_stopping_server(leaving: bool, error: type[Exception], wor
                 target=server.stop, args=(30.0,), kwargs={"leaving": leaving}, daemon=True
             )
             stop.start()
-            until(lambda: server.worker._gone is not None)
+            until(lambda: server.worker.presence.gone is not None)
             with pytest.raises(error, match=words):
                 session.run(v)
             go_on.set()

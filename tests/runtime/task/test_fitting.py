@@ -81,8 +81,8 @@ def worker() -> Worker:
 
 def test_fitting_stage_is_registered(worker: Worker) -> None:
     """A stage that fits its program is registered."""
-    assert worker.register(call()) is not None
-    assert worker.register(host()) is not None
+    assert worker.registrar.register(call()) is not None
+    assert worker.registrar.register(host()) is not None
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_fitting_stage_is_registered(worker: Worker) -> None:
 def test_misfit_is_refused(worker: Worker, wrong: Any, what: str) -> None:
     """A stage that does not fit its program is refused with the reason, and makes no variable."""
     with pytest.raises(rt.InvalidArgumentError, match=what):
-        worker.register(wrong())
+        worker.registrar.register(wrong())
     assert worker.store.variables() == []

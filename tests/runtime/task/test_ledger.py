@@ -1,6 +1,7 @@
 """The bytes that a task counts for its sessions are those that it keeps."""
 
 import dataclasses
+import random
 import threading
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_refused_reservation_counts_nothing() -> None:
 def test_late_tensor_is_dropped() -> None:
     """A tensor that is held after the end of its session is dropped."""
     task = worker()
-    made = task.register(
+    made = task.registrar.register(
         dataclasses.replace(sent(doubled()), holds={0: HeldOutput(1)}, replies=()), foreign=True
     )
     assert made is not None
@@ -119,11 +120,29 @@ def two_calls() -> list[StageCall]:
     ]
 
 
+@limited(spare_stages=1)
+@pytest.mark.parametrize("seed", range(3))
+def test_registry_counts_every_hold(seed: int) -> None:
+    """After any registration, its end, or the end of a session, the calls and bytes add up."""
+    task, calls, draw = worker(), two_calls(), random.Random(seed)
+    for _ in range(40):
+        session, call = draw.choice((SESSION, SESSION + 1)), draw.choice(calls)
+        what = draw.choice(("register", "register", "unregister", "gone"))
+        if what == "register":
+            assert task.registrar.register(call, session=session, foreign=True) is not None
+        elif what == "unregister":
+            handles = list(task.registry.kept()[0])
+            task.registry.unregister(session, draw.sample(handles, min(1, len(handles))))
+        else:
+            task.gone(session, goodbye=False)
+        task.registry.validate()
+
+
 @limited(spare_stages=0)
 def test_shared_program_counts_once() -> None:
     """A program of two calls counts once."""
     task, calls = worker(), two_calls()
-    made = [task.register(call, session=SESSION, foreign=True) for call in calls]
+    made = [task.registrar.register(call, session=SESSION, foreign=True) for call in calls]
     assert made[0] is not None and made[1] is not None and made[0] is not made[1]
     program = calls[0].stage.program
     assert program is not None
@@ -132,7 +151,7 @@ def test_shared_program_counts_once() -> None:
     task.registry.unregister(SESSION, [made[0].handle])
     assert ledger.of(SESSION) == made[1].nbytes + len(program.blob)
     task.gone(SESSION)
-    ledger.validate()
+    task.registry.validate()
     assert ledger.total == 0
 
 
@@ -140,12 +159,12 @@ def test_program_bytes_are_checked() -> None:
     """A registration whose program exceeds the limit of bytes is refused and counts nothing."""
     task, call = worker(), sent(doubled())
     assert call.stage.program is not None
-    made = task.register(call, session=SESSION, foreign=True)
+    made = task.registrar.register(call, session=SESSION, foreign=True)
     assert made is not None
     limits = rt.Limits(client_bytes=made.nbytes + len(call.stage.program.blob) - 1)
     small = type(task)("ps", 0, task._fetch_from, TaskEnvironment(limits=limits))
     with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
-        small.register(call, session=SESSION, foreign=True)
+        small.registrar.register(call, session=SESSION, foreign=True)
     assert len(small.registry) == 0 and small.ledger.total == 0
 
 
@@ -155,7 +174,7 @@ def test_revived_stages_are_counted() -> None:
     task, calls = worker(), two_calls()
 
     def revive(handle: int, call: StageCall) -> RegisteredCall:
-        made = task.register(call, handle=handle, foreign=True)
+        made = task.registrar.register(call, handle=handle, foreign=True)
         assert made is not None
         return made
 
@@ -171,7 +190,7 @@ def test_revived_stages_are_counted() -> None:
 def test_leftovers_drop_no_spare_stage() -> None:
     """Elements that ended sessions have left drop no spare stage."""
     task = worker()
-    made = task.register(sent(doubled()), session=SESSION, foreign=True)
+    made = task.registrar.register(sent(doubled()), session=SESSION, foreign=True)
     task.ledger.reserve(NOBODY, 2 * task.limits.client_bytes, checked=False)
     task.gone(SESSION)
     assert made is not None and task.registry.get(made.handle) is made

@@ -69,16 +69,16 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
 def test_false_description_is_refused() -> None:
     """A program with a false description is refused although the compiler knows the program."""
     task, program = worker(), doubled(3.5)
-    assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
-    assert task.register(sent(doubled(1.5)), foreign=True) is not None
+    assert run(task, task.registrar.register(sent(program), foreign=True)) == [3.5] * 3
+    assert task.registrar.register(sent(doubled(1.5)), foreign=True) is not None
     assert (
         len(task.registry) == 1
-        and task.register(sent(program, with_blob=False), foreign=True) is None
+        and task.registrar.register(sent(program, with_blob=False), foreign=True) is None
     )
     with pytest.raises(
         rt.InvalidArgumentError, match=r"gives \(float32\[3\]\), its stage declares \(int32\[3\]\)"
     ):
-        task.register(sent(lie(program)), foreign=True)
+        task.registrar.register(sent(lie(program)), foreign=True)
 
 
 def test_false_description_convinces_nobody(
@@ -96,12 +96,12 @@ def test_false_description_convinces_nobody(
         return compiled(made, *rest)
 
     monkeypatch.setattr(compiler, "_compile", slowly)
-    thread, heard = in_thread(lambda: task.register(sent(lie(program)), foreign=True))
+    thread, heard = in_thread(lambda: task.registrar.register(sent(lie(program)), foreign=True))
     assert compiling.wait(60)
-    assert task.register(sent(program, with_blob=False), foreign=True) is None, (
+    assert task.registrar.register(sent(program, with_blob=False), foreign=True) is None, (
         "its bytes are asked for"
     )
-    assert run(task, task.register(sent(program), foreign=True)) == [4.5] * 3
+    assert run(task, task.registrar.register(sent(program), foreign=True)) == [4.5] * 3
     may_end.set()
     thread.join(60)
     assert isinstance(heard[0], rt.InvalidArgumentError)
@@ -116,17 +116,19 @@ def test_foreign_module_is_no_program(fn: Callable[[Any], Any]) -> None:
     own = own_program(lambda a: (fn(a),), [SQUARE], "cpu")
     exported = jax.export.export(jax.jit(lambda a: (fn(a),)))(np.eye(2, dtype=np.float32))
     kept = StageCall(dataclasses.replace(sent(own).stage, program=own), 0, (0,), (1,), replies=(0,))
-    assert task.register(kept) is not None
-    assert task.register(sent(own, with_blob=False), foreign=True) is None
+    assert task.registrar.register(kept) is not None
+    assert task.registrar.register(sent(own, with_blob=False), foreign=True) is None
     for blob in (own.blob, bytes(exported.serialize())):
         with pytest.raises(rt.InvalidArgumentError, match="not a program that this task can read"):
-            task.register(sent(Program(blob, own.arguments, own.results)), foreign=True)
+            task.registrar.register(sent(Program(blob, own.arguments, own.results)), foreign=True)
 
 
 def test_bytes_of_other_hash_refused() -> None:
     """A program whose bytes do not match their hash is refused."""
     with pytest.raises(rt.NotFoundError, match="does not match its SHA-256"):
-        worker().register(sent(dataclasses.replace(doubled(), sha256="00" * 32)), foreign=True)
+        worker().registrar.register(
+            sent(dataclasses.replace(doubled(), sha256="00" * 32)), foreign=True
+        )
 
 
 def test_callbacks_stay_in_the_client() -> None:
