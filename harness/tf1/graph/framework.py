@@ -216,12 +216,6 @@ def get_collection_ref(key: str) -> list[Any]:
 
 
 @public.add()
-def group(*inputs: object, name: str | None = None) -> rt.Operation:
-    """Calls ``rt.group``."""
-    return rt.group(*inputs, name=name)
-
-
-@public.add()
 def tuple(
     tensors: Sequence[rt.TensorLike],
     name: str | None = None,
@@ -394,6 +388,7 @@ public.update(
         "Tensor": rt.Tensor,
         "get_default_graph": rt.get_default_graph,
         "get_default_session": rt.get_default_session,
+        "group": rt.group,
         "no_op": rt.no_op,
         "reset_default_graph": rt.reset_default_graph,
     }

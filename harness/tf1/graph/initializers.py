@@ -141,6 +141,7 @@ class variance_scaling_initializer(Initializer):
     def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        assert n >= 0 and self.scale > 0
         # A layer without inputs has a fan of 0.
         variance = self.scale / max(1.0, n)
         distribution = self.distribution.lower()

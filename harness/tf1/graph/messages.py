@@ -41,12 +41,7 @@ class AggregationMethod:
 
 
 class Timeline:
-    """A traced step as a Chrome trace; ``harness.timeline`` takes the ``RunMetadata`` itself.
-
-    Args:
-        step_stats: ``run_metadata.step_stats``.
-        graph: not needed.
-    """
+    """A traced step as a Chrome trace; ``harness.timeline`` takes the ``RunMetadata`` itself."""
 
     def __init__(self, step_stats: Any, graph: Any = None) -> None:
         self._step_stats = step_stats

@@ -319,8 +319,7 @@ def _get_or_make(
     if scope.reuse is True:
         raise ValueError(
             f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
-            "mean to set "
-            "reuse=None in variable_scope?"
+            "mean to set reuse=None in variable_scope?"
         )
     initializer = scope.initializer if initializer is None else initializer
     made = _make_variable(full, sizes, wanted, initializer, trainable, collections)

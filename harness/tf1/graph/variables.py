@@ -20,6 +20,7 @@ class _AnyVariable(type):
     """The class that makes ``isinstance(v, tf.Variable)`` true for every variable."""
 
     def __instancecheck__(cls, instance: object) -> bool:
+        # Programs ask this of variables that the runtime has made, such as the slots of optimizers.
         return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
 
 
@@ -199,12 +200,6 @@ for _kind, _change in _ROW_CHANGES.items():
     _add_scatter(_kind, _change)
 
 
-@public.add("initialize_variables", "variables_initializer")
-def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
-    """Returns the operation that initialises ``var_list``."""
-    return rt.variables_initializer(list(var_list), name)
-
-
 @public.add()
 def moving_average_variables() -> list[Any]:
     """Returns the variables that have a moving average."""
@@ -228,6 +223,7 @@ public.update(
         "all_variables": rt.global_variables,
         "initialize_all_variables": rt.global_variables_initializer,
         "initialize_local_variables": rt.local_variables_initializer,
+        "initialize_variables": rt.variables_initializer,
     }
 )
 for _same in (
@@ -238,5 +234,6 @@ for _same in (
     "local_variables_initializer",
     "report_uninitialized_variables",
     "trainable_variables",
+    "variables_initializer",
 ):
     public.update({_same: getattr(rt, _same)})

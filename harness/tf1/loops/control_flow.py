@@ -1,7 +1,7 @@
 """``tf.cond`` and ``tf.case``: each becomes one operation, a ``jax.lax.cond``.
 
 The functions of the program are called once, while the graph is built. What they make is looked
-through and becomes a function of arrays (``harness.tf1.subgraph``); what they take from outside
+through and becomes a function of arrays (``harness.tf1.loops.subgraph``); what they take from outside
 becomes the inputs of the operation. ``while_loops`` and ``row_loops`` beside this module do the
 same for loops.
 """
@@ -21,7 +21,7 @@ from harness.tf1.loops.nests import (
     Arrays,
     Made,
     Nest,
-    add_operation_of,
+    add_operation,
     as_tensors,
     check_callable,
     shapes_agree,
@@ -77,7 +77,7 @@ def cond(
         def run(given: jax.Array, of_true: Arrays, of_false: Arrays) -> object:
             return jax.lax.cond(given, lambda: true((), of_true), lambda: false((), of_false))
 
-        results = add_operation_of(run, scope, (true, false), chosen)
+        results = add_operation(run, scope, (true, false), chosen)
     return unpack_single(unflatten_nest(structure, results), strict is True)
 
 

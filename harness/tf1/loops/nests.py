@@ -93,12 +93,14 @@ def shapes_agree(one: rt.Tensor, other: rt.Tensor) -> bool:
     return TensorShape(one.shape).is_compatible_with(other.shape)
 
 
-def add_operation_of(
+def add_operation(
     fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object
 ) -> list[rt.Tensor]:
     """Adds one operation ``fn(*inputs, arrays captured by each of parts ...)``."""
     types = [t for part in parts for t in part.wide_types]
-    after = [op for part in parts for op in part.after]
-    with rt.control_dependencies(after):
-        return list(rt.call(lambda *args: fn(*args[: len(args) - len(types)]), *inputs,
-                            *[list(part.captured) for part in parts], *types, name=name))  # fmt: skip
+    captured = [list(part.captured) for part in parts]
+    count = len(inputs) + len(captured)
+    # The dtypes ask for 64-bit mode, and are no arguments of the function.
+    with rt.control_dependencies([op for part in parts for op in part.after]):
+        made = rt.call(lambda *args: fn(*args[:count]), *inputs, *captured, *types, name=name)
+    return list(made)

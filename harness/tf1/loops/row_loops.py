@@ -16,7 +16,7 @@ from harness.tf1.loops.nests import (
     Arrays,
     Made,
     Nest,
-    add_operation_of,
+    add_operation,
     as_tensors,
     check_callable,
     unflatten_nest,
@@ -60,15 +60,10 @@ class _RowLoop:
         back_prop: bool,
         gives: Nest = None,
     ) -> Nest:
-        """Adds the loop to the graph.
+        """Adds the loop over the rows of ``elems`` to the graph.
 
-        Args:
-            fn: a function of what is carried and of a row.
-            elems: a nest whose rows are gone through.
-            carried: at first; None for the first row.
-            name: name scope.
-            back_prop: False for no derivative.
-            gives: a nest of the data types of the results; those of ``elems`` by default.
+        ``fn`` is a function of what is carried, at first ``carried`` or the first row, and of a
+        row. ``gives`` has the data types of the results; those of ``elems`` by default.
         """
         what = self.what
         check_callable(fn=fn)
@@ -90,7 +85,7 @@ class _RowLoop:
             )
             _check_row(what, before, shape, results, made, gives, rows)
             run = functools.partial(self._run, part, from_row)
-            out = add_operation_of(run, scope, (part,), begin, rows)
+            out = add_operation(run, scope, (part,), begin, rows)
             # back_prop=False promises no derivative: tf.gradients gives None through the loop.
             if not back_prop:
                 rt.lowlevel.without_derivative(out[0])

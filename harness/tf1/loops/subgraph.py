@@ -58,6 +58,7 @@ class Subgraph:
     ) -> None:
         self.results, self.arguments, self.after = tuple(results), tuple(arguments), tuple(after)
         inner, given = set(computed), set(arguments)
+        assert given.isdisjoint(outside), "a placeholder computes nothing, so nothing replaces it"
         needed: set[rt.Operation] = set()
         captured: dict[rt.Tensor, rt.Tensor] = {}
         stack = list(reversed(results))
@@ -89,13 +90,9 @@ class Subgraph:
     def depends_on(
         self, results: Iterable[rt.Tensor], by_shape: Callable[[rt.Operation], bool]
     ) -> tuple[set[rt.Tensor], set[rt.Tensor]]:
-        """Finds the arguments and captured tensors from which ``results`` are computed.
+        """Finds the arguments and captured tensors from which ``results``, tensors within, are computed.
 
-        ``results`` are some of the subgraph's own.
-
-        Args:
-            results: tensors within.
-            by_shape: tells the operations that look at nothing but the shapes of their inputs.
+        ``by_shape`` tells the operations that look at nothing but the shapes of their inputs.
         """
         outer = dict(zip(self._inner_names, self.captured, strict=True))
         seen = self._behind(results, by_shape)
@@ -176,12 +173,10 @@ def make_subgraph(
 ) -> Subgraph:
     """Makes a function of ``arguments`` from the operations behind ``results``.
 
-    Only operations count that were made since the ``first`` one.
-
     Args:
         results: numeric tensors.
         arguments: placeholders among these operations.
-        first: number of the first operation that belongs to it.
+        first: number of the first operation that belongs to it; earlier ones lie outside.
         what: names it in errors: "the body of tf.while_loop".
         condition: updates among the operations happen under it. Without one there may be none.
 
@@ -223,6 +218,7 @@ class _Builder:
 
     def take(self, op: rt.Operation) -> None:
         """Adds an operation, whose inputs have been added before."""
+        assert op not in self.before and op.id >= self._first
         waits = self.before[op] = self._find_waits(op)
         if any(t.op in self._varies for t in op.inputs):
             self._varies.add(op)

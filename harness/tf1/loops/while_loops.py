@@ -15,7 +15,7 @@ from harness.tf1.loops.nests import (
     Made,
     Nest,
     Unwritten,
-    add_operation_of,
+    add_operation,
     as_tensors,
     check_callable,
     flatten_nest,
@@ -134,7 +134,7 @@ def _find_begin(
         shape = jax.eval_shape(others, begin, captured)[0].shape
         return jnp.zeros(shape, row.dtype)
 
-    (like,) = add_operation_of(
+    (like,) = add_operation(
         lambda *arrays: [zeros(*arrays)], "row", (others,), [t for _, t in given]
     )
     return leaf.like(like)
@@ -171,8 +171,7 @@ def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None
 def _shape_changed(one: object, two: object) -> ValueError:
     return rt.InvalidArgumentError(
         f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a "
-        "tf.TensorArray, or into "
-        "a tensor that is large enough"
+        "tf.TensorArray, or into a tensor that is large enough"
     )
 
 
@@ -186,11 +185,8 @@ _MOST_TURNS = 1_000_000
 class _Loop:
     """One while loop.
 
-    Args:
-        test: the condition, as a function of the loop variables.
-        turn: the body.
-        begin: the loop variables at first.
-        limit: ends after so many turns in any case.
+    The condition, ``test``, and the body, ``turn``, are functions of the loop variables. The loop
+    ends after ``limit`` turns in any case.
     """
 
     def __init__(
@@ -212,8 +208,7 @@ class _Loop:
     def _find_counters(self) -> Deferred | None:
         """Finds the values that determine the number of turns before the step; None where others take part.
 
-        The values are those of loop variables at first, and of captured tensors. ``_wanted``
-        chooses.
+        ``_wanted`` names the loop variables and the captured tensors whose values they are.
         """
         counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
         # A counter may be computed from further loop variables: these join until none is added.
@@ -252,6 +247,7 @@ class _Loop:
             of_test = [known.get(t, a) for t, a in zip(self._test.captured, of_test, strict=True)]
             of_turn = [known.get(t, a) for t, a in zip(self._turn.captured, of_turn, strict=True)]
             turns = int(self._run_counters(known, begin, of_test, of_turn))
+        assert 0 <= turns <= _MOST_TURNS
         return turns if turns < _MOST_TURNS else None
 
     def _run_counters(
@@ -303,7 +299,7 @@ class _Loop:
                 return self._as_often()(begin, of_test, of_turn, computed)
             return self._at_most(int(most))(begin, of_test, of_turn)
 
-        results = add_operation_of(
+        results = add_operation(
             run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit
         )
         # back_prop=False promises no derivative, so tf.gradients must give None through the loop.
@@ -404,12 +400,7 @@ class _Loop:
     ) -> Callable[..., tuple[Arrays, Arrays]]:
         """Returns the function that carries derivatives back through one turn.
 
-        Args:
-            turn: number of the turn.
-            begin: the loop variables at first.
-            of_turn: what the body captures.
-            moved: places in ``begin`` with a derivative.
-            used: places in ``of_turn`` with a derivative.
+        ``moved`` and ``used`` are the places in ``begin`` and ``of_turn`` that have a derivative.
         """
         now = self._state_after(turn, begin, of_turn)
 

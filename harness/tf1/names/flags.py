@@ -44,7 +44,8 @@ class FlagValues:
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__flags":  # how programs listed them before there was another way
+        # Programs listed their flags by this attribute before there was another way.
+        if name == "__flags":
             self._parse_flags()
             return absl_flags.FLAGS.flag_values_dict()
         if name.startswith("__"):

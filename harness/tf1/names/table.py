@@ -31,7 +31,10 @@ class Later:
 
 def add_names(namespace: str, names: Mapping[str, Any], heading: str = "") -> None:
     """Adds rows to the table, under a heading of docs/tf1_names.md where they are names of ``tf`` itself."""
-    TABLE.setdefault(namespace, {}).update(names)
+    known = TABLE.setdefault(namespace, {})
+    # Two functions of one name would hide each other; only a path gives way to its object.
+    assert all(isinstance(known.get(n, Later(n)), Later) or known[n] is names[n] for n in names)
+    known.update(names)
     if heading:
         HEADINGS.update(dict.fromkeys(names, heading))
 

@@ -134,14 +134,9 @@ _BY_PYTHON_TYPE: dict[type, str] = {
 
 
 def as_dtype(type_value: Any) -> DType:
-    """Returns the data type that ``type_value`` names, by TensorFlow's rules.
+    """Returns the data type that ``type_value`` names, by TensorFlow's rules: "float" and ``float`` are float32.
 
-    Args:
-        type_value: a DType, a numpy dtype or type, TensorFlow's name ("float" is float32), or
-            Python's ``float`` (float32), ``bool`` or ``str``.
-
-    Raises:
-        TypeError: it is no dtype, or one that no tensor can have.
+    Raises TypeError for no dtype, or one that no tensor can have.
     """
     if isinstance(type_value, DType):
         return type_value
@@ -183,10 +178,7 @@ def to_array(
 
     A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64
     when one does not fit), float32, complex128 or bool. Strings become an object array of bytes.
-
-    Raises:
-        InvalidArgumentError: ragged nesting.
-        TypeError: strings and numbers mixed up, or fractions given for an integer type.
+    Raises TypeError for strings mixed with numbers, and for fractions given for an integer type.
     """
     plain = not isinstance(value, np.ndarray | np.generic)
     try:
@@ -204,15 +196,18 @@ def to_array(
         if wanted.dtype.hasobject or plain and array.size and _loses(array.dtype, wanted):
             raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
         return array.astype(wanted.dtype, copy=False)
-    # TensorFlow takes Python's floats for float32, and numpy's for what they are.
-    if plain and array.dtype == np.float64:
+    return _narrow(array) if plain else array
+
+
+def _narrow(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
+    """Returns Python numbers as TensorFlow takes them: floats as float32, ints that fit as int32."""
+    if array.dtype == np.float64:
         return array.astype(np.float32)
-    # TensorFlow takes Python's ints for int32 as long as they fit.
-    if plain and array.dtype == np.int64:
-        limits = np.iinfo(np.int32)
-        if limits.min <= array.min(initial=0) and array.max(initial=0) <= limits.max:
-            return array.astype(np.int32)
-    return array
+    if array.dtype != np.int64:
+        return array
+    limits = np.iinfo(np.int32)
+    fits = limits.min <= array.min(initial=0) and array.max(initial=0) <= limits.max
+    return array.astype(np.int32) if fits else array
 
 
 def _check_text(value: object, array: rt.lowlevel.Array, plain: bool, what: str) -> None:

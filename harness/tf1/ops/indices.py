@@ -24,14 +24,7 @@ def check_known(
 ) -> None:
     """Checks literal indices, numbers or constants, against an axis of known size; others pass.
 
-    Args:
-        indices: literals, or a tensor.
-        size: of the axis; None when it is not known.
-        what: names the function in the error.
-        lowest: smallest index that is allowed; None for any.
-
-    Raises:
-        InvalidArgumentError: one lies outside.
+    ``what`` names the function in the error. ``lowest`` is the smallest index; None for any.
     """
     known = literal(indices)
     if known is None or size is None:
@@ -47,6 +40,7 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
     """Indices that are known while the graph is built, else None."""
     if is_tensor(indices):
         indices = getattr(indices.op.body, "value", None)
+    # A list with a tensor in it is known only in the step.
     elif isinstance(indices, list | tuple) and any(is_tensor(i) for i in indices):
         return None
     array = None if indices is None else to_array(indices)
@@ -54,10 +48,7 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
 
 
 def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") -> int | None:
-    """Returns the static size of an axis, None when unknown.
-
-    Raises ValueError, naming ``what``, for no axis.
-    """
+    """Returns the static size of an axis, None when unknown. Raises ValueError, naming ``what``, for no axis."""
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
     if shape is None or not isinstance(axis, int):
         return None
@@ -71,4 +62,5 @@ def inside(indices: rt.TensorLike, size: int) -> jax.Array:
     found = jnp.asarray(indices)
     # The size itself need not fit the dtype of the indices.
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found
+    # JAX counts negative indices from the end, and drops or fills what lies beyond it.
     return jnp.where((found < 0) | (found >= size), jnp.asarray(size, found.dtype), found)

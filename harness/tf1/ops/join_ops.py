@@ -70,12 +70,7 @@ def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Te
 
 @op("unstack")
 def _unstack_op(value: Array, axis: Static, count: Static) -> tuple[Array, ...]:
-    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _numbers_below(count))
-
-
-def _numbers_below(number: int) -> list[int]:
-    numbers: list[int] = np.arange(number).tolist()
-    return numbers
+    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in range(count))
 
 
 @public.add("unstack", "unpack")
@@ -402,7 +397,7 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Calls ``jax.numpy.argsort`` on a permutation, and on anything else that the step computes."""
     _check_whole(x, "invert_permutation")
     known = literal(x)
-    if known is not None and sorted(known.tolist()) != _numbers_below(known.size):
+    if known is not None and sorted(known.tolist()) != list(range(known.size)):
         raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
     # The order that sorts a permutation is its inverse.
     return _invert_permutation_op(x, name)

@@ -8,7 +8,6 @@ Others are passed on.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
@@ -86,10 +85,7 @@ def operand(value: Any) -> Any:
 
 
 def either(**given: Static) -> Static:
-    """Returns the argument that was given of two names, None for neither.
-
-    Raises ValueError for both.
-    """
+    """Returns the argument that was given of two names, None for neither. Raises ValueError for both."""
     found = [value for value in given.values() if value is not None]
     if len(found) > 1:
         raise ValueError(f"give {' or '.join(given)}, not both")
@@ -150,6 +146,7 @@ class Public:
         """Lifts a JAX function as ``op`` does, and adds the result under ``names``, or under the function's own."""
 
         def decorate(fn: Function) -> Function:
+            # Errors say the name that programs use.
             shown = names or (fn.__name__,)
             return self.add(*shown)(op(kind, takes)(named(fn, shown[0], fn.__doc__)))
 
@@ -170,12 +167,8 @@ class Public:
 
     def rows(self, table: Mapping[str, tuple[str, Function, str]], parameters: str) -> None:
         """Adds a function for each row: its name, TensorFlow's type of it, the function of arrays, its dtypes."""
-        self.update(
-            {
-                n: from_table(kind, fn, parameters, n, takes)
-                for n, (kind, fn, takes) in table.items()
-            }
-        )
+        for name, (kind, fn, takes) in table.items():
+            self.update({name: from_table(kind, fn, parameters, name, takes)})
 
     def update(self, names: Mapping[str, Any]) -> None:
         """Adds several names."""
@@ -193,9 +186,9 @@ def make(
         signature: the arguments, whose annotations say how each is converted.
         doc: the docstring, by default that of ``fn``.
         takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of
-            these, literals that of the tensor beside them, and what has another is a ``TypeError``,
-            as in TensorFlow. "" for any mixture.
+            these, literals that of the tensor beside them. "" for any mixture.
     """
+    assert takes == ANY or set(takes.split()) <= set(_KINDS.values()), takes
     kinds = {p.name: str(p.annotation).partition(" |")[0] for p in signature.parameters.values()}
     shown = fn.__name__
 
@@ -266,6 +259,7 @@ def run(
     def body(arrays: Mapping[str, Any], shapes: Mapping[str, Any], *_: Any) -> Any:
         return fn(**arrays, **fill_deferred(others, shapes))
 
+    # The runtime takes the type of an operation from the name of the function.
     body.__name__ = kind
     try:
         made = rt.call(body, dict(tensors), sources, *types, name=label)
@@ -300,6 +294,7 @@ def _run_on_host(
     op = rt.lowlevel.python_call(
         body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind
     )
+    # What is computed from this value may be a shape as well.
     known_on_host(op)
     return op.outputs[0]
 
@@ -322,42 +317,22 @@ def _shape_on_host(others: Mapping[str, Any]) -> tuple[int | None, ...] | None:
 
 
 def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:
-    """Lifts a JAX function of positional arrays.
+    """Lifts a JAX function of positional arrays, called ``shown``; see ``make``.
 
-    Args:
-        kind: see ``make``, as for ``fn`` and ``takes``.
-        fn: see above.
-        parameters: Python's, such as ``"a, perm: Static = None"``: an ``Array`` without an
-            annotation. ``name`` is added as the last one.
-        shown: the name of the function.
-        takes: see above.
+    ``parameters`` are Python's, without defaults, such as ``"a, axes: Static"``: an ``Array``
+    without an annotation.
     """
-    signature = _parse_signature(parameters)
+    pairs = [each.partition(":") for each in parameters.replace(" ", "").split(",")]
+    either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    found = [inspect.Parameter(n, either_way, annotation=kind or "Array") for n, _, kind in pairs]
 
-    def body(**arrays: Any) -> Any:
-        return fn(*arrays.values())
+    def body(**given: Any) -> Any:
+        # JAX sorts the keys of a dictionary, so the order is that of the parameters.
+        return fn(*(given[name] for name, _, _ in pairs))
 
     ours = fn.__module__.startswith("harness")
     doc = fn.__doc__ if ours else f"``{origin(fn)}``."
-    return make(kind, named(body, shown, doc), signature, takes=takes)
-
-
-def _parse_signature(parameters: str) -> inspect.Signature:
-    (row,) = ast.parse(f"def row({parameters}): ...").body
-    assert isinstance(row, ast.FunctionDef)
-    arguments, empty = row.args.args, inspect.Parameter.empty
-    defaults = [ast.literal_eval(value) for value in row.args.defaults]
-    defaults = [empty] * (len(arguments) - len(defaults)) + defaults
-    found = [
-        inspect.Parameter(
-            argument.arg,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=default,
-            annotation=ast.unparse(argument.annotation) if argument.annotation else "Array",
-        )
-        for argument, default in zip(arguments, defaults, strict=True)
-    ]
-    return _with_name(inspect.Signature(found))
+    return make(kind, named(body, shown, doc), _with_name(inspect.Signature(found)), takes=takes)
 
 
 def origin(fn: Function) -> str:
@@ -385,15 +360,25 @@ def _of_one_dtype(
 ) -> dict[str, object]:
     """Returns the tensors of ``arguments``; literals are as wide as the first one: ``x / np.float64(2)`` as wide as x.
 
-    Raises:
-        TypeError: two dtypes, or one that ``shown`` does not take.
+    Raises TypeError for two dtypes, or one that ``shown`` does not take.
     """
     alone = {k: [v] for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
     found = alone | {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
-    first = lead = next((v.dtype for vs in found.values() for v in vs if is_tensor(v)), None)
+    lead = next((v.dtype for vs in found.values() for v in vs if is_tensor(v)), None)
     if lead is not None:
         found = {k: [_become(v, lead) for v in values] for k, values in found.items()}
-    for parameter, value in ((k, v) for k, values in found.items() for v in values):
+    _check_dtypes(shown, [(k, v) for k, values in found.items() for v in values], lead, takes)
+    return {k: values[0] if k in alone else values for k, values in found.items()}
+
+
+def _check_dtypes(
+    shown: str,
+    tensors: Iterable[tuple[str, rt.TensorLike]],
+    first: rt.lowlevel.DType | None,
+    takes: str,
+) -> None:
+    lead = first
+    for parameter, value in tensors:
         dtype = _dtype_of(value, lead)
         # A list of tensors has no dtype yet; its tensors are checked when they are stacked.
         if dtype is None:
@@ -404,7 +389,6 @@ def _of_one_dtype(
         first = dtype if first is None else first
         if dtype != first:
             raise TypeError(f"{wrong}beside it is {as_dtype(first).name}: use tf.cast")
-    return {k: values[0] if k in alone else values for k, values in found.items()}
 
 
 _HOLDERS = {

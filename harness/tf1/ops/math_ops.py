@@ -157,6 +157,8 @@ _BINARY: dict[str, tuple[str, Function, str]] = {
 public.rows(_UNARY, "x")
 public.rows(_BINARY, "x, y")
 public.rows({"imag": ("Imag", jnp.imag, _NUMBER), "real": ("Real", jnp.real, _NUMBER)}, "input")
+public.rows({"bitcast": ("Bitcast", jax.lax.bitcast_convert_type, "")}, "input, type: Type")
+public.rows({"tensordot": ("Tensordot", jnp.tensordot, "")}, "a, b, axes: Static")
 public.rows({"scalar_mul": ("Mul", _scaled, _NUMBER)}, "scalar, x")
 
 
@@ -176,7 +178,8 @@ def _mean(x: Array, axis: Axes, keepdims: bool) -> Array:
     kind = jnp.result_type(x)
     if not jnp.issubdtype(kind, np.integer):
         return jnp.mean(x, axis, keepdims=keepdims)
-    with jax.enable_x64(True):  # the sum may not fit the type
+    # The sum of many numbers may not fit their type, where the mean does.
+    with jax.enable_x64(True):
         total = jnp.sum(jnp.asarray(x).astype(np.int64), axis, keepdims=keepdims)
         count = jnp.full(total.shape, jnp.size(x) // max(total.size, 1), np.int64)
         return jax.lax.div(total, count).astype(kind)
@@ -185,6 +188,7 @@ def _mean(x: Array, axis: Axes, keepdims: bool) -> Array:
 def _same_type(fn: Function) -> Function:
     def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
         found: Array = fn(x, axis, keepdims=keepdims)
+        # jax.numpy adds small integers as int32, and TensorFlow as what they are.
         return found.astype(jnp.result_type(x))
 
     return named(reduce, fn.__name__, f"``jax.numpy.{fn.__name__}``; the dtype stays.")
@@ -364,12 +368,6 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
     )
 
 
-@public.op("Bitcast", "bitcast")
-def _bitcast(input: Array, type: Type) -> Array:
-    """Calls ``jax.lax.bitcast_convert_type``."""
-    return jax.lax.bitcast_convert_type(input, type)
-
-
 def _add_caster(shown: str, label: str, dtype: str) -> None:
     def cast(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
         return _cast(x, dtype, name or label)
@@ -417,12 +415,6 @@ def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
 def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False) -> Array:
     """Calls ``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
-
-
-@public.op("Tensordot", "tensordot")
-def _tensordot(a: Array, b: Array, axes: Static) -> Array:
-    """Calls ``jax.numpy.tensordot``."""
-    return jnp.tensordot(a, b, axes)
 
 
 @public.add("einsum")

@@ -12,7 +12,7 @@ from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Public
 from harness.tf1.ops.static import known_on_host
 from harness.tf1.ops.value_ops import convert_to_tensor
-from runtime.lowlevel import Array, python_call
+from runtime.lowlevel import Array, DType, python_call
 
 public = Public("tf", "Others")
 
@@ -54,6 +54,7 @@ def host_op(
 
 def strings(values: Sequence[object], shape: Sequence[int] | None = None) -> Array:
     """Makes a string tensor; [n] where no shape is given."""
+    # numpy's own string kinds drop zero bytes at the end.
     found = np.empty(len(values), object)
     found[:] = [v.encode() if isinstance(v, str) else v for v in values]
     return found if shape is None else found.reshape(shape)
@@ -75,6 +76,16 @@ def _convert_result(value: object, dtype: np.dtype[Any]) -> object:
     return strings(array.ravel().tolist(), array.shape) if array.dtype.kind in "SUO" else array
 
 
+def _convert_results(given: Any, types: Sequence[DType], listed: bool) -> Sequence[object]:
+    if not types and given is None:
+        return []
+    parts = list(given) if listed and isinstance(given, list | tuple) else [given]
+    # A wrong number of results is refused, with the numbers, where they leave the function.
+    if len(parts) != len(types):
+        return parts
+    return [_convert_result(part, t) for part, t in zip(parts, types, strict=True)]
+
+
 @public.add()
 def py_func(
     func: Callable[..., object],
@@ -87,21 +98,15 @@ def py_func(
     several = isinstance(Tout, list | tuple)
     types = [as_dtype(t).dtype for t in (Tout if several else [Tout])]
 
-    def call(*arrays: Array) -> Sequence[object]:
+    def call(session: object, arrays: Sequence[Array]) -> Sequence[object]:
         # TensorFlow gives scalars to the function as numpy's numbers.
         given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
-        if not types and given is None:
-            return []
         # A list for a single dtype is one array.
         listed = several or len(types) != 1
-        parts = list(given) if listed and isinstance(given, list | tuple) else [given]
-        # A wrong number of results is refused, with the numbers, where they leave the function.
-        if len(parts) != len(types):
-            return parts
-        return [_convert_result(part, t) for part, t in zip(parts, types, strict=True)]
+        return _convert_results(given, types, listed)
 
     found = python_call(
-        lambda session, arrays: call(*arrays),
+        call,
         [convert_to_tensor(each) for each in inp],
         [(None, t) for t in types],
         name=name or "PyFunc",

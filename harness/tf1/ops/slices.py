@@ -92,6 +92,17 @@ def slice(
     moved = [axis for axis, b in enumerate(firsts) if _is_computed(b)]
     if not moved:
         return _slice_op(input_, begin, size, name)
+    return _slice_from(input_, firsts, sizes, moved, name)
+
+
+def _slice_from(
+    input_: rt.TensorLike,
+    firsts: Sequence[rt.TensorLike],
+    sizes: Sequence[rt.TensorLike],
+    moved: Sequence[int],
+    name: str | None,
+) -> rt.Tensor:
+    """Takes ``tf.slice`` whose beginnings are computed on the axes ``moved``."""
     if len(firsts) != len(sizes):
         raise ValueError(f"tf.slice: {len(firsts)} places, but {len(sizes)} sizes")
     if any(_is_rest(sizes[axis]) for axis in moved):
@@ -100,9 +111,8 @@ def slice(
     # Axes with numbers are cut first: the dynamic slice then moves less.
     if len(moved) < len(firsts):
         numbers = [0 if axis in moved else b for axis, b in enumerate(firsts)]
-        cut = _slice_op(
-            input_, numbers, [-1 if axis in moved else s for axis, s in enumerate(sizes)]
-        )
+        lengths = [-1 if axis in moved else s for axis, s in enumerate(sizes)]
+        cut = _slice_op(input_, numbers, lengths)
     starts, lengths = [firsts[axis] for axis in moved], [sizes[axis] for axis in moved]
     return _computed(cut, starts, moved, lengths, name or "Slice")
 
@@ -194,6 +204,7 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
             axes.append(axis)
             sizes.append(window[1])
         left.append(_as_list(place) if window is None else window[2])
+        assert window is None or window[1] >= 0
         # The number of axes that an ellipsis stands for is unknown, so those behind it are counted
         # from the end.
         axis += -taken if place is ... else place is not None

@@ -75,6 +75,7 @@ def _join_parts(_: object, parts: Sequence[Any]) -> Any:
     return (SparseTensor if isinstance(parts[0], rt.Tensor) else SparseTensorValue)(*parts)
 
 
+# A session fetches what JAX can take apart into tensors and put together again.
 jax.tree_util.register_pytree_node(
     SparseTensor,
     lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None),
@@ -85,6 +86,7 @@ jax.tree_util.register_pytree_node(
 def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
     """Returns the indices, values and dense shape of a sparse matrix with these rows."""
     places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    # The empty array gives the dtype where there is no row.
     values = np.concatenate([np.empty(0, dtype), *rows])
     longest = max(map(len, rows), default=0)
     shape = np.array([len(rows), longest], np.int64)
@@ -136,4 +138,5 @@ def _sparse_to_dense(
     # A vector, or one number, is the places in a vector.
     places = places.reshape(-1, 1) if places.ndim < 2 else places
     dense = jnp.full(tuple(output_shape), default_value, values.dtype)
+    # A compiled program cannot raise, so places beyond the shape are left out.
     return dense.at[tuple(places.T)].set(values, mode="drop")

@@ -19,6 +19,7 @@ import numpy as np
 import runtime as rt
 from harness.tf1.ops.shapes import Dimension, TensorShape
 
+# Weak, so that a graph that a program has dropped is not kept by its operations.
 _shape_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
 """Operations that look at nothing but the static shape of their input."""
 
@@ -90,6 +91,7 @@ def known_while_tracing(tensor: rt.Tensor) -> bool:
     stack = [tensor.op]
     while stack:
         op = stack.pop()
+        # What lies behind a shape does not count, whatever computes it.
         if op in seen or takes_shapes_only(op) or hasattr(op.body, "value"):
             continue
         if not op.inputs or not _is_pure(op):
@@ -102,9 +104,7 @@ def known_while_tracing(tensor: rt.Tensor) -> bool:
 def static_number(value: object, what: str) -> Any:
     """Returns ``value`` where it is known while the graph is built.
 
-    Raises:
-        InvalidArgumentError: it depends on shapes that are known only in the step, or on computed
-            values.
+    Raises InvalidArgumentError, naming ``what``, where it depends on the step.
     """
     known = static(value)
     if isinstance(known, Deferred):
@@ -169,8 +169,7 @@ def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
     if isinstance(array, jax.core.Tracer):
         raise rt.InvalidArgumentError(
             f"the value of {structure.name!r} is known only in the step, but XLA needs it before: "
-            "give Python numbers, "
-            "or something computed from tf.shape of tensors"
+            "give Python numbers, or something computed from tf.shape of tensors"
         )
     return np.asarray(array).tolist()
 
@@ -183,6 +182,7 @@ def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
         return known[tensor]
     if hasattr(body, "value"):
         return body.value
+    assert _is_pure(op), f"{op.name} should be among the sources"
     results = body.fn(*(_evaluate(each, known) for each in op.inputs))  # type: ignore[union-attr]
     # Operations that several others read are evaluated once.
     known.update(zip(op.outputs, results, strict=True))

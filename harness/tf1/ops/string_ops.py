@@ -192,6 +192,7 @@ def as_string(
     """Numbers written down."""
     tensor = convert_to_tensor(input)
     kind = "d" if tensor.dtype.kind in "iu" else "e" if scientific else "g" if shortest else "f"
+    # TensorFlow writes numbers as printf of C does, and so does Python's operator.
     form = f"%{fill}{width if width >= 0 else ''}{f'.{precision}' if precision >= 0 and kind != 'd' else ''}{kind}"
 
     def write(value: Values) -> bytes:
