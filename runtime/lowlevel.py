@@ -35,6 +35,7 @@ from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.retired import check_environment, explain_flags, explain_name, explains_arguments
+from runtime.rpc.unreached import why_not
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
@@ -94,6 +95,7 @@ __all__ = [
     "needs_64_bit",
     "op_kinds",
     "string_arrays",
+    "why_not",
     "without_derivative",
     "version",
 ]

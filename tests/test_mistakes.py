@@ -176,6 +176,18 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         r"with clip_by_global_norm the update of a variable depends on other.*before_push",
     ),
     (
+        "an optax function that was not called",
+        lambda: harness.Optimizer(optax.adam),  # type: ignore[arg-type]
+        ValueError,
+        r"is one of optax, such as optax\.adam\(1e-3\), and not adam",
+    ),
+    (
+        "a learning rate in place of a transformation",
+        lambda: harness.Optimizer(0.01),  # type: ignore[arg-type]
+        ValueError,
+        r"such as optax\.adam\(1e-3\), and not 0\.01",
+    ),
+    (
         "an old protobuf",
         lambda: proto.check_version("6.33.6"),
         ImportError,

@@ -23,6 +23,10 @@ STREAM_CHUNK_BYTES = 8 << 20
 _WITH_SLOTS = "bellwether_variables_with_slots"
 
 
+class MisfitError(NotFoundError, InvalidArgumentError):
+    """A checkpoint that lacks variables of the graph: a wrong argument, so no start is tried again."""
+
+
 def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
     """Returns the variables that ``var_list`` names, with their places in checkpoints.
 
@@ -169,7 +173,7 @@ def match_arrays(
         partial: True leaves out variables that the checkpoint lacks.
 
     Raises:
-        NotFoundError: Names are missing; the message lists all misfits.
+        MisfitError: Names are missing; the message lists all misfits.
         InvalidArgumentError: Shapes or dtypes differ; the message lists all misfits.
     """
     missing, wrong = [], []
@@ -204,7 +208,8 @@ def match_arrays(
             "Saver(partial=True), also as saver= of a Supervisor, restores what is there and "
             "begins the rest with initial values; a var_list maps names."
         )
-    raise (InvalidArgumentError if wrong else NotFoundError)(" ".join(parts))
+    parts.append("Another model needs a log directory of its own.")
+    raise (InvalidArgumentError if wrong else MisfitError)(" ".join(parts))
 
 
 def restore_slices(

@@ -168,4 +168,7 @@ def explain_error(error: rt.OpError, answer_secs: float) -> str:
     """Returns why a task is not up, by the error of its probe."""
     if isinstance(error, rt.DeadlineExceededError):
         return f"silent for {answer_secs:g} s"
-    return "down: nobody listens" if isinstance(error, rt.UnavailableError) else error.message
+    why = rt.lowlevel.why_not(error)
+    if "nobody listens" in why:
+        return "down: nobody listens"
+    return f"down: {why}" if isinstance(error, rt.UnavailableError) else error.message

@@ -46,6 +46,13 @@ _COLUMNS = {
 """The cells of a task that answers, by heading, the most useful first: a narrow terminal cuts lines off."""
 
 
+_NO_REPORT = {
+    **dict.fromkeys(rt.TaskReport.__dataclass_fields__.keys() - {"cluster"}),
+    **{"values": {}, "staleness": (), "variables": (), "threads": ()},
+}
+"""The fields of a task that does not answer, in JSON."""
+
+
 def parse_cluster(text: str) -> rt.ClusterSpec:
     """Returns the cluster of ``--cluster``.
 
@@ -149,7 +156,7 @@ def as_json(states: list[TaskStatus]) -> dict[str, object]:
     """Returns the states as a JSON object."""
     tasks = []
     for state in states:
-        entry: dict[str, object] = {**vars(state), "up": state.report is not None}
+        entry: dict[str, object] = {**_NO_REPORT, **vars(state), "up": state.report is not None}
         # Fields of the report stand beside those of the task.
         del entry["report"]
         if state.report is not None:

@@ -65,6 +65,11 @@ class Optimizer:
         extra_args: Mapping[str, rt.TensorLike] | None = None,
         name: str = "optimizer",
     ) -> None:
+        if not hasattr(transformation, "init"):
+            raise rt.InvalidArgumentError(
+                f"{name}: the transformation is one of optax, such as optax.adam(1e-3), and not "
+                f"{getattr(transformation, '__name__', repr(transformation))}"
+            )
         self.name = name
         self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)

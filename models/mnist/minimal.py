@@ -1,6 +1,6 @@
 """MNIST on parameter servers, in one page: every process of the cluster runs this program.
 
-python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.minimal
+python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.minimal --logdir=runs/minimal
 """
 
 import argparse
@@ -59,8 +59,9 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
             accuracy = rt.call(accuracy_fn, params, images, labels)
             train_op = harness.Optimizer(optax.adam(0.002)).minimize(loss, global_step=global_step)
 
+        # A ps that dies costs the steps since the last checkpoint.
         supervisor = harness.Supervisor(
-            is_chief=me.is_chief, logdir=options.logdir, global_step=global_step
+            is_chief=me.is_chief, logdir=options.logdir, global_step=global_step, save_model_secs=5
         )
         with supervisor.managed_session(me.target) as session:
             step = int(session.run(global_step))

@@ -545,16 +545,17 @@ class Primary:
 
     def _note_arrived(self, version: int, unusable_because: str) -> None:
         with self._lock:
-            again, self._lost = self._lost, ""
-            before, self._unusable_because = self._unusable_because, unusable_because
+            # No image has arrived before the first.
+            before = "new" if self._replicated < 0 else self._lost or self._unusable_because
+            self._lost, self._unusable_because = "", unusable_because
             assert self._replicated <= version <= self._taken
             self._replicated = version
             self._arrived_at = concurrency.monotonic()
             self._arrived.notify_all()
-        if again:
-            logging.info("%s has a backup at %s again", self.task, self.holder)
         if unusable_because and unusable_because != before:
             logging.info("%s has no backup now: %s", self.task, unusable_because)
+        elif before and not unusable_because:
+            logging.info("%s has a backup at %s from now on", self.task, self.holder)
 
     def _note_lost(self, reason: str) -> None:
         with self._lock:

@@ -422,7 +422,8 @@ class Graph:
         with self._lock:
             if self.finalized:
                 raise RuntimeError(
-                    f"Graph is finalized and cannot be modified: {name or type!r} was not added"
+                    f"Graph is finalized and cannot be modified: {name or type!r} was not added; "
+                    "make all operations before the session is opened"
                 )
             wanted = name or type
             if not _VALID_NAME.match(wanted):

@@ -61,7 +61,6 @@ class MasterSession:
         worker: the worker of the same server.
         options: the client's options.
         cancelled: ends the wait for tasks.
-        waited_secs: seconds that the client has waited for tasks before, for messages.
         foreign: True if the client is another process. All tasks then verify the programs, this
             process too.
         security: certificates or token of the server, for other tasks.
@@ -78,7 +77,6 @@ class MasterSession:
         worker: Worker,
         options: SessionConfig,
         cancelled: Cancellation,
-        waited_secs: float = 0.0,
         foreign: bool = False,
         security: Security | None = None,
     ) -> None:
@@ -109,7 +107,6 @@ class MasterSession:
             options=ChannelOptions(reconnect_secs=options.reconnect_secs),
             timeout=options.start_timeout_secs,
             cancelled=cancelled,
-            waited_secs=waited_secs,
             security=security,
         )
         self.devices: tuple[Device, ...] = tuple(
@@ -414,7 +411,6 @@ class Master:
         self,
         options: SessionConfig,
         cancelled: Cancellation | None = None,
-        waited_secs: float = 0.0,
         foreign: bool = False,
     ) -> MasterSession:
         """Opens a session. The arguments are those of ``MasterSession``.
@@ -430,7 +426,6 @@ class Master:
                 self._worker,
                 options,
                 cancelled,
-                waited_secs,
                 foreign,
                 self._security,
             )

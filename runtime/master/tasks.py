@@ -504,7 +504,6 @@ def meet_tasks(
     options: ChannelOptions,
     timeout: float | None,
     cancelled: Cancellation,
-    waited_secs: float = 0.0,
     security: Security | None = None,
 ) -> dict[str, Task]:
     """Meets every task.
@@ -519,7 +518,6 @@ def meet_tasks(
         options: limits of the tensor channel.
         timeout: seconds until the wait fails; None for no limit.
         cancelled: ends the wait, from another thread.
-        waited_secs: seconds that the client has waited before, for messages.
         security: as of ``RemoteTask``.
 
     Raises:
@@ -539,7 +537,7 @@ def meet_tasks(
             met[name] = LocalTask(name, local)
         else:
             absent[name] = RemoteTask(name, address, client, options, security)
-    wait = _JoinWait(sender, timeout, waited_secs)
+    wait = _JoinWait(sender, timeout)
     try:
         while absent:
             for name, task in list(absent.items()):
@@ -564,9 +562,8 @@ def meet_tasks(
 class _JoinWait:
     """A wait for tasks to join: its limit, its log lines, and by task the reason of the last failed attempt."""
 
-    def __init__(self, sender: str, timeout: float | None, waited_secs: float) -> None:
+    def __init__(self, sender: str, timeout: float | None) -> None:
         self._sender = sender
-        self._waited_secs = waited_secs
         self._started = concurrency.monotonic()
         self._deadline = None if timeout is None else self._started + timeout
         self._log_at = self._started + timeouts.LOG_EVERY_SECS
@@ -590,10 +587,7 @@ class _JoinWait:
             f"{task.name} at {task.address} ({self.reasons[task.name]})" for task in absent
         )
         if self._deadline is not None and now >= self._deadline:
-            waited = now - self._started + self._waited_secs
-            raise DeadlineExceededError(
-                f"after {waited:.0f} s still waiting for {peers}", task=self._sender
-            )
+            raise DeadlineExceededError(f"still waiting for {peers}", task=self._sender)
         if now >= self._log_at:
             logging.warning("%s: still waiting for %s", self._sender, peers)
             self._log_at = now + timeouts.LOG_EVERY_SECS

@@ -1126,20 +1126,16 @@ class CreateSessionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPTIONS_FIELD_NUMBER: _builtins.int
-    WAITED_SECS_FIELD_NUMBER: _builtins.int
-    waited_secs: _builtins.float
-    """in earlier requests, for messages"""
     @_builtins.property
     def options(self) -> Global___SessionOptions: ...
     def __init__(
         self,
         *,
         options: Global___SessionOptions | None = ...,
-        waited_secs: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "waited_secs", b"waited_secs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

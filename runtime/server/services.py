@@ -184,9 +184,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             # wait.
             options = options_from_proto(request.options)
             self._sessions.check_room()
-            session = self._master.create_session(
-                options, cancelled, request.waited_secs, foreign=True
-            )
+            session = self._master.create_session(options, cancelled, foreign=True)
         # A client that has hung up does not know the session's id, so nobody else would close the
         # session.
         try:

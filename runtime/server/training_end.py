@@ -69,8 +69,13 @@ class TrainingEnd:
         # The event `_over` alone does not tell a stop from the end of training.
         if self.stopped.is_set():
             if run.unfinished():
-                what = "started again, it goes on from the newest checkpoint"
-                logging.warning("%s stops before training has ended: %s", self._task, what)
+                logging.warning(
+                    "%s stops before training has ended: %s",
+                    self._task,
+                    "started again, it goes on from the newest checkpoint"
+                    if run.logdir
+                    else "there are no checkpoints to go on from",
+                )
             return False
         # The run record gave these tasks up, after the silence that the chief has set.
         for who_is_gone in run.awaited():

@@ -183,7 +183,7 @@ class RemoteEngine:
                 else max(0.05, min(timeouts.LOG_EVERY_SECS, limit - waited))
             )
             part = dataclasses.replace(options, start_timeout_secs=secs)
-            request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
+            request = pb.CreateSessionRequest(options=options_to_proto(part))
             try:
                 if not listens:
                     rpc.call(
@@ -209,7 +209,9 @@ class RemoteEngine:
                         f"{self._target}"
                     ) from None
                 if listens:
-                    logging.warning("opening a session at %s: %s", self._target, error)
+                    logging.warning(
+                        "opening a session at %s, for %.0f s now: %s", self._target, waited, error
+                    )
                 else:
                     logging.warning(
                         "still waiting for a server at the session's target %s", self._target

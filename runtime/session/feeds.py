@@ -76,7 +76,10 @@ def _find_fed_tensor(graph: Graph, key: object) -> Tensor:
     try:
         element = graph.as_graph_element(key)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
+        fed = ", ".join(op.name for op in graph.get_operations() if op.type == "Placeholder")
+        raise TypeError(
+            f"Cannot interpret feed_dict key as Tensor: {error}; the placeholders are {fed}"
+        ) from None
     if not isinstance(element, Tensor):
         raise TypeError(
             f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its "

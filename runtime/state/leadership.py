@@ -124,7 +124,8 @@ class Leader:
             )
         if leadership.owner != obeyed.owner:
             raise deposed(
-                f"refused to {what}: {self.name} has taken the lead (a run has one chief at a time)",
+                f"refused to {what}: {self.name} has taken the lead (a run has one chief at a time: "
+                "one task has is_chief=True)",
                 task=task,
             )
         if leadership != obeyed:

@@ -64,8 +64,8 @@ class RunRecord:
         goes_at: ``time.monotonic()`` at which the task stops to serve; None before an order to
             stop.
         leader: the leader that the task obeys.
-        saved: (container, name) of the global step and the value in the last checkpoint; None
-            without a report.
+        saved: key of the global step, and the step of the last checkpoint; None without a report.
+        logdir: log directory of the chief; empty without one.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RunRecord:
         self._tasks = Participants(self.environment)
         self._changed = changed
         self._has_values = has_values
-        self._logdir = ""
+        self.logdir = ""
         self._phase = NEW
         self._stop = ""
         self._closed: OpError | None = None
@@ -145,7 +145,7 @@ class RunRecord:
             silent=self._tasks.silences(concurrency.monotonic()),
             saved_step=None if self.saved is None else self.saved[1],
             origin=self.origin,
-            logdir=self._logdir,
+            logdir=self.logdir,
             stop=self._stop,
             left=sorted(self._tasks.left),
             goes_in_secs=None
@@ -193,7 +193,7 @@ class RunRecord:
             "generation": self.generation,
             **self.leader.state(),
             "phase": self._phase,
-            "logdir": self._logdir,
+            "logdir": self.logdir,
             **self._tasks.state(),
             "stop": self._stop,
             "saved": self.saved,
@@ -204,7 +204,7 @@ class RunRecord:
         with self._changed:
             self.generation = state["generation"]
             self.leader.take_up(state)
-            self._logdir, self._phase, self._stop = state["logdir"], state["phase"], state["stop"]
+            self.logdir, self._phase, self._stop = state["logdir"], state["phase"], state["stop"]
             now = concurrency.monotonic()
             self._tasks.take_up(state, now)
             if state["saved"] is not None:
@@ -303,7 +303,7 @@ class RunRecord:
         self.environment.when_loading()
         self._begin_another()
         self._phase = LOADING
-        self._logdir = ""
+        self.logdir = ""
         # Without values there is no gradient of an old value, so the first load of a task starts no
         # generation.
         if self._has_values():
@@ -318,7 +318,7 @@ class RunRecord:
 
     def _obey_open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
-        self._logdir = order.open.logdir or self._logdir
+        self.logdir = order.open.logdir or self.logdir
         self._begin_another()
         self.origin = ""
         self._phase = READY

@@ -87,3 +87,12 @@ def test_pages_are_short(page: pathlib.Path) -> None:
     """A page has 2,500 words at most, and sentences that are read once."""
     assert len(page.read_text(encoding="utf-8").split()) <= PAGE_WORDS
     assert statistics.mean(sentences(prose(page))) <= SENTENCE_WORDS
+
+
+def test_programs_of_a_page_save_apart() -> None:
+    """The programs of one page, and the notebooks, have log directories of their own."""
+    for name, programs in (("models.md", 5), ("data.md", 4)):
+        directories = re.findall(r'\btrain\(me, "(runs/\w+)"', (ROOT / "docs" / name).read_text())
+        assert len(set(directories)) == len(directories) == programs
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        assert 'logdir=\\"' not in notebook.read_text()

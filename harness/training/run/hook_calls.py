@@ -39,7 +39,8 @@ class HookCalls:
     def __init__(self, hooks: Sequence[SessionRunHook], coord: Coordinator) -> None:
         self._hooks = hooks
         self._coord = coord
-        self._savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+        self.savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+        """The hooks that save checkpoints."""
         # The session in which each hook has ended well, by the hook's place.
         self._ended: dict[int, rt.SessionLike] = {}
 
@@ -50,7 +51,7 @@ class HookCalls:
 
     def series_in(self, directory: str | None) -> str:
         """Returns the name of the series of checkpoints that a hook saves in a directory; empty for none."""
-        saved = [os.path.split(hook.save_path) for hook in self._savers]
+        saved = [os.path.split(hook.save_path) for hook in self.savers]
         return next((name for place, name in saved if place == directory), "")
 
     def equip(self, life: Lifecycle, raw: rt.Session, checkpoint_dir: str | None) -> None:
@@ -153,12 +154,12 @@ class HookCalls:
 
     def leave(self, session: rt.SessionLike) -> None:
         """Saves, in place of ``end``, when a signal interrupts training."""
-        for hook in self._savers:
+        for hook in self.savers:
             hook.leave(underlying(session))
 
     def settle(self, secs: float) -> None:
         """Waits for saves that are under way, ``secs`` seconds for each at most."""
-        for hook in self._savers:
+        for hook in self.savers:
             hook.settle(secs)
 
     def end(self, session: rt.SessionLike) -> None:

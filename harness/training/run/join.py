@@ -198,10 +198,7 @@ def join_cluster(
                 yield Member(cluster, me.job, me.index, server)
             except Exception as error:
                 row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
-                # Errors of the other kinds have messages that say all: frames of the library add
-                # nothing.
-                if row not in (exit_codes.FAILED, exit_codes.BUG):
-                    tracebacks.shorten(error)
+                tracebacks.shorten(error)
                 exit_codes.end_with(row, error)
                 raise
 

@@ -150,6 +150,7 @@ class MonitoredSession:
             self.graph,
             recover=self._recovers,
             global_step=get_global_step(self.graph),
+            saves=bool(self._calls.savers),
             on_recovery=self._calls.begin_session,
         )
 

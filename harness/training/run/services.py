@@ -494,7 +494,8 @@ class StepCounter:
             now: Seconds of a clock that never goes back.
         """
         last, self._last = self._last, (step, now)
-        if last is None or now <= last[1]:
+        # Before the first step there is no rate of training.
+        if last is None or now <= last[1] or not step:
             return None
         rate = (step - last[0]) / (now - last[1])
         if self._writer is not None:

@@ -298,7 +298,11 @@ class Supervisor:
             init_fn=self.init_fn,
         )
         session = self._life.open(
-            source, self._graph, recover=recover, global_step=self.global_step
+            source,
+            self._graph,
+            recover=recover,
+            global_step=self.global_step,
+            saves=self._save_path is not None,
         )
         session.on_exit = self._leave_block
         try:

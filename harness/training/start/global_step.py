@@ -116,6 +116,27 @@ def get_or_create_global_step(graph: rt.Graph | None = None) -> Any:
     return create_global_step(graph) if found is None else found
 
 
+def warn_if_uncounted(step: GlobalStep | None, graph: rt.Graph) -> None:
+    """Warns of a graph that trains variables and has no operation that counts its global step."""
+    if not isinstance(step, rt.Variable):
+        return
+    first = {variable.initializer for variable in graph.variables()}
+    updated = {
+        spec
+        for op in graph.get_operations()
+        if op not in first
+        for spec in getattr(op.body, "variables", ())
+    }
+    if step.spec not in updated and any(
+        v.spec in updated for v in graph.get_collection(rt.GraphKeys.TRAINABLE_VARIABLES)
+    ):
+        logging.warning(
+            "nothing counts the global step %r: a loop that ends at a step never ends; "
+            "call minimize(loss, global_step=...) or apply_gradients(..., global_step=...)",
+            step.name,
+        )
+
+
 def global_step(sess: rt.Session, global_step_tensor: GlobalStep | str) -> int:
     """Returns the value of the global step in a session.
 

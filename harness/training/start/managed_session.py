@@ -45,6 +45,7 @@ class SeenSteps:
         """Latest step that a step of training has fetched; None before. A recovery sets it back."""
         self.reached: int | None = None
         """Highest step so far. A lost step counts until a step beyond the restored one is seen."""
+        self._has_nan = False
         self._gives_step: dict[rt.Operation | None, bool] = {}
 
     def note(self, fetches: object, result: Any) -> None:
@@ -61,10 +62,20 @@ class SeenSteps:
             for fetch, value in zip(fetches, result, strict=True):
                 self.note(fetch, value)
         # Scalars are numpy numbers, as a session returns them. A list of them is no global step.
-        elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
-            step = int(result)
-            if self.last is None or step > self.last:
-                self.last = self.reached = step
+        elif isinstance(result, np.number):
+            if self._is_step(getattr(fetches, "op", None)):
+                step = int(result)
+                if self.last is None or step > self.last:
+                    self.last = self.reached = step
+            # NaN alone differs from itself.
+            elif result != result and not self._has_nan:
+                self._has_nan = True
+                logging.warning(
+                    "%s is NaN after step %s: if this is the loss, training has diverged; "
+                    "lower the learning rate, clip the gradients or look for NaN in the data",
+                    getattr(fetches, "name", fetches),
+                    self.last,
+                )
 
     def _is_step(self, op: rt.Operation | None) -> bool:
         """Returns True if an operation reads the global step, or updates the step alone and returns the result."""

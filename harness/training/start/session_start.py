@@ -28,6 +28,10 @@ from runtime.lowlevel import RunRecords
 
 _LOG_EVERY_SECS = 10.0
 """Seconds between two lines with the same reason for a wait."""
+_LINES = 5
+"""Lines with the same reason after which ``_LOG_RARELY_SECS`` lie between two."""
+_LOG_RARELY_SECS = 60.0
+"""Seconds between two later lines with the same reason."""
 _LOCK_SECS = 0.5
 """Seconds between two tries to take the lock of a log directory."""
 OWN_SECS = 1.0
@@ -146,7 +150,7 @@ class SessionStart:
         self._pause_secs = FIRST_BACKOFF_SECS
         self._rival_since = math.inf
         # The last reason in the log and its time: a wait of an hour is not an hour of equal lines.
-        self._logged, self._logged_at = "", 0.0
+        self._logged, self._logged_at, self._lines = "", 0.0, 0
 
     def run(self) -> rt.Session:
         """Tries until a session is ready, and returns the session."""
@@ -362,15 +366,20 @@ class SessionStart:
 
     def _log_reason(self, text: str, aloud: bool = False, again: bool = False) -> None:
         now = concurrency.monotonic()
+        pause = 0.0 if again else _LOG_EVERY_SECS
+        if self._lines >= _LINES:
+            pause = _LOG_RARELY_SECS
         if aloud:
             logging.warning("%s", text)
         elif text != self._logged:
+            self._lines = 0
             logging.info("%s", text)
-        elif again or now - self._logged_at >= _LOG_EVERY_SECS:
+        elif now - self._logged_at >= pause:
             # A wait that lasts is seen without INFO, too.
-            logging.warning("%s", text)
+            logging.warning("%s (for %.0f s now)", text, now - self._began)
         else:
             return
+        self._lines += 1
         self._logged, self._logged_at = text, now
 
     def _warn_of_unsaved(self, session: rt.Session) -> None:

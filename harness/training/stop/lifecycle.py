@@ -45,7 +45,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import attempt
-from harness.training.start.global_step import GlobalStep
+from harness.training.start.global_step import GlobalStep, warn_if_uncounted
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.session_source import ANSWER_SECS, RunSessions, SessionSource
 from harness.training.start.session_start import LOST_CONTACT
@@ -122,6 +122,7 @@ class Lifecycle:
         *,
         recover: bool,
         global_step: GlobalStep | None,
+        saves: bool,
         on_recovery: Callable[[rt.Session], object] | None = None,
     ) -> ManagedSession:
         """Opens the session, and starts the helper threads.
@@ -134,6 +135,7 @@ class Lifecycle:
             graph: Graph of the session.
             recover: True for a session that recovers by itself.
             global_step: Variable that counts the steps, or None.
+            saves: True if the chief writes checkpoints.
             on_recovery: Function that is called with each new session after a recovery.
         """
         # From the first wait on Ctrl-C has to leave no lock behind.
@@ -159,6 +161,13 @@ class Lifecycle:
             session, sessions, source.records, self.is_chief, is_elastic, self.grace_secs
         )
         self._note(RunEvent.OPENED)
+        warn_if_uncounted(global_step, graph)
+        # A session without a cluster has its variables in this process.
+        if self.is_chief and source.records is not None and not saves:
+            logging.warning(
+                "no checkpoints are written: the death of a ps can cost all steps; "
+                "give the Supervisor a logdir (MonitoredTrainingSession: checkpoint_dir)"
+            )
         # The loop of the program ends at once, and its end finds nothing to save.
         if self.late:
             self.coord.request_stop()

@@ -1,4 +1,4 @@
-"""The traceback of an error whose message says all: frames of the program, without those of harness and runtime."""
+"""The traceback of an error: frames of the program, without those of libraries."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import contextlib
 import os
 import pathlib
 import sys
+import sysconfig
 import traceback
 from types import TracebackType
 
 VARIABLE = "BELLWETHER_TRACEBACK"
 """``full`` in this environment variable has Python print what it always prints."""
 
-_OURS = tuple(
-    f"{pathlib.Path(__file__).parents[3] / package}{os.sep}" for package in ("harness", "runtime")
+_LIBRARIES = (
+    *(f"{pathlib.Path(__file__).parents[3] / name}{os.sep}" for name in ("harness", "runtime")),
+    sysconfig.get_path("purelib"),
+    contextlib.__file__,
+    "<frozen",
 )
-_LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows them)"
+"""Beginnings of the paths of code that is not the program's."""
+_LEFT_OUT = f"(frames of libraries are left out: {VARIABLE}=full shows them)"
 
 
 def shorten(error: BaseException) -> None:
@@ -39,24 +44,25 @@ def shorten(error: BaseException) -> None:
 
 
 def short(error: BaseException) -> str:
-    """Returns the traceback of an error, without the frames of ``harness`` and ``runtime``.
+    """Returns the traceback of an error, without the frames of libraries.
 
     The traceback of a cause or context stays where the program had a part in it. The last line says
-    that frames are left out.
+    that frames are left out. A program that is installed as a library has all frames.
     """
     told = traceback.TracebackException.from_exception(error)
-    _leave_out_ours(told)
+    whole = list(told.stack)
+    _leave_out_libraries(told)
+    told.stack.extend([] if told.stack else whole)
     return "".join(told.format()) + _LEFT_OUT
 
 
-def _leave_out_ours(told: traceback.TracebackException) -> None:
+def _leave_out_libraries(told: traceback.TracebackException) -> None:
     for index in reversed(range(len(told.stack))):
-        path = told.stack[index].filename
-        if path.startswith(_OURS) or path == contextlib.__file__:
+        if told.stack[index].filename.startswith(_LIBRARIES):
             del told.stack[index]
     for each in (told.__cause__, told.__context__):
         if each is not None:
-            _leave_out_ours(each)
+            _leave_out_libraries(each)
     # A cause without a frame of the program is detail of the library; the message of the error says
     # it.
     if told.__cause__ is not None and not told.__cause__.stack:

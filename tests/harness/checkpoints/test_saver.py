@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 import harness
 import runtime as rt
-from harness import tf1
+from harness import exit_codes, tf1
 from tests.examples import costly
 from tests.harness.checkpoints.checkpoint_kit import plain_orbax
 
@@ -441,8 +441,10 @@ def test_partial_restore_must_be_requested(sess: rt.Session, tmp_path: pathlib.P
         a, b = rt.Variable(0.0, name="a"), rt.Variable(9.0, name="b")
         _initialize(fresh)
         saver = harness.Saver()
-        with pytest.raises(rt.NotFoundError, match="Key b .*not found in checkpoint"):
+        with pytest.raises(rt.NotFoundError, match="Key b .*not found in checkpoint") as caught:
             saver.restore(fresh, path)
+        assert "Another model needs a log directory of its own." in str(caught.value)
+        assert exit_codes.of_error(caught.value) is exit_codes.CONFIGURATION
         saver.restore(fresh, path, partial=True)
         assert fresh.run([a, b]) == [1, 9]
 

@@ -20,7 +20,7 @@ from harness.monitoring import status
 from harness.monitoring.cluster_scalars import LAYOUT, scalars
 from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
-from harness.monitoring.sampler import ClusterSampler, TaskStatus
+from harness.monitoring.sampler import ClusterSampler, TaskStatus, explain_error
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from tests.kit.commands import Ran, run_main
 from tests.kit.events import read_events
@@ -209,6 +209,34 @@ def test_threads_are_listed_by_owner(run_status: Callable[..., Ran]) -> None:
     assert {"owner": "", "name": "MainThread"} in threads
     assert any(thread["owner"] == "calls of the control plane" for thread in threads)
     assert not without["tasks"][0]["threads"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (rt.UnavailableError("Connection refused"), "down: nobody listens"),
+        (rt.UnavailableError("x: Domain name not found"), "down: no such host"),
+        (rt.UnavailableError("connect: No route to host"), "down: no route to that host"),
+        (rt.UnavailableError("tcp handshaker shutdown: TLS"), "down: the two do not agree on TLS"),
+        (rt.UnauthenticatedError("it speaks TLS and this process"), "it speaks TLS and this"),
+        (rt.DeadlineExceededError("late"), "silent for 2 s"),
+    ],
+)
+def test_absent_task_has_its_reason(error: rt.OpError, said: str) -> None:
+    """A task that is not up is shown with the reason, and nobody listens only where that is so."""
+    assert explain_error(error, 2.0).startswith(said)
+
+
+def test_absent_task_has_all_keys() -> None:
+    """A script finds the same keys of a task that answers and of one that is down."""
+    with servers(worker=1) as made:
+        other = rt.ClusterSpec({"worker": [made[TARGET].address], "ps": ["localhost:1"]})
+        states = ClusterSampler(other).sample()
+    tasks = json.loads(json.dumps(status.as_json(states)))["tasks"]
+    down, up = sorted(tasks, key=lambda task: task["up"])
+    assert [down["up"], up["up"]] == [False, True]
+    assert up.keys() == down.keys()
+    assert down["values"] == {} and down["variables"] == [] and down["pid"] is None
 
 
 def test_missing_task_breaks_the_whole(run_status: Callable[..., Ran]) -> None:

@@ -29,7 +29,7 @@ from runtime.backup.primary import CapturedEntry, Primary, StateCapture
 from runtime.errors import AbortedError, UnavailableError
 from runtime.wire.connection import Reply
 from runtime.wire.reply_cache import LaneTable
-from tests.kit.waits import until_thread_ends
+from tests.kit.waits import until, until_thread_ends
 from tests.runtime.kit import addresses
 
 TASK, HOLDER = "/job:ps/task:0", "/job:ps/task:1"
@@ -205,6 +205,28 @@ def test_lost_holder_holds_nobody_up() -> None:
         pass
     assert kept(holder) == {"a": 1}
     primary.close()
+
+
+def test_first_backup_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A task says that it has a backup when that is true for the first time, and not before."""
+    source, holder = Source(), Holder()
+    holder.lose = {1: False}
+    source.unusable_because = "its variables are being given values"
+    with caplog.at_level("INFO", "absl"):
+        primary = made(source, holder)
+        primary.start()
+        primary.count()
+        primary.settle()
+        until(lambda: "has no backup now: its" in caplog.text)
+        assert "from now on" not in caplog.text
+        source.unusable_because = ""
+        for _ in range(2):
+            primary.count()
+            primary.settle()
+        until(lambda: "from now on" in caplog.text)
+        primary.close()
+    assert caplog.text.count(f"has a backup at {HOLDER} from now on") == 1
+    assert "again" not in caplog.text
 
 
 def test_replaced_process_answers_nobody() -> None:

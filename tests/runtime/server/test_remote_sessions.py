@@ -156,10 +156,10 @@ def test_waiting_client_logs_the_task(
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
         tasks.withdraw(server.address, server)
-        with pytest.raises(rt.DeadlineExceededError, match=f"after [34] s {re.escape(missing)}"):
+        with pytest.raises(rt.DeadlineExceededError, match=re.escape(missing)):
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=3.0))
     assert caplog.text.count(missing) >= 3
-    assert re.search(f"after [12] s {re.escape(missing)}", caplog.text)
+    assert re.search(f"for [12] s now: .*{re.escape(missing)}", caplog.text)
 
 
 NO_STOP = """

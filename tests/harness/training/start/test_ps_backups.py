@@ -33,7 +33,7 @@ def replaced(c: Cluster, ps: list[Task], index: int) -> None:
     # it looks every second, also when there is nothing to send
     neighbour.hear("LOG", "has no backup until")
     ps[index] = c.ps(index)
-    neighbour.hear("LOG", "has a backup at .* again")
+    neighbour.hear("LOG", "has a backup at .* from now on")
 
 
 @pytest.mark.parametrize("dies", [0, 1])

@@ -1,7 +1,9 @@
 """The session manager by itself: the order of initialising, what is not ready, and the run records under it."""
 
 import contextlib
+import math
 import pathlib
+import re
 import threading
 from typing import Any
 
@@ -12,9 +14,13 @@ import harness
 import runtime as rt
 from harness.launch.ports import free_ports
 from harness.tf1.train import training as tf1_training
-from harness.training.start import readiness
+from harness.training.start import readiness, session_start
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan
+from tests.kit.changes import SetTimes
+from tests.runtime.kit import addresses
+
+PS = "/job:ps/task:0"
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -342,3 +348,22 @@ def test_worker_ignores_its_own_copy() -> None:
                 assert session.run([copy, own])[0] == 3.0
             with strict.wait_for_session(cluster.target_of(1), max_wait_secs=30) as session:
                 assert session.run(own) == 3.0
+
+
+def test_long_wait_says_how_long(set_times: SetTimes, caplog: pytest.LogCaptureFixture) -> None:
+    """A wait for a ps is counted from its beginning, and its later lines are rare."""
+    set_times(session_start, ATTEMPT_SECS=0.2, _LOG_EVERY_SECS=0.5, _LOG_RARELY_SECS=math.inf)
+    spec = addresses(ps=1, worker=1)
+    with (
+        rt.Server(spec, "worker", 0) as server,
+        pytest.raises(rt.DeadlineExceededError, match=f"still waiting for {PS} at"),
+        rt.Graph().as_default(),
+    ):
+        with rt.device(PS):
+            step = rt.Variable(0, name="step")
+        harness.SessionManager().prepare_session(
+            server.target, init_op=step.initializer, max_wait_secs=6
+        )
+    lines = [m for m in caplog.messages if f"still waiting for {PS}" in m]
+    waited = [int(re.findall(r"\(for (\d+) s now\)$", line)[0]) for line in lines]
+    assert len(waited) == 4 and waited == sorted(waited) and waited[-1] > 0

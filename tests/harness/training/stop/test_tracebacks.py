@@ -46,10 +46,48 @@ def test_unopened_session_has_short_traceback(full: bool, tmp_path: pathlib.Path
             program.expect(
                 "^runtime.errors.DeadlineExceededError: .*connection refused: nobody listens there"
             )
-            program.expect(
-                "frames of harness and runtime are left out: BELLWETHER_TRACEBACK=full shows them"
-            )
+            program.expect("frames of libraries are left out: BELLWETHER_TRACEBACK=full shows them")
             assert len(program.lines("Traceback")) == 1
+
+
+MISTAKE = """
+    import harness
+    import runtime as rt
+
+    with harness.join_cluster() as me:
+        x = rt.placeholder("float32", [], name="x")
+        with harness.Supervisor().managed_session(me.target) as session:
+            session.run({step})
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("x * 2", "RuntimeError: .*'mul' was not added; make all operations before"),
+        ("x, {'y:0': 1.0}", "TypeError: Cannot interpret feed_dict key .*the placeholders are x$"),
+        ("x, {x: 'two'}", "the value fed for 'x:0' is not numeric"),
+        ("x, {x: [][0]}", "^IndexError: list index out of range"),
+    ],
+)
+def test_mistake_has_only_own_frames(step: str, said: str, tmp_path: pathlib.Path) -> None:
+    """The traceback of any error is the lines of the program, then the message."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(MISTAKE.replace("{step}", step)))
+    with Program("python", "train.py", cwd=tmp_path) as program:
+        assert program.wait() != 0
+        program.expect(said)
+        files = program.lines(r'^ *File "')
+        assert files and all('train.py"' in f or '"<string>"' in f for f in files), program.story()
+
+
+def test_installed_program_keeps_its_frames() -> None:
+    """A program all of whose frames are those of a library has them all."""
+    with pytest.raises(rt.InvalidArgumentError) as caught:
+        rt.ClusterSpec({"ps": ["a:1"]}).task_address("ps", 7)
+    assert caught.value.__traceback__ is not None
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert "spec.py" in tracebacks.short(caught.value)
 
 
 def test_programs_own_cause_is_shown() -> None:
