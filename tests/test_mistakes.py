@@ -2,6 +2,7 @@
 
 import http.server
 import pathlib
+import random
 import re
 import socket
 import textwrap
@@ -379,3 +380,27 @@ def test_illegal_tree_names_become_names() -> None:
     tree = {"mlp/~/linear_0": {"w": np.zeros(1)}, "a b": {"c:d": np.zeros(1)}}
     names = [v.spec.name for v in jax.tree.leaves(rt.variables(tree, name="net"))]
     assert names == ["net/a_b/c_d", "net/mlp/_/linear_0/w"]
+
+
+@pytest.mark.parametrize("draw", [np.random.normal, random.random, np.random.randint])
+def test_frozen_random_numbers_warn_once(
+    draw: Callable[..., float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A function that draws random numbers while it is traced is named once, with the cure."""
+
+    def noisy(x: jax.Array) -> jax.Array:
+        return x + (draw(9) if draw is np.random.randint else draw())
+
+    noisy.__name__ = f"noisy_{draw.__name__}"
+    rt.call(noisy, tensor([None]))
+    rt.call(noisy, tensor([None]))
+    assert caplog.text.count(f"{noisy.__name__!r} draws random numbers") == 1
+    assert "rt.random_key()" in caplog.text
+
+
+def test_key_draws_new_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """A function that draws with a key gets new numbers in each step, and no warning."""
+    noise = rt.call(lambda key: jax.random.normal(key), rt.random_key())
+    with local() as session:
+        assert session.run(noise) != session.run(noise)
+    assert "random numbers" not in caplog.text

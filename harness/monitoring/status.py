@@ -46,7 +46,7 @@ _COLUMNS = {
 """The cells of a task that answers, by heading, the most useful first: a narrow terminal cuts lines off."""
 
 
-_NO_REPORT = {
+_NO_REPORT: dict[str, object] = {
     **dict.fromkeys(rt.TaskReport.__dataclass_fields__.keys() - {"cluster"}),
     **{"values": {}, "staleness": (), "variables": (), "threads": ()},
 }

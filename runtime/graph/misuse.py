@@ -10,8 +10,14 @@ import importlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import numpy as np
+from absl import logging
+
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError
 
+_frozen: set[str] = set()
+"""Names of operations of which a warning was logged."""
 _traced: ContextVar[str] = ContextVar("the function of rt.call that JAX traces", default="")
 
 
@@ -27,10 +33,24 @@ def traced(what: str) -> Iterator[None]:
         what: name of the operation.
     """
     token = _traced.set(what)
+    before = _random_states()
     try:
         yield
     finally:
         _traced.reset(token)
+    if what not in _frozen and _random_states() != before:
+        _frozen.add(what)
+        logging.warning(
+            "%r draws random numbers of NumPy or Python while it is traced, as by jax.jit: every "
+            "step gets the same; call rt.call(f, rt.random_key(), ...) and draw with jax.random",
+            what,
+        )
+
+
+def _random_states() -> tuple[object, ...]:
+    found = np.random.get_state(legacy=False)
+    # Each draw moves the position, or uses up the second number of a Gaussian pair.
+    return found["state"].get("pos"), found["has_gauss"], concurrency.random_state()
 
 
 def check_not_traced(name: str) -> None:
