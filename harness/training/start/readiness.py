@@ -58,7 +58,7 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
     # these operations.
     with graph.as_default(), rt.device(None), rt.control_dependencies(None), rt.name_scope(None):
         missing = rt.report_uninitialized_variables(variables, name="global_variables_missing")
-        secs = rt.placeholder(np.float32, [], name="global_variables_await_secs")
+        secs = rt.constant(np.float32(0), name="global_variables_await_secs")
         awaited = rt.wait_until_initialized(variables, secs, name="global_variables_awaited")
     graph.add_to_collection(_COLLECTION, (len(variables), (missing, awaited, secs)))
     return missing, awaited, secs
