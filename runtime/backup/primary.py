@@ -545,7 +545,7 @@ class Primary:
 
     def _note_arrived(self, version: int, unusable_because: str) -> None:
         with self._lock:
-            before = "new" if self._replicated < 0 else self._lost or self._unusable_because
+            before = "" if self._replicated < 0 else self._lost or self._unusable_because
             self._lost, self._unusable_because = "", unusable_because
             assert self._replicated <= version <= self._taken
             self._replicated = version

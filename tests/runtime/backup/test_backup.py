@@ -211,10 +211,12 @@ def test_first_backup_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A task says that it has a backup when that is true for the first time, and not before."""
     source, holder = Source(), Holder()
     holder.lose = {1: False}
-    source.unusable_because = "its variables are being given values"
     with caplog.at_level("INFO", "absl"):
         primary = made(source, holder)
         primary.start()
+        # The first image is that of a task without variables.
+        primary.settle()
+        source.unusable_because = "its variables are being given values"
         primary.count()
         primary.settle()
         until(lambda: "has no backup now: its" in caplog.text)
