@@ -11,6 +11,7 @@ import functools
 import importlib
 import io
 from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import Any
 
 import jax.numpy as jnp
@@ -193,37 +194,37 @@ def _picture(value: rt.TensorLike) -> rt.Tensor:
 
 
 def _made(
-    function: Callable[..., Pixels],
-    inputs: list[rt.Tensor],
-    sizes: Sizes,
-    dtype: DType,
-    name: str | None,
     kind: str,
+    function: Callable[..., Pixels],
+    *inputs: rt.Tensor,
+    sizes: Sizes | EllipsisType = ...,
+    dtype: DType | None = None,
+    name: str | None = None,
 ) -> rt.Tensor:
     """Adds ``function(xp, *arrays)``: to the step where the sizes of the picture are known, else on the host.
 
     Args:
+        kind: type of the operation.
         function: of ``numpy`` or ``jax.numpy``, and arrays.
-        inputs: the picture, and numbers.
-        sizes: static shape of the result.
-        dtype: of the result.
+        *inputs: the picture, and numbers.
+        sizes: static shape of the result; that of the picture by default.
+        dtype: of the result; that of the picture by default.
         name: of the operation; ``kind`` by default.
-        kind: its type.
     """
-    shape = inputs[0].shape
+    shape, wanted = inputs[0].shape, dtype or inputs[0].dtype
     # XLA would compile the step again for each size of a picture in a file.
     if shape is not None and None not in shape[-3:]:
         body = functools.partial(function, jnp)
         body.__name__ = kind  # type: ignore[attr-defined]
         made: rt.Tensor = rt.call(
-            lambda *arrays: body(*arrays).astype(dtype), *inputs, name=name or kind
+            lambda *arrays: body(*arrays).astype(wanted), *inputs, name=name or kind
         )
         return made
     return host_op(
-        lambda *arrays: np.asarray(function(np, *arrays)).astype(dtype, copy=False),
-        inputs,
-        sizes,
-        dtype,
+        lambda *arrays: np.asarray(function(np, *arrays)).astype(wanted, copy=False),
+        list(inputs),
+        shape if isinstance(sizes, EllipsisType) else sizes,
+        wanted,
         name,
         kind,
     )
@@ -347,7 +348,8 @@ def _resize_op(
     def resized(xp: Xp, pixels: Pixels) -> Pixels:
         return _resize(xp, pixels, height, width, method, align_corners)
 
-    return _made(resized, [picture], _resized(picture.shape, height, width), dtype, name, kind)
+    sizes = _resized(picture.shape, height, width)
+    return _made(kind, resized, picture, sizes=sizes, dtype=dtype, name=name)
 
 
 def _resizing(shown: str, method: int, kind: str) -> None:
@@ -379,73 +381,52 @@ def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: i
     return xp.pad(inside, pads)
 
 
-@public.add()
-def crop_to_bounding_box(
-    image: rt.TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> rt.Tensor:
-    """Cuts a part out of a picture.
+def _boxing(shown: str, larger: bool, described: str) -> None:
+    """Adds the cutting out of a box, or the placing in a larger one."""
+
+    def part_of(
+        image: rt.TensorLike,
+        offset_height: int,
+        offset_width: int,
+        target_height: int,
+        target_width: int,
+    ) -> rt.Tensor:
+        picture = _picture(image)
+        given = (offset_height, offset_width, target_height, target_width)
+        top, left, height, width = (int(static_number(n, "the box")) for n in given)
+        if top < 0 or left < 0:
+            raise ValueError("offset_height and offset_width must be >= 0")
+        box = f"a box of {height} x {width} at {top}, {left} does not fit"
+
+        def fits(tall: int, wide: int) -> bool:
+            if larger:
+                return top + tall <= height and left + wide <= width
+            return top + height <= tall and left + width <= wide
+
+        def part(xp: Xp, pixels: Pixels) -> Pixels:
+            if not fits(*pixels.shape[-3:-1]):
+                raise rt.InvalidArgumentError(f"{box} {pixels.shape}")
+            start = (-top, -left) if larger else (top, left)
+            return _windowed(xp, pixels, *start, height, width)
+
+        shape = picture.shape
+        known = () if shape is None else tuple(n for n in shape[-3:-1] if n is not None)
+        if len(known) == 2 and not fits(*known):
+            raise ValueError(f"{box} the image's shape {shape}")
+        return _made(shown, part, picture, sizes=_resized(shape, height, width))
+
+    part_of.__name__ = part_of.__qualname__ = shown
+    part_of.__doc__ = f"""{described}.
 
     Raises:
-        ValueError: it reaches beyond the picture, where that is known; InvalidArgumentError, in the
-            step, elsewhere.
+        ValueError: they do not fit, where the size is known; InvalidArgumentError, in the step,
+            elsewhere.
     """
-    return _within(image, offset_height, offset_width, target_height, target_width, False)
+    public.update({shown: part_of})
 
 
-@public.add()
-def pad_to_bounding_box(
-    image: rt.TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> rt.Tensor:
-    """Places a picture within a larger one that is 0.
-
-    Raises:
-        ValueError: the picture does not fit; InvalidArgumentError, in the step, where the size is
-            unknown before.
-    """
-    return _within(image, offset_height, offset_width, target_height, target_width, True)
-
-
-def _within(
-    image: rt.TensorLike, top: int, left: int, height: int, width: int, larger: bool
-) -> rt.Tensor:
-    picture = _picture(image)
-    top, left, height, width = (
-        int(static_number(n, "the box")) for n in (top, left, height, width)
-    )
-    if top < 0 or left < 0:
-        raise ValueError("offset_height and offset_width must be >= 0")
-
-    def fits(tall: int, wide: int) -> bool:
-        if larger:
-            return top + tall <= height and left + wide <= width
-        return top + height <= tall and left + width <= wide
-
-    def part(xp: Xp, pixels: Pixels) -> Pixels:
-        if not fits(*pixels.shape[-3:-1]):
-            raise rt.InvalidArgumentError(
-                f"a box of {height} x {width} at {top}, {left} does not fit {pixels.shape}"
-            )
-        return _windowed(xp, pixels, *((-top, -left) if larger else (top, left)), height, width)
-
-    shape = picture.shape
-    if (
-        shape is not None
-        and None not in shape[-3:-1]
-        and not fits(int(shape[-3] or 0), int(shape[-2] or 0))
-    ):
-        raise ValueError(
-            f"a box of {height} x {width} at {top}, {left} does not fit the image's shape {shape}"
-        )
-    kind = "pad_to_bounding_box" if larger else "crop_to_bounding_box"
-    return _made(part, [picture], _resized(shape, height, width), picture.dtype, None, kind)
+_boxing("crop_to_bounding_box", False, "Cuts a part out of a picture")
+_boxing("pad_to_bounding_box", True, "Places a picture within a larger one that is 0")
 
 
 @public.add()
@@ -465,8 +446,8 @@ def resize_image_with_crop_or_pad(
         tall, wide = pixels.shape[-3:-1]
         return _windowed(xp, pixels, place(tall, height), place(wide, width), height, width)
 
-    kind = "resize_image_with_crop_or_pad"
-    return _made(part, [picture], _resized(picture.shape, height, width), picture.dtype, None, kind)
+    sizes = _resized(picture.shape, height, width)
+    return _made("resize_image_with_crop_or_pad", part, picture, sizes=sizes)
 
 
 @public.add()
@@ -493,9 +474,7 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
     sides = [
         None if n is None else span(n)[1] for n in (picture.shape or (None, None, None))[-3:-1]
     ]
-    return _made(
-        part, [picture], _resized(picture.shape, *sides), picture.dtype, None, "central_crop"
-    )
+    return _made("central_crop", part, picture, sizes=_resized(picture.shape, *sides))
 
 
 # -- turned over -----------------------------------------------------------------------------------
@@ -505,10 +484,7 @@ def _flips(shown: str, axis: int, described: str) -> None:
     """Adds a flip of every picture, and one of every other picture."""
 
     def flip(image: rt.TensorLike) -> rt.Tensor:
-        picture = _picture(image)
-        return _made(
-            lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, shown
-        )
+        return _made(shown, lambda xp, p: xp.flip(p, axis), _picture(image))
 
     def random_flip(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
         picture = _picture(image)
@@ -521,9 +497,7 @@ def _flips(shown: str, axis: int, described: str) -> None:
             chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
             return xp.where(chosen, xp.flip(pixels, axis), pixels)
 
-        return _made(
-            flipped, [picture, drawn], picture.shape, picture.dtype, None, f"random_{shown}"
-        )
+        return _made(f"random_{shown}", flipped, picture, drawn)
 
     flip.__name__ = flip.__qualname__ = shown
     random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
@@ -540,18 +514,9 @@ _flips("flip_up_down", -3, "upside down")
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Swaps the rows and the columns of a picture."""
     picture = _picture(image)
-    sizes = (
-        None
-        if picture.shape is None
-        else _resized(picture.shape, picture.shape[-2], picture.shape[-3])
-    )
+    sizes = _turned(picture.shape)
     return _made(
-        lambda xp, p: xp.swapaxes(p, -3, -2),
-        [picture],
-        sizes,
-        picture.dtype,
-        name,
-        "transpose_image",
+        "transpose_image", lambda xp, p: xp.swapaxes(p, -3, -2), picture, sizes=sizes, name=name
     )
 
 
@@ -559,12 +524,14 @@ def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
     """Turns a picture to the left, by 90 degrees ``k`` times."""
     picture, turns = _picture(image), int(static_number(k, "k")) % 4
-    sizes = picture.shape
-    if sizes is not None and turns % 2:
-        sizes = _resized(sizes, sizes[-2], sizes[-3])
+    sizes = _turned(picture.shape) if turns % 2 else picture.shape
     return _made(
-        lambda xp, p: xp.rot90(p, turns, (-3, -2)), [picture], sizes, picture.dtype, name, "rot90"
+        "rot90", lambda xp, p: xp.rot90(p, turns, (-3, -2)), picture, sizes=sizes, name=name
     )
+
+
+def _turned(sizes: Sizes) -> Sizes:
+    return None if sizes is None else _resized(sizes, sizes[-2], sizes[-3])
 
 
 # -- light and colour ------------------------------------------------------------------------------
@@ -573,7 +540,6 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
 @public.add("per_image_standardization", "per_image_whitening")
 def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
     """Scales each picture to the mean 0 and the variance 1, float32; a picture of a single colour becomes 0."""
-    picture = _picture(image)
 
     def standard(xp: Xp, pixels: Pixels) -> Pixels:
         values = pixels.astype(np.float32)
@@ -582,9 +548,8 @@ def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
         spread = xp.std(values, axes, keepdims=True)
         return (values - mean) / xp.maximum(spread, np.float32(1 / np.sqrt(count)))
 
-    return _made(
-        standard, [picture], picture.shape, np.dtype(np.float32), None, "per_image_standardization"
-    )
+    dtype = np.dtype(np.float32)
+    return _made("per_image_standardization", standard, _picture(image), dtype=dtype)
 
 
 def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
@@ -618,28 +583,25 @@ def convert_image_dtype(
     """Pixels of another type: whole numbers go up to the largest of their type, fractions from 0 to 1."""
     wanted = as_dtype(dtype).dtype
     picture: rt.Tensor = convert_to_tensor(image if is_tensor(image) else to_array(image))
-    shape = picture.shape
-    if shape is not None and len(shape) < 3:
-        converted: rt.Tensor = rt.call(
-            lambda p: _converted(jnp, p, wanted, saturate), picture, name=name or "convert_image"
+
+    def converted(xp: Xp, pixels: Pixels) -> Pixels:
+        return _converted(xp, pixels, wanted, saturate)
+
+    # Numbers and rows are no pictures, and TensorFlow converts them too.
+    if picture.shape is not None and len(picture.shape) < 3:
+        in_step: rt.Tensor = rt.call(
+            functools.partial(converted, jnp), picture, name=name or "convert_image"
         )
-        return converted
-    return _made(
-        lambda xp, p: _converted(xp, p, wanted, saturate),
-        [picture],
-        shape,
-        wanted,
-        name,
-        "convert_image",
-    )
+        return in_step
+    return _made("convert_image", converted, picture, dtype=wanted, name=name)
 
 
 def _in_floats(
-    image: rt.TensorLike,
-    change: Callable[..., Pixels],
-    more: list[rt.Tensor],
     kind: str,
-    sizes: Value = None,
+    change: Callable[..., Pixels],
+    image: rt.TensorLike,
+    *numbers: Value,
+    sizes: Sizes | EllipsisType = ...,
 ) -> rt.Tensor:
     """Changes the light of a picture on fractions; whole numbers are converted before and after."""
     picture = _picture(image)
@@ -649,9 +611,7 @@ def _in_floats(
         fractions = _converted(xp, pixels, own if own.kind == "f" else float32, False)
         return _converted(xp, change(xp, fractions, *arrays), own, True)
 
-    return _made(
-        changed, [picture, *more], picture.shape if sizes is None else sizes, own, None, kind
-    )
+    return _made(kind, changed, picture, *map(_number, numbers), sizes=sizes)
 
 
 def _number(value: Value) -> rt.Tensor:
@@ -661,9 +621,7 @@ def _number(value: Value) -> rt.Tensor:
 @public.add()
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
     """Adds ``delta`` to each fraction."""
-    return _in_floats(
-        image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness"
-    )
+    return _in_floats("adjust_brightness", lambda xp, p, d: p + d.astype(p.dtype), image, delta)
 
 
 @public.add()
@@ -674,7 +632,7 @@ def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor
         mean = xp.mean(pixels, (-3, -2), keepdims=True)
         return (pixels - mean) * factor.astype(pixels.dtype) + mean
 
-    return _in_floats(images, change, [_number(contrast_factor)], "adjust_contrast")
+    return _in_floats("adjust_contrast", change, images, contrast_factor)
 
 
 @public.add()
@@ -682,7 +640,7 @@ def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.
     """Computes ``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
     if gamma < 0:
         raise ValueError("Gamma should be a non-negative real number.")
-    return _in_floats(image, lambda xp, p: gain * p ** np.float32(gamma), [], "adjust_gamma")
+    return _in_floats("adjust_gamma", lambda xp, p: gain * p ** np.float32(gamma), image)
 
 
 def _to_hsv(xp: Xp, pixels: Pixels) -> Pixels:
@@ -712,15 +670,21 @@ def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
 @public.add()
 def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts red, green and blue to hue, saturation and value, each from 0 to 1."""
-    picture = _picture(images)
-    return _made(_to_hsv, [picture], picture.shape, picture.dtype, name, "RGBToHSV")
+    return _made("RGBToHSV", _to_hsv, _picture(images), name=name)
 
 
 @public.add()
 def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts hue, saturation and value to red, green and blue."""
-    picture = _picture(images)
-    return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
+    return _made("HSVToRGB", _to_rgb, _picture(images), name=name)
+
+
+def _in_hsv(
+    xp: Xp, pixels: Pixels, change: Callable[[Pixels, Pixels], tuple[Pixels, Pixels]]
+) -> Pixels:
+    """Changes hue and saturation of a picture in red, green and blue."""
+    hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
+    return _to_rgb(xp, xp.stack([*change(hue, saturation), value], -1).astype(pixels.dtype))
 
 
 @public.add()
@@ -730,12 +694,9 @@ def adjust_saturation(
     """Multiplies the saturation by ``saturation_factor``, to at most 1."""
 
     def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
-        hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
-        return _to_rgb(
-            xp, xp.stack([hue, xp.clip(saturation * factor, 0, 1), value], -1).astype(pixels.dtype)
-        )
+        return _in_hsv(xp, pixels, lambda hue, most: (hue, xp.clip(most * factor, 0, 1)))
 
-    return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
+    return _in_floats("adjust_saturation", change, image, saturation_factor)
 
 
 @public.add()
@@ -743,12 +704,9 @@ def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> r
     """Moves the hue by ``delta``, round a circle of 1."""
 
     def change(xp: Xp, pixels: Pixels, moved: Pixels) -> Pixels:
-        hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
-        return _to_rgb(
-            xp, xp.stack([(hue + moved) % 1, saturation, value], -1).astype(pixels.dtype)
-        )
+        return _in_hsv(xp, pixels, lambda hue, saturation: ((hue + moved) % 1, saturation))
 
-    return _in_floats(image, change, [_number(delta)], "adjust_hue")
+    return _in_floats("adjust_hue", change, image, delta)
 
 
 @public.add()
@@ -803,7 +761,7 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
             pixels, np.array([0.2989, 0.5870, 0.1140], pixels.dtype), ((-1,), (0,))
         )[..., None]
 
-    return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)
+    return _in_floats(name or "rgb_to_grayscale", change, picture, sizes=sizes)
 
 
 @public.add()
@@ -812,7 +770,7 @@ def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
     return _made(
-        lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb"
+        "grayscale_to_rgb", lambda xp, p: xp.repeat(p, 3, -1), picture, sizes=sizes, name=name
     )
 
 

@@ -58,17 +58,37 @@ class _Minimize:
         """Does as in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
             # TensorFlow takes the gradient of the sum of a loss that is no scalar.
-            if loss.shape:  # TensorFlow takes the gradient of the sum
+            if loss.shape:
                 loss = rt.numpy.sum(loss)
             return super().compute_gradients(loss, var_list)  # type: ignore[misc,no-any-return]
         return _gradients_from(loss, var_list, grad_loss)
 
 
 class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
-    """The base of TensorFlow's optimizers: the arguments of ``minimize`` and the old names of the slots."""
+    """The base of TensorFlow's optimizers: the arguments of ``minimize`` and the old names of the slots.
+
+    Args:
+        name: of the optimizer.
+        learning_rate: a number, a tensor, or a function that gives one.
+        before: transformations in front of the learning rate.
+        after: transformations behind it.
+    """
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
     _slot_names: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        name: str,
+        learning_rate: Any,
+        *before: optax.GradientTransformation,
+        after: Sequence[optax.GradientTransformation] = (),
+    ) -> None:
+        rate, extra = _rate(learning_rate)
+        parts = [*before, rate, *after]
+        # A chain of one would give the state, and with it every checkpoint, another structure.
+        whole = optax.chain(*parts) if len(parts) > 1 else rate
+        super().__init__(whole, extra_args=extra, name=name)
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
         """Returns the slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None without one."""
@@ -127,8 +147,7 @@ class GradientDescentOptimizer(_Optimizer):
     def __init__(
         self, learning_rate: rt.TensorLike, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
-        rate, extra = _rate(learning_rate)
-        super().__init__(rate, extra_args=extra, name=name)
+        super().__init__(name, learning_rate)
 
 
 @public.add()
@@ -145,10 +164,7 @@ class MomentumOptimizer(_Optimizer):
         name: str = "Momentum",
         use_nesterov: bool = False,
     ) -> None:
-        rate, extra = _rate(learning_rate)
-        super().__init__(
-            optax.chain(optax.trace(momentum, use_nesterov), rate), extra_args=extra, name=name
-        )
+        super().__init__(name, learning_rate, optax.trace(momentum, use_nesterov))
 
 
 @public.add()
@@ -168,12 +184,7 @@ class AdagradOptimizer(_Optimizer):
             raise ValueError(
                 f"initial_accumulator_value must be positive: {initial_accumulator_value}"
             )
-        rate, extra = _rate(learning_rate)
-        super().__init__(
-            optax.chain(optax.scale_by_rss(initial_accumulator_value, 0.0), rate),
-            extra_args=extra,
-            name=name,
-        )
+        super().__init__(name, learning_rate, optax.scale_by_rss(initial_accumulator_value, 0.0))
 
 
 class AdamState(NamedTuple):
@@ -225,10 +236,7 @@ class AdamOptimizer(_Optimizer):
         use_locking: bool = False,
         name: str = "Adam",
     ) -> None:
-        rate, extra = _rate(learning_rate)
-        super().__init__(
-            optax.chain(scale_by_adam(beta1, beta2, epsilon), rate), extra_args=extra, name=name
-        )
+        super().__init__(name, learning_rate, scale_by_adam(beta1, beta2, epsilon))
 
 
 @public.add()
@@ -251,15 +259,10 @@ class RMSPropOptimizer(_Optimizer):
         centered: bool = False,
         name: str = "RMSProp",
     ) -> None:
-        rate, extra = _rate(learning_rate)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         # TensorFlow's mean square begins at 1, and the rate is inside the momentum.
-        parts = [scale(decay, epsilon, 1.0), rate]
-        super().__init__(
-            optax.chain(*parts, *([optax.trace(momentum)] if momentum else [])),
-            extra_args=extra,
-            name=name,
-        )
+        after = [optax.trace(momentum)] if momentum else []
+        super().__init__(name, learning_rate, scale(decay, epsilon, 1.0), after=after)
 
 
 @public.add()
@@ -276,10 +279,7 @@ class AdadeltaOptimizer(_Optimizer):
         use_locking: bool = False,
         name: str = "Adadelta",
     ) -> None:
-        rate, extra = _rate(learning_rate)
-        super().__init__(
-            optax.chain(optax.scale_by_adadelta(rho, epsilon), rate), extra_args=extra, name=name
-        )
+        super().__init__(name, learning_rate, optax.scale_by_adadelta(rho, epsilon))
 
 
 @public.add()
