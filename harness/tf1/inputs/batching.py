@@ -26,7 +26,7 @@ Size = rt.TensorLike
 Queue = FIFOQueue | RandomShuffleQueue
 
 
-def _shape(tensor: rt.Tensor, what: str) -> list[int]:
+def _known_shape(tensor: rt.Tensor, what: str) -> list[int]:
     """Returns the static shape, which a queue needs."""
     if tensor.shape is None or None in tensor.shape:
         raise ValueError(
@@ -71,7 +71,7 @@ def input_producer(
         raise ValueError(f"input_producer: num_epochs must be > 0, not {num_epochs}")
     with rt.name_scope(name or "input_producer"):
         rows = convert_to_tensor(input_tensor)
-        shape = _shape(rows, "input_producer")
+        shape = _known_shape(rows, "input_producer")
         if not shape or not shape[0]:
             raise ValueError(
                 f"input_producer needs at least one row: {rows.name!r} has shape {tuple(shape)}"
@@ -154,14 +154,14 @@ def slice_input_producer(
         raise ValueError("Expected at least one tensor in slice_input_producer().")
     with rt.name_scope(name or "input_producer"):
         tensors = [convert_to_tensor(each) for each in tensor_list]
-        limit = _shape(tensors[0], "slice_input_producer")[0]
+        limit = _known_shape(tensors[0], "slice_input_producer")[0]
         place = range_input_producer(
             limit, num_epochs, shuffle, seed, capacity, shared_name
         ).dequeue()
         return [gather(each, place) for each in tensors]
 
 
-def _batched(
+def _make_batches(
     tensors: Tensors,
     batch_size: Size,
     num_threads: int,
@@ -182,7 +182,7 @@ def _batched(
     )
     with rt.name_scope(name):
         values = [convert_to_tensor(each) for each in listed]
-        known = shapes or [_shape(each, name)[1 if enqueue_many else 0 :] for each in values]
+        known = shapes or [_known_shape(each, name)[1 if enqueue_many else 0 :] for each in values]
         queue: Queue = make([each.dtype for each in values], known)
         enqueue = queue.enqueue_many(values) if enqueue_many else queue.enqueue(values)
         add_queue_runner(QueueRunner(queue, [enqueue] * num_threads))
@@ -230,7 +230,7 @@ def batch(
         return FIFOQueue(capacity, dtypes, known, shared_name=shared_name)
 
     smaller = allow_smaller_final_batch
-    return _batched(
+    return _make_batches(
         tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "batch", make
     )
 
@@ -257,7 +257,7 @@ def shuffle_batch(
         )
 
     smaller = allow_smaller_final_batch
-    return _batched(
+    return _make_batches(
         tensors,
         batch_size,
         num_threads,
@@ -292,7 +292,7 @@ def prefetch_queue(
     with rt.name_scope(name or "prefetch_queue"):
         listed: Sequence[Any] = tensors if isinstance(tensors, list | tuple) else [tensors]
         values = [convert_to_tensor(each) for each in listed]
-        shapes = [_shape(each, "prefetch_queue") for each in values]
+        shapes = [_known_shape(each, "prefetch_queue") for each in values]
         queue = FIFOQueue(
             capacity, [each.dtype for each in values], shapes, shared_name=shared_name
         )

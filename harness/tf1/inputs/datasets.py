@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from jax.tree_util import PyTreeDef
 
 
-def _scalar(argument: object) -> object:
+def _as_scalar(argument: object) -> object:
     """Returns a number, or the tensor that has the number in the step."""
     return rt.as_tensor(argument) if is_tensor(argument) else argument
 
@@ -103,7 +103,8 @@ class ElementStream(Structured):
             num_threads: the same.
             output_buffer_size: the same.
         """
-        given, nest = self._traced(map_func, "map")
+        given, nest = self._trace_function(map_func, "map")
+        # A list that a function returns is a tuple in TensorFlow, but a list given is one tensor.
         nest = tuple(nest) if isinstance(nest, list) else nest
         leaves, structure = flatten(nest)
         out = [convert_to_tensor(leaf) for leaf in leaves]
@@ -135,10 +136,10 @@ class ElementStream(Structured):
             block_length: how many elements one gives at a time.
             num_parallel_calls: without an effect.
         """
-        given, inner = self._traced(map_func, "flat_map")
+        given, inner = self._trace_function(map_func, "flat_map")
         if not isinstance(inner, Dataset):
             raise TypeError(f"`map_func` must return a `Dataset` object. Got {type(inner)}")
-        width, block = _scalar(cycle_length or 1), _scalar(block_length)
+        width, block = _as_scalar(cycle_length or 1), _as_scalar(block_length)
 
         def open_one(opening: Opening, element: Element) -> Iterator[Element]:
             known = (
@@ -158,7 +159,7 @@ class ElementStream(Structured):
 
     def filter(self, predicate: Callable[..., Nest]) -> Dataset:
         """Keeps the elements for which ``predicate``, a boolean tensor, is true."""
-        given, kept = self._traced(predicate, "filter")
+        given, kept = self._trace_function(predicate, "filter")
         keep = convert_to_tensor(kept)
         if keep.dtype != np.bool_ or keep.shape not in (None, ()):
             raise ValueError("`predicate` must return a scalar boolean tensor.")
@@ -168,9 +169,11 @@ class ElementStream(Structured):
                 if opening.run([keep], dict(zip(given, element, strict=True)))[0]:
                     yield element
 
-        return self._like(opened)
+        return self._with_elements(opened)
 
-    def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
+    def _trace_function(
+        self, function: Callable[..., Nest], name: str
+    ) -> tuple[list[rt.Tensor], Any]:
         """Makes ``function`` a part of the graph: the tensors that stand for an element, and the results."""
         with (
             rt.name_scope(name),
@@ -184,16 +187,18 @@ class ElementStream(Structured):
             nest = self.structure.unflatten(given)
             return given, function(*nest) if type(nest) is tuple else function(nest)
 
-    def _streamed(self, change: Callable[..., Iterator[Element]], *numbers: Number) -> Dataset:
+    def _stream_elements(
+        self, change: Callable[..., Iterator[Element]], *numbers: Number
+    ) -> Dataset:
         """Makes a dataset of ``change(elements, *numbers)``."""
-        given = [_scalar(number) for number in numbers]
+        given = [_as_scalar(number) for number in numbers]
 
         def opened(opening: Opening) -> Iterator[Element]:
             return change(self.open(opening), *(int(opening.value(number)) for number in given))
 
-        return self._like(opened, *given)
+        return self._with_elements(opened, *given)
 
-    def _like(self, opened: Open, *arguments: object) -> Dataset:
+    def _with_elements(self, opened: Open, *arguments: object) -> Dataset:
         return Dataset(
             self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
         )
@@ -202,7 +207,7 @@ class ElementStream(Structured):
 
     def repeat(self, count: Number = None) -> Dataset:
         """Repeats all elements; for ever by default, or for -1."""
-        times = _scalar(count)
+        times = _as_scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
             wanted = opening.value(times)
@@ -211,10 +216,11 @@ class ElementStream(Structured):
                 for element in self.open(opening):
                     some = True
                     yield element
+                # TensorFlow ends an endless repetition of nothing.
                 if not some:
                     return
 
-        return self._like(opened, times)
+        return self._with_elements(opened, times)
 
     def shuffle(
         self, buffer_size: Number, seed: Number = None, reshuffle_each_iteration: bool | None = None
@@ -227,8 +233,9 @@ class ElementStream(Structured):
             reshuffle_each_iteration: another order in each round of ``repeat``; as it is by
                 default.
         """
-        size, graph_seed = _scalar(buffer_size), rt.get_default_graph().seed
+        size, graph_seed = _as_scalar(buffer_size), rt.get_default_graph().seed
         seeds = [s for s in (graph_seed, seed) if s is not None]
+        # The place of the iterator remembers the draw, because a dataset may be opened by many.
         key = object()
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -239,17 +246,17 @@ class ElementStream(Structured):
                 drawn = memory[key] = np.random.default_rng(same)
             return shuffled(self.open(opening), int(opening.value(size)), drawn)
 
-        return self._like(opened, size)
+        return self._with_elements(opened, size)
 
     def take(self, count: Number) -> Dataset:
         """Keeps the first ``count`` elements; all for -1."""
-        return self._streamed(
+        return self._stream_elements(
             lambda elements, most: itertools.islice(elements, None if most < 0 else most), count
         )
 
     def skip(self, count: Number) -> Dataset:
         """Drops the first ``count`` elements; all for -1."""
-        return self._streamed(
+        return self._stream_elements(
             lambda elements, least: (
                 iter(()) if least < 0 else itertools.islice(elements, least, None)
             ),
@@ -267,7 +274,7 @@ class ElementStream(Structured):
             raise rt.InvalidArgumentError(
                 f"index must be at least 0 and below num_shards {num_shards}, not {index}"
             )
-        return self._streamed(
+        return self._stream_elements(
             lambda elements, step, first: itertools.islice(elements, first, None, step),
             num_shards,
             index,
@@ -308,13 +315,14 @@ class ElementStream(Structured):
             for element in self.open(opening):
                 kept.append(element)
                 yield element
+            # Only a complete round is kept: a reader may leave in the middle.
             opening.place.memory[key] = kept
 
-        return self._like(opened)
+        return self._with_elements(opened)
 
     def prefetch(self, buffer_size: Number) -> Dataset:
         """Makes up to ``buffer_size`` elements ahead, in a thread of its own; 1 where none is said."""
-        return self._streamed(
+        return self._stream_elements(
             lambda elements, size: ahead(elements, max(size, 1)),
             1 if buffer_size is None else buffer_size,
         )
@@ -327,7 +335,7 @@ class ElementStream(Structured):
 
     def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
         """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
-        return self._batched(
+        return self._batch_elements(
             batch_size, drop_remainder, [c.shape for c in self.components], stacked
         )
 
@@ -362,16 +370,16 @@ class ElementStream(Structured):
             component, shape = self.components[place], listed[place]
             return padded_batch(rows, shape, fills[place], component.dtype)
 
-        return self._batched(batch_size, drop_remainder, listed, padded)
+        return self._batch_elements(batch_size, drop_remainder, listed, padded)
 
-    def _batched(
+    def _batch_elements(
         self,
         batch_size: Number,
         drop_remainder: bool,
         shapes: Sequence[TensorShape],
         stack: Callable[[Sequence[Array], int], Array],
     ) -> Dataset:
-        size = _scalar(batch_size)
+        size = _as_scalar(batch_size)
         if not isinstance(size, rt.Tensor) and cast(int, size) < 1:
             raise rt.InvalidArgumentError(f"batch_size must be greater than zero, not {size}")
         first = None if isinstance(size, rt.Tensor) or not drop_remainder else int(cast(int, size))
@@ -417,7 +425,7 @@ class Dataset(ElementStream):
     @staticmethod
     def from_tensors(tensors: Nest) -> Dataset:
         """Makes a dataset of one element."""
-        values, components, structure, needed = _values(tensors)
+        values, components, structure, needed = _source_values(tensors)
 
         def opened(opening: Opening) -> Iterator[Element]:
             yield [opening.value(v) for v in values]
@@ -431,7 +439,7 @@ class Dataset(ElementStream):
         Raises:
             ValueError: they have none, or not all the same.
         """
-        values, components, structure, needed = _values(tensors)
+        values, components, structure, needed = _source_values(tensors)
         sizes = set()
         for component in components:
             if component.shape.ndims == 0:
@@ -474,7 +482,7 @@ class Dataset(ElementStream):
         def opened(opening: Opening) -> Iterator[Element]:
             for value in generator(*(opening.known[t] for t in given)):
                 yield [
-                    _yielded(part, component)
+                    _check_yielded(part, component)
                     for part, component in zip(
                         structure.flatten_up_to(value), components, strict=True
                     )
@@ -485,7 +493,7 @@ class Dataset(ElementStream):
     @staticmethod
     def range(*args: Number) -> Dataset:
         """Makes a dataset of the numbers of Python's ``range``, int64."""
-        numbers = [_scalar(a) for a in args]
+        numbers = [_as_scalar(a) for a in args]
 
         def opened(opening: Opening) -> Iterator[Element]:
             for i in range(*(int(opening.value(n)) for n in numbers)):
@@ -532,7 +540,7 @@ class Dataset(ElementStream):
         return files if shuffle is False else files.shuffle(1 << 30, seed)
 
 
-def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[rt.Tensor]]:
+def _source_values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[rt.Tensor]]:
     """Returns the leaves of a nest, their components, the structure, and the tensors among the leaves."""
     leaves, structure = flatten(nest)
     values: list[object] = []
@@ -560,7 +568,7 @@ def _of_one(
     )
 
 
-def _yielded(value: object, component: Component) -> Array:
+def _check_yielded(value: object, component: Component) -> Array:
     try:
         if component.dtype.hasobject:
             array = np.asarray(value, object)

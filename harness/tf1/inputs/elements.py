@@ -112,6 +112,7 @@ class Structured:
     """
 
     def __init__(self, structure: PyTreeDef, components: Sequence[Component]) -> None:
+        assert structure.num_leaves == len(components), "a component for each leaf"
         self.structure = structure
         self.components = list(components)
 
@@ -179,6 +180,7 @@ def row(values: Array, index: int) -> Array:
 def draw(held: list[Element], chance: np.random.Generator) -> Element:
     """Takes one of some elements by chance."""
     i = int(chance.integers(len(held)))
+    # The last one takes its place: removal from the middle of a list costs its length.
     held[i], held[-1] = held[-1], held[i]
     return held.pop()
 
@@ -194,6 +196,7 @@ def shuffled(
         held.append(element)
         if len(held) >= most:
             yield draw(held, chance)
+    # The source is at its end: what is held comes in random order too.
     while held:
         yield draw(held, chance)
 
@@ -243,6 +246,7 @@ def padded_batch(rows: Sequence[Array], shape: TensorShape, fill: object, dtype:
 
     Raises InvalidArgumentError for a row that is too large.
     """
+    assert rows, "a batch is never empty"
     largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
     wanted = [
         big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)

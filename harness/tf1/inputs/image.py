@@ -51,7 +51,7 @@ class ResizeMethod:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:
@@ -63,9 +63,9 @@ def _pillow() -> Any:
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
-def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
+def _decode_pixels(contents: bytes, channels: int, dtype: DType) -> Array:
     """Decodes the pixels of a picture, [height, width, channels]."""
-    pillow = _pillow()
+    pillow = _import_pillow()
     try:
         picture = pillow.open(io.BytesIO(contents))
         if picture.mode == "I;16" and dtype == np.uint16:
@@ -78,10 +78,11 @@ def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
             f"this is no picture that can be read: {rt.lowlevel.one_line(error)}"
         ) from None
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    # 257 * 255 is the largest uint16: white stays white.
     return pixels.astype(np.uint16) * 257 if dtype == np.uint16 else pixels.astype(np.uint8)
 
 
-def _decode(
+def _decode_op(
     contents: rt.TensorLike, channels: int | None, dtype: Value, name: str | None, kind: str
 ) -> rt.Tensor:
     wanted = as_dtype(dtype).dtype
@@ -90,7 +91,7 @@ def _decode(
     if wanted not in (np.uint8, np.uint16):
         raise ValueError(f"dtype must be tf.uint8 or tf.uint16, not {wanted.name}")
     return host_op(
-        lambda text: _decoded(text.item(), channels or 0, wanted),
+        lambda text: _decode_pixels(text.item(), channels or 0, wanted),
         [contents],
         (None, None, channels or None),
         wanted,
@@ -110,7 +111,7 @@ def decode_png(
 
     ``channels`` 0 or None keeps those of the file.
     """
-    return _decode(contents, channels, dtype, name, "DecodePng")
+    return _decode_op(contents, channels, dtype, name, "DecodePng")
 
 
 @public.add()
@@ -130,7 +131,7 @@ def decode_jpeg(
     """
     if ratio not in (None, 1):
         raise ValueError("decode_jpeg: ratio is not in harness.tf1: use tf.image.resize_images")
-    return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
+    return _decode_op(contents, channels, np.uint8, name, "DecodeJpeg")
 
 
 @public.add()
@@ -141,7 +142,7 @@ def decode_image(
     name: str | None = None,
 ) -> rt.Tensor:
     """Decodes a PNG, JPEG or BMP file, or the first picture of a GIF; the shape is unknown."""
-    tensor = _decode(contents, channels, dtype, name, "decode_image")
+    tensor = _decode_op(contents, channels, dtype, name, "decode_image")
     tensor.shape = None
     return tensor
 
@@ -151,13 +152,13 @@ def decode_bmp(
     contents: rt.TensorLike, channels: int | None = None, name: str | None = None
 ) -> rt.Tensor:
     """Decodes a BMP file as ``decode_png`` does."""
-    return _decode(contents, channels, np.uint8, name, "DecodeBmp")
+    return _decode_op(contents, channels, np.uint8, name, "DecodeBmp")
 
 
-def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any) -> rt.Tensor:
+def _encode_op(picture: rt.TensorLike, form: str, name: str | None, **options: Any) -> rt.Tensor:
     def encode(pixels: Array) -> bytes:
         out = io.BytesIO()
-        _pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(
+        _import_pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(
             out, form, **options
         )
         return out.getvalue()
@@ -168,7 +169,7 @@ def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any)
 @public.add()
 def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
     """Encodes uint8 [height, width, channels] as a PNG file, a string."""
-    return _encode(
+    return _encode_op(
         image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {})
     )
 
@@ -178,13 +179,13 @@ def encode_jpeg(
     image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None
 ) -> rt.Tensor:  # noqa: A002
     """Encodes uint8 [height, width, channels] as a JPEG file, a string."""
-    return _encode(image, "JPEG", name, quality=quality)
+    return _encode_op(image, "JPEG", name, quality=quality)
 
 
 # -- how an operation is made ----------------------------------------------------------------------
 
 
-def _picture(value: rt.TensorLike) -> rt.Tensor:
+def _as_picture(value: rt.TensorLike) -> rt.Tensor:
     tensor: rt.Tensor = convert_to_tensor(value)
     if tensor.shape is not None and len(tensor.shape) not in (3, 4):
         raise ValueError(
@@ -193,7 +194,7 @@ def _picture(value: rt.TensorLike) -> rt.Tensor:
     return tensor
 
 
-def _made(
+def _add_picture_op(
     kind: str,
     function: Callable[..., Pixels],
     *inputs: rt.Tensor,
@@ -230,20 +231,20 @@ def _made(
     )
 
 
-def _resized(sizes: Sizes, height: int | None, width: int | None) -> Sizes:
+def _with_size(sizes: Sizes, height: int | None, width: int | None) -> Sizes:
     return None if sizes is None else (*sizes[:-3], height, width, sizes[-1])
 
 
 # -- size ------------------------------------------------------------------------------------------
 
 
-def _scale(size: int, new: int, align_corners: bool) -> float:
+def _scale_factor(size: int, new: int, align_corners: bool) -> float:
     return (size - 1) / (new - 1) if align_corners and new > 1 else size / new
 
 
-def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
+def _resize_weights(size: int, new: int, method: int, align_corners: bool) -> Array:
     """Returns the share of each old pixel of a row in each new pixel, [new, size], by TensorFlow 1's rules."""
-    places = np.arange(new, dtype=np.float32) * np.float32(_scale(size, new, align_corners))
+    places = np.arange(new, dtype=np.float32) * np.float32(_scale_factor(size, new, align_corners))
     out = np.zeros((new, size), np.float32)
     rows = np.arange(new)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
@@ -272,11 +273,11 @@ def _cubic_weights(part: Array) -> Iterator[tuple[int, Array]]:
         yield step, far if step in (-1, 2) else near
 
 
-def _resize(
+def _resize_pixels(
     xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool
 ) -> Pixels:
-    rows = _weights(picture.shape[-3], height, method, align_corners)
-    columns = _weights(picture.shape[-2], width, method, align_corners)
+    rows = _resize_weights(picture.shape[-3], height, method, align_corners)
+    columns = _resize_weights(picture.shape[-2], width, method, align_corners)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
         return xp.take(xp.take(picture, rows.argmax(1), axis=-3), columns.argmax(1), axis=-2)
     # Rows and columns are resized one after the other: the weights of a pixel are a product.
@@ -323,7 +324,7 @@ def resize_images(
             "resize_images: 'size' must be a 1-D Tensor of 2 elements: new_height, new_width, not "
             f"{size!r}"
         )
-    picture = _picture(images)
+    picture = _as_picture(images)
     # TensorFlow gives the picture itself where the size stays, also of whole numbers.
     if picture.shape is not None and list(picture.shape[-3:-1]) == wanted:
         return picture
@@ -346,42 +347,44 @@ def _resize_op(
     dtype = picture.dtype if method == ResizeMethod.NEAREST_NEIGHBOR else np.dtype(np.float32)
 
     def resized(xp: Xp, pixels: Pixels) -> Pixels:
-        return _resize(xp, pixels, height, width, method, align_corners)
+        return _resize_pixels(xp, pixels, height, width, method, align_corners)
 
-    sizes = _resized(picture.shape, height, width)
-    return _made(kind, resized, picture, sizes=sizes, dtype=dtype, name=name)
+    sizes = _with_size(picture.shape, height, width)
+    return _add_picture_op(kind, resized, picture, sizes=sizes, dtype=dtype, name=name)
 
 
-def _resizing(shown: str, method: int, kind: str) -> None:
+def _add_resizing(shown: str, method: int, kind: str) -> None:
     """Adds the resizing of a batch by one method."""
 
     def resize(
         images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
     ) -> rt.Tensor:
         wanted = static_number(size, "the new size")
-        return _resize_op(_picture(images), wanted, method, align_corners, name, kind)
+        return _resize_op(_as_picture(images), wanted, method, align_corners, name, kind)
 
     resize.__name__ = resize.__qualname__ = shown
     resize.__doc__ = f"``resize_images`` of a batch with {shown.removeprefix('resize_').upper()}."
     public.update({shown: resize})
 
 
-_resizing("resize_bilinear", ResizeMethod.BILINEAR, "ResizeBilinear")
-_resizing("resize_nearest_neighbor", ResizeMethod.NEAREST_NEIGHBOR, "ResizeNearestNeighbor")
-_resizing("resize_bicubic", ResizeMethod.BICUBIC, "ResizeBicubic")
+_add_resizing("resize_bilinear", ResizeMethod.BILINEAR, "ResizeBilinear")
+_add_resizing("resize_nearest_neighbor", ResizeMethod.NEAREST_NEIGHBOR, "ResizeNearestNeighbor")
+_add_resizing("resize_bicubic", ResizeMethod.BICUBIC, "ResizeBicubic")
 
 
-def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
+def _cut_window(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
     """Cuts a window out of a picture; outside of the picture the window is 0."""
     tall, wide = pixels.shape[-3:-1]
     inside = pixels[..., max(top, 0) : top + height, max(left, 0) : left + width, :]
     above, before = max(-top, 0), max(-left, 0)
     below, after = max(top + height - tall, 0), max(left + width - wide, 0)
     pads = [(0, 0)] * (pixels.ndim - 3) + [(above, below), (before, after), (0, 0)]
-    return xp.pad(inside, pads)
+    cut = xp.pad(inside, pads)
+    assert cut.shape[-3:-1] == (height, width), "a window has its size wherever it lies"
+    return cut
 
 
-def _boxing(shown: str, larger: bool, described: str) -> None:
+def _add_boxing(shown: str, larger: bool, described: str) -> None:
     """Adds the cutting out of a box, or the placing in a larger one."""
 
     def part_of(
@@ -391,7 +394,7 @@ def _boxing(shown: str, larger: bool, described: str) -> None:
         target_height: int,
         target_width: int,
     ) -> rt.Tensor:
-        picture = _picture(image)
+        picture = _as_picture(image)
         given = (offset_height, offset_width, target_height, target_width)
         top, left, height, width = (int(static_number(n, "the box")) for n in given)
         if top < 0 or left < 0:
@@ -407,13 +410,13 @@ def _boxing(shown: str, larger: bool, described: str) -> None:
             if not fits(*pixels.shape[-3:-1]):
                 raise rt.InvalidArgumentError(f"{box} {pixels.shape}")
             start = (-top, -left) if larger else (top, left)
-            return _windowed(xp, pixels, *start, height, width)
+            return _cut_window(xp, pixels, *start, height, width)
 
         shape = picture.shape
         known = () if shape is None else tuple(n for n in shape[-3:-1] if n is not None)
         if len(known) == 2 and not fits(*known):
             raise ValueError(f"{box} the image's shape {shape}")
-        return _made(shown, part, picture, sizes=_resized(shape, height, width))
+        return _add_picture_op(shown, part, picture, sizes=_with_size(shape, height, width))
 
     part_of.__name__ = part_of.__qualname__ = shown
     part_of.__doc__ = f"""{described}.
@@ -425,8 +428,8 @@ def _boxing(shown: str, larger: bool, described: str) -> None:
     public.update({shown: part_of})
 
 
-_boxing("crop_to_bounding_box", False, "Cuts a part out of a picture")
-_boxing("pad_to_bounding_box", True, "Places a picture within a larger one that is 0")
+_add_boxing("crop_to_bounding_box", False, "Cuts a part out of a picture")
+_add_boxing("pad_to_bounding_box", True, "Places a picture within a larger one that is 0")
 
 
 @public.add()
@@ -434,7 +437,7 @@ def resize_image_with_crop_or_pad(
     image: rt.TensorLike, target_height: int, target_width: int
 ) -> rt.Tensor:
     """Cuts out the middle of a picture, or places the picture in the middle of a larger one that is 0."""
-    picture = _picture(image)
+    picture = _as_picture(image)
     height, width = (int(static_number(n, "the size")) for n in (target_height, target_width))
     if height <= 0 or width <= 0:
         raise ValueError("target_height and target_width must be > 0.")
@@ -444,10 +447,10 @@ def resize_image_with_crop_or_pad(
 
     def part(xp: Xp, pixels: Pixels) -> Pixels:
         tall, wide = pixels.shape[-3:-1]
-        return _windowed(xp, pixels, place(tall, height), place(wide, width), height, width)
+        return _cut_window(xp, pixels, place(tall, height), place(wide, width), height, width)
 
-    sizes = _resized(picture.shape, height, width)
-    return _made("resize_image_with_crop_or_pad", part, picture, sizes=sizes)
+    sizes = _with_size(picture.shape, height, width)
+    return _add_picture_op("resize_image_with_crop_or_pad", part, picture, sizes=sizes)
 
 
 @public.add()
@@ -459,7 +462,7 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
     """
     if not 0 < central_fraction <= 1:
         raise ValueError("central_fraction must be within (0, 1]")
-    picture = _picture(image)
+    picture = _as_picture(image)
     if central_fraction == 1:
         return picture
 
@@ -469,25 +472,25 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
 
     def part(xp: Xp, pixels: Pixels) -> Pixels:
         (top, height), (left, width) = (span(n) for n in pixels.shape[-3:-1])
-        return _windowed(xp, pixels, top, left, height, width)
+        return _cut_window(xp, pixels, top, left, height, width)
 
     sides = [
         None if n is None else span(n)[1] for n in (picture.shape or (None, None, None))[-3:-1]
     ]
-    return _made("central_crop", part, picture, sizes=_resized(picture.shape, *sides))
+    return _add_picture_op("central_crop", part, picture, sizes=_with_size(picture.shape, *sides))
 
 
 # -- turned over -----------------------------------------------------------------------------------
 
 
-def _flips(shown: str, axis: int, described: str) -> None:
+def _add_flips(shown: str, axis: int, described: str) -> None:
     """Adds a flip of every picture, and one of every other picture."""
 
     def flip(image: rt.TensorLike) -> rt.Tensor:
-        return _made(shown, lambda xp, p: xp.flip(p, axis), _picture(image))
+        return _add_picture_op(shown, lambda xp, p: xp.flip(p, axis), _as_picture(image))
 
     def random_flip(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
-        picture = _picture(image)
+        picture = _as_picture(image)
         batch = picture.shape[:1] if picture.shape is not None and len(picture.shape) == 4 else ()
         if None in batch:
             raise ValueError(f"random_{shown}: the size of the batch must be known")
@@ -497,7 +500,7 @@ def _flips(shown: str, axis: int, described: str) -> None:
             chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
             return xp.where(chosen, xp.flip(pixels, axis), pixels)
 
-        return _made(f"random_{shown}", flipped, picture, drawn)
+        return _add_picture_op(f"random_{shown}", flipped, picture, drawn)
 
     flip.__name__ = flip.__qualname__ = shown
     random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
@@ -506,16 +509,16 @@ def _flips(shown: str, axis: int, described: str) -> None:
     public.update({flip.__name__: flip, random_flip.__name__: random_flip})
 
 
-_flips("flip_left_right", -2, "in a mirror")
-_flips("flip_up_down", -3, "upside down")
+_add_flips("flip_left_right", -2, "in a mirror")
+_add_flips("flip_up_down", -3, "upside down")
 
 
 @public.add()
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Swaps the rows and the columns of a picture."""
-    picture = _picture(image)
-    sizes = _turned(picture.shape)
-    return _made(
+    picture = _as_picture(image)
+    sizes = _with_sides_swapped(picture.shape)
+    return _add_picture_op(
         "transpose_image", lambda xp, p: xp.swapaxes(p, -3, -2), picture, sizes=sizes, name=name
     )
 
@@ -523,15 +526,15 @@ def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 @public.add()
 def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
     """Turns a picture to the left, by 90 degrees ``k`` times."""
-    picture, turns = _picture(image), int(static_number(k, "k")) % 4
-    sizes = _turned(picture.shape) if turns % 2 else picture.shape
-    return _made(
+    picture, turns = _as_picture(image), int(static_number(k, "k")) % 4
+    sizes = _with_sides_swapped(picture.shape) if turns % 2 else picture.shape
+    return _add_picture_op(
         "rot90", lambda xp, p: xp.rot90(p, turns, (-3, -2)), picture, sizes=sizes, name=name
     )
 
 
-def _turned(sizes: Sizes) -> Sizes:
-    return None if sizes is None else _resized(sizes, sizes[-2], sizes[-3])
+def _with_sides_swapped(sizes: Sizes) -> Sizes:
+    return None if sizes is None else _with_size(sizes, sizes[-2], sizes[-3])
 
 
 # -- light and colour ------------------------------------------------------------------------------
@@ -549,10 +552,10 @@ def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
         return (values - mean) / xp.maximum(spread, np.float32(1 / np.sqrt(count)))
 
     dtype = np.dtype(np.float32)
-    return _made("per_image_standardization", standard, _picture(image), dtype=dtype)
+    return _add_picture_op("per_image_standardization", standard, _as_picture(image), dtype=dtype)
 
 
-def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
+def _convert_pixels(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
     """Pixels of another type; whole numbers go up to the largest, fractions from 0 to 1."""
     old = np.dtype(pixels.dtype)
     if old == dtype:
@@ -569,6 +572,7 @@ def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
     if whole[0]:
         return pixels.astype(dtype) * dtype.type(1 / np.iinfo(old).max)
     if whole[1]:
+        # Half a step more: TensorFlow cuts off, and 1.0 must become the largest number.
         scaled = pixels * old.type(np.iinfo(dtype).max + 0.5)
         return (
             xp.clip(scaled, np.iinfo(dtype).min, np.iinfo(dtype).max) if saturate else scaled
@@ -585,7 +589,7 @@ def convert_image_dtype(
     picture: rt.Tensor = convert_to_tensor(image if is_tensor(image) else to_array(image))
 
     def converted(xp: Xp, pixels: Pixels) -> Pixels:
-        return _converted(xp, pixels, wanted, saturate)
+        return _convert_pixels(xp, pixels, wanted, saturate)
 
     # Numbers and rows are no pictures, and TensorFlow converts them too.
     if picture.shape is not None and len(picture.shape) < 3:
@@ -593,7 +597,7 @@ def convert_image_dtype(
             functools.partial(converted, jnp), picture, name=name or "convert_image"
         )
         return in_step
-    return _made("convert_image", converted, picture, dtype=wanted, name=name)
+    return _add_picture_op("convert_image", converted, picture, dtype=wanted, name=name)
 
 
 def _in_floats(
@@ -604,17 +608,17 @@ def _in_floats(
     sizes: Sizes | EllipsisType = ...,
 ) -> rt.Tensor:
     """Changes the light of a picture on fractions; whole numbers are converted before and after."""
-    picture = _picture(image)
+    picture = _as_picture(image)
     float32, own = np.dtype(np.float32), picture.dtype
 
     def changed(xp: Xp, pixels: Pixels, *arrays: Pixels) -> Pixels:
-        fractions = _converted(xp, pixels, own if own.kind == "f" else float32, False)
-        return _converted(xp, change(xp, fractions, *arrays), own, True)
+        fractions = _convert_pixels(xp, pixels, own if own.kind == "f" else float32, False)
+        return _convert_pixels(xp, change(xp, fractions, *arrays), own, True)
 
-    return _made(kind, changed, picture, *map(_number, numbers), sizes=sizes)
+    return _add_picture_op(kind, changed, picture, *map(_as_number, numbers), sizes=sizes)
 
 
-def _number(value: Value) -> rt.Tensor:
+def _as_number(value: Value) -> rt.Tensor:
     return convert_to_tensor(value if is_tensor(value) else np.float32(value))
 
 
@@ -670,13 +674,13 @@ def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
 @public.add()
 def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts red, green and blue to hue, saturation and value, each from 0 to 1."""
-    return _made("RGBToHSV", _to_hsv, _picture(images), name=name)
+    return _add_picture_op("RGBToHSV", _to_hsv, _as_picture(images), name=name)
 
 
 @public.add()
 def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts hue, saturation and value to red, green and blue."""
-    return _made("HSVToRGB", _to_rgb, _picture(images), name=name)
+    return _add_picture_op("HSVToRGB", _to_rgb, _as_picture(images), name=name)
 
 
 def _in_hsv(
@@ -753,7 +757,7 @@ _by_a_factor(adjust_saturation)
 @public.add()
 def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts three channels to one."""
-    picture = _picture(images)
+    picture = _as_picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 1)
 
     def change(xp: Xp, pixels: Pixels) -> Pixels:
@@ -767,9 +771,9 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
 @public.add()
 def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Converts one channel to three equal ones."""
-    picture = _picture(images)
+    picture = _as_picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
-    return _made(
+    return _add_picture_op(
         "grayscale_to_rgb", lambda xp, p: xp.repeat(p, 3, -1), picture, sizes=sizes, name=name
     )
 

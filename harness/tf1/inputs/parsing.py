@@ -38,7 +38,7 @@ Parsed = dict[str, Any]
 _SHOWN = {"bytes_list": "string", "float_list": "float", "int64_list": "int64"}
 
 
-def _kind(dtype: object, key: str) -> DType:
+def _feature_dtype(dtype: object, key: str) -> DType:
     found = as_dtype(dtype).dtype
     if found not in _KINDS:
         raise TypeError(
@@ -94,11 +94,11 @@ class FixedLenSequenceFeature:
 Spec = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
 
 
-def _sizes(shape: Sizes) -> tuple[int, ...]:
+def _shape_sizes(shape: Sizes) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
 
 
-def _values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
+def _feature_values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
     """Returns the values of a key in an example; None where the example lacks the key."""
     held = feature.WhichOneof("kind") if feature is not None else None
     if feature is None or held is None:
@@ -123,29 +123,31 @@ def _of_shape(key: str, values: Array, shape: tuple[int, ...]) -> Array:
     return values.reshape(shape)
 
 
-def _fixed(key: str, spec: FixedLenFeature, dtype: DType, feature: pb.Feature | None) -> Array:
-    shape = _sizes(spec.shape)
-    values = _values(feature, dtype, key)
+def _fixed_values(
+    key: str, spec: FixedLenFeature, dtype: DType, feature: pb.Feature | None
+) -> Array:
+    shape = _shape_sizes(spec.shape)
+    values = _feature_values(feature, dtype, key)
     if values is None:
         if spec.default_value is None:
             raise rt.InvalidArgumentError(
                 f"Feature: {key} (data type: {dtype_name(dtype)}) is required but could not be "
                 "found."
             )
-        return _default(spec.default_value, dtype).reshape(shape)
+        return _default_values(spec.default_value, dtype).reshape(shape)
     return _of_shape(key, values, shape)
 
 
-def _default(value: Values, dtype: DType) -> Array:
+def _default_values(value: Values, dtype: DType) -> Array:
     array = np.asarray(value, object) if dtype.hasobject else np.asarray(value, dtype)
     return strings(array.ravel().tolist(), array.shape) if dtype.hasobject else array
 
 
-def _sequence(
+def _sequence_values(
     key: str, spec: FixedLenSequenceFeature, dtype: DType, feature: pb.Feature | None
 ) -> Array:
-    shape = _sizes(spec.shape)
-    values = _values(feature, dtype, key)
+    shape = _shape_sizes(spec.shape)
+    values = _feature_values(feature, dtype, key)
     if values is None:
         return np.empty((0, *shape), dtype)
     each = int(np.prod(shape))
@@ -156,7 +158,7 @@ def _sequence(
     return values.reshape(-1, *shape)
 
 
-def _message(text: object) -> pb.Example:
+def _parse_message(text: object) -> pb.Example:
     example = pb.Example()
     try:
         example.ParseFromString(text if isinstance(text, bytes) else bytes(str(text), "utf-8"))
@@ -177,23 +179,23 @@ def _parse_batch(
         kind = kinds[key]
         given = [example.get(key) for example in examples]
         if isinstance(spec, FixedLenFeature):
-            rows = [_fixed(key, spec, kind, feature) for feature in given]
-            found.append(np.stack(rows) if rows else np.empty((0, *_sizes(spec.shape)), kind))
+            rows = [_fixed_values(key, spec, kind, feature) for feature in given]
+            found.append(np.stack(rows) if rows else np.empty((0, *_shape_sizes(spec.shape)), kind))
         elif isinstance(spec, VarLenFeature):
             none = np.empty(0, kind)
-            held = [_values(feature, kind, key) for feature in given]
+            held = [_feature_values(feature, kind, key) for feature in given]
             found += matrix_of_rows([none if row is None else row for row in held], kind)
         else:
-            sequences = [_sequence(key, spec, kind, feature) for feature in given]
-            shape = TensorShape([None, *_sizes(spec.shape)])
-            empty = np.empty((0, 0, *_sizes(spec.shape)), kind)
+            sequences = [_sequence_values(key, spec, kind, feature) for feature in given]
+            shape = TensorShape([None, *_shape_sizes(spec.shape)])
+            empty = np.empty((0, 0, *_shape_sizes(spec.shape)), kind)
             found.append(
                 padded_batch(sequences, shape, spec.default_value, kind) if sequences else empty
             )
     return found
 
 
-def _outputs(
+def _output_specs(
     features: Mapping[str, Spec], kinds: Mapping[str, DType], batch: tuple[int | None, ...]
 ) -> list[tuple[tuple[int | None, ...], DType]]:
     out: list[tuple[tuple[int | None, ...], DType]] = []
@@ -203,36 +205,38 @@ def _outputs(
             integer = np.dtype(np.int64)
             out += [((None, rank), integer), ((None,), kinds[key]), ((rank,), integer)]
         elif isinstance(spec, FixedLenFeature):
-            out.append(((*batch, *_sizes(spec.shape)), kinds[key]))
+            out.append(((*batch, *_shape_sizes(spec.shape)), kinds[key]))
         else:
-            out.append(((*batch, None, *_sizes(spec.shape)), kinds[key]))
+            out.append(((*batch, None, *_shape_sizes(spec.shape)), kinds[key]))
     return out
 
 
-def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed:
+def _by_key(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed:
     """Returns the tensors by key; three tensors make a sparse one."""
     left = iter(tensors)
-    return {
+    named = {
         key: SparseTensor(next(left), next(left), next(left))
         if isinstance(spec, VarLenFeature)
         else next(left)
         for key, spec in sorted(features.items())
     }
+    assert next(left, None) is None, "every tensor belongs to a key"
+    return named
 
 
-def _checked(features: Mapping[str, Spec]) -> dict[str, DType]:
+def _check_features(features: Mapping[str, Spec]) -> dict[str, DType]:
     if not features:
         raise ValueError("Missing: features was {}.")
     for key, spec in features.items():
         if not isinstance(spec, Spec):
             raise ValueError(f"Invalid feature {key}:{spec}.")
         if isinstance(spec, FixedLenFeature) and spec.default_value is not None:
-            shape, values = _sizes(spec.shape), np.size(spec.default_value)
+            shape, values = _shape_sizes(spec.shape), np.size(spec.default_value)
             if values != int(np.prod(shape)):
                 raise ValueError(
                     f"Feature {key}: {values} default values do not fit the shape {list(shape)}"
                 )
-    return {key: _kind(spec.dtype, key) for key, spec in features.items()}
+    return {key: _feature_dtype(spec.dtype, key) for key, spec in features.items()}
 
 
 @public.add()
@@ -257,16 +261,16 @@ def parse_example(
     Raises:
         InvalidArgumentError: in the step, an example lacks a feature or has another dtype or size.
     """
-    kinds, texts = _checked(features), convert_to_tensor(serialized)
+    kinds, texts = _check_features(features), convert_to_tensor(serialized)
     size = texts.shape[0] if texts.shape else None
 
     def parse(given: Array) -> list[object]:
         return _parse_batch(
-            features, kinds, [_message(text).features.feature for text in given.ravel()]
+            features, kinds, [_parse_message(text).features.feature for text in given.ravel()]
         )
 
-    outputs = _outputs(features, kinds, (size,))
-    return _named(features, host_ops(parse, [texts], outputs, name, "ParseExample"))
+    outputs = _output_specs(features, kinds, (size,))
+    return _by_key(features, host_ops(parse, [texts], outputs, name, "ParseExample"))
 
 
 @public.add()
@@ -277,13 +281,13 @@ def parse_single_example(
     example_names: object = None,
 ) -> Parsed:
     """Parses one example as ``parse_example`` does; the tensors have no first dimension."""
-    kinds = _checked(features)
+    kinds = _check_features(features)
 
     def parse(given: Array) -> list[object]:
-        return _parse_one(features, kinds, _message(given.item()).features.feature)
+        return _parse_one(features, kinds, _parse_message(given.item()).features.feature)
 
-    outputs = _outputs(features, kinds, ())
-    return _named(features, host_ops(parse, [serialized], outputs, name, "ParseSingleExample"))
+    outputs = _output_specs(features, kinds, ())
+    return _by_key(features, host_ops(parse, [serialized], outputs, name, "ParseSingleExample"))
 
 
 def _parse_one(
@@ -293,9 +297,9 @@ def _parse_one(
     for key, spec in sorted(features.items()):
         kind, feature = kinds[key], held.get(key)
         if isinstance(spec, FixedLenFeature):
-            found.append(_fixed(key, spec, kind, feature))
+            found.append(_fixed_values(key, spec, kind, feature))
         elif isinstance(spec, VarLenFeature):
-            values = _values(feature, kind, key)
+            values = _feature_values(feature, kind, key)
             values = np.empty(0, kind) if values is None else values
             found += [
                 np.arange(len(values), dtype=np.int64)[:, None],
@@ -303,7 +307,7 @@ def _parse_one(
                 np.array([len(values)], np.int64),
             ]
         else:
-            found.append(_sequence(key, spec, kind, feature))
+            found.append(_sequence_values(key, spec, kind, feature))
     return found
 
 
@@ -330,7 +334,7 @@ def parse_single_sequence_example(
     context, sequences = dict(context_features or {}), dict(sequence_features or {})
     if not context and not sequences:
         raise ValueError("Missing features.")
-    kinds = {**_checked(context or sequences), **_checked(sequences or context)}
+    kinds = {**_check_features(context or sequences), **_check_features(sequences or context)}
 
     def parse(given: Array) -> list[object]:
         example = pb.SequenceExample()
@@ -345,24 +349,30 @@ def parse_single_sequence_example(
             found += _over_time(key, spec, kinds[key], example.feature_lists.feature_list)
         return found
 
-    outputs = _outputs(context, kinds, ())
+    outputs = _output_specs(context, kinds, ())
     for key, spec in sorted(sequences.items()):
-        outputs += _outputs({key: spec}, kinds, (None,) if isinstance(spec, VarLenFeature) else ())
+        outputs += _output_specs(
+            {key: spec}, kinds, (None,) if isinstance(spec, VarLenFeature) else ()
+        )
     tensors = host_ops(parse, [serialized], outputs, name, "ParseSingleSequenceExample")
     middle = sum(3 if isinstance(spec, VarLenFeature) else 1 for spec in context.values())
-    return _named(context, tensors[:middle]), _named(sequences, tensors[middle:])
+    return _by_key(context, tensors[:middle]), _by_key(sequences, tensors[middle:])
 
 
 def _over_time(
     key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureList]
 ) -> list[object]:
-    steps = [_values(feature, kind, key) for feature in held[key].feature] if key in held else None
+    steps = (
+        [_feature_values(feature, kind, key) for feature in held[key].feature]
+        if key in held
+        else None
+    )
     rows = [np.empty(0, kind) if row is None else row for row in steps or ()]
     if isinstance(spec, VarLenFeature):
         return list(matrix_of_rows(rows, kind))
     if steps is None and not getattr(spec, "allow_missing", False):
         raise rt.InvalidArgumentError(f"Feature list '{key}' is required but could not be found.")
-    shape = _sizes(spec.shape)
+    shape = _shape_sizes(spec.shape)
     return [
         np.stack([_of_shape(key, row, shape) for row in rows])
         if rows

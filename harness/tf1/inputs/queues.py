@@ -17,7 +17,7 @@ from harness.tf1.ops.value_ops import convert_to_tensor
 public = Public("tf", "Queues")
 
 
-def _dtypes(dtypes: object) -> Any:
+def _as_dtypes(dtypes: object) -> Any:
     return (
         [as_dtype(d).dtype for d in dtypes]
         if isinstance(dtypes, list | tuple)
@@ -25,7 +25,7 @@ def _dtypes(dtypes: object) -> Any:
     )
 
 
-def _shapes(shapes: object) -> Any:
+def _as_shapes(shapes: object) -> Any:
     return None if shapes is None else static_number(shapes, "the shapes of a queue")
 
 
@@ -43,14 +43,14 @@ class _Components:
         self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None
     ) -> rt.Operation:
         """Adds one element; waits while the queue is full."""
-        made: rt.Operation = super().enqueue(self._listed(vals), name)  # type: ignore[misc]
+        made: rt.Operation = super().enqueue(self._as_components(vals), name)  # type: ignore[misc]
         return made
 
     def enqueue_many(
         self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None
     ) -> rt.Operation:
         """Adds the slices of ``vals`` along the first dimension; waits while the queue is full."""
-        made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
+        made: rt.Operation = super().enqueue_many(self._as_components(vals), name)  # type: ignore[misc]
         return made
 
     def dequeue(self, name: str | None = None) -> Any:
@@ -68,7 +68,7 @@ class _Components:
         """Takes elements as ``dequeue_many`` does, but of a closed queue the fewer that are left, if there is one."""
         return _one_or_list(super().dequeue_up_to(n, name))  # type: ignore[misc]
 
-    def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
+    def _as_components(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
         values: list[Any] = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(values) != len(self.dtypes):
             raise ValueError(
@@ -99,7 +99,9 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         name: str = "fifo_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
+        super().__init__(
+            capacity, _as_dtypes(dtypes), _as_shapes(shapes), name, shared_name=shared_name
+        )
 
 
 @public.add()
@@ -116,7 +118,9 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         name: str = "padding_fifo_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
+        super().__init__(
+            capacity, _as_dtypes(dtypes), _as_shapes(shapes), name, shared_name=shared_name
+        )
 
 
 @public.add()
@@ -138,8 +142,8 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         super().__init__(
             capacity,
             min_after_dequeue,
-            _dtypes(dtypes),
-            _shapes(shapes),
+            _as_dtypes(dtypes),
+            _as_shapes(shapes),
             seed,
             name,
             shared_name=shared_name,
@@ -159,5 +163,5 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         reduction_type: str = "MEAN",
     ) -> None:
         super().__init__(
-            _dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name
+            _as_dtypes(dtype), _as_shapes(shape), name, reduction_type, shared_name=shared_name
         )

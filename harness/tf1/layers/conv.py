@@ -14,7 +14,7 @@ from harness.tf1.ops.lift import Array, Function, Public, Static, op
 public = Public("tf.nn")
 
 
-def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
+def _spatial_sizes(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
     """Returns the two values of a four-element list that are for height and width.
 
     Raises:
@@ -44,7 +44,7 @@ def _same_or_valid(padding: str) -> None:
         raise ValueError(f"padding must be 'SAME' or 'VALID', not {padding!r}")
 
 
-def _fits(images: Array, window: Sequence[int], padding: str) -> None:
+def _check_window(images: Array, window: Sequence[int], padding: str) -> None:
     """Raises ValueError when a window of ``[height, width]`` has no place: the result would be empty."""
     _same_or_valid(padding)
     # A size of 0 says nothing: an empty batch may pass.
@@ -55,7 +55,7 @@ def _fits(images: Array, window: Sequence[int], padding: str) -> None:
         )
 
 
-def _convolve(
+def _convolve_images(
     images: Array,
     kernel: Array,
     strides: Static,
@@ -65,13 +65,13 @@ def _convolve(
     groups: int = 1,
 ) -> Array:
     layout = "NCHW" if _channels_first(data_format) else "NHWC"
-    _fits(images, jnp.shape(kernel)[:2], padding)
+    _check_window(images, jnp.shape(kernel)[:2], padding)
     return jax.lax.conv_general_dilated(
         jnp.asarray(images),
         jnp.asarray(kernel),
-        _spatial(strides, data_format),
+        _spatial_sizes(strides, data_format),
         padding,
-        rhs_dilation=_spatial(dilations, data_format),
+        rhs_dilation=_spatial_sizes(dilations, data_format),
         dimension_numbers=(layout, "HWIO", layout),
         feature_group_count=groups,
     )
@@ -89,7 +89,7 @@ def conv2d(
     dilations: Static = None,
 ) -> Array:
     """Calls ``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
-    return _convolve(input, filter, strides, padding, data_format, dilations)
+    return _convolve_images(input, filter, strides, padding, data_format, dilations)
 
 
 @public.op("depthwise", "depthwise_conv2d", "depthwise_conv2d_native")
@@ -103,10 +103,10 @@ def depthwise_conv2d(
     data_format: str | None = None,
 ) -> Array:
     """Convolves each channel by itself; ``filter`` is [height, width, in, multiplier]."""
-    return _depthwise(input, filter, strides, padding, rate, data_format)
+    return _convolve_depthwise(input, filter, strides, padding, rate, data_format)
 
 
-def _depthwise(
+def _convolve_depthwise(
     images: Array,
     kernel: Array,
     strides: Static,
@@ -121,7 +121,7 @@ def _depthwise(
     )
     # XLA knows a depthwise convolution as a grouped one with a single input channel in each group.
     flat = kernel.reshape(height, width, 1, channels * multiplier)
-    return _convolve(images, flat, strides, padding, data_format, dilations, channels)
+    return _convolve_images(images, flat, strides, padding, data_format, dilations, channels)
 
 
 @public.op("separable_conv2d")
@@ -136,8 +136,8 @@ def separable_conv2d(
     data_format: str | None = None,
 ) -> Array:
     """Computes a depthwise convolution, then one of 1 x 1."""
-    each = _depthwise(input, depthwise_filter, strides, padding, rate, data_format)
-    return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
+    each = _convolve_depthwise(input, depthwise_filter, strides, padding, rate, data_format)
+    return _convolve_images(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
 @public.op("convolution", "atrous_conv2d")
@@ -145,7 +145,7 @@ def atrous_conv2d(
     value: Array, filters: Array, rate: Static, padding: str, name: str | None = None
 ) -> Array:
     """Computes a convolution with ``rate - 1`` zeros between the elements of the filter."""
-    return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
+    return _convolve_images(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
 
 @public.op("conv2d_transpose")
@@ -173,14 +173,14 @@ def conv2d_transpose(
     # TensorFlow defines the operation as the derivative of conv2d by its input, which is the
     # transpose of a linear map.
     forward = jax.linear_transpose(
-        lambda images: _convolve(images, filter, strides, padding, data_format),
+        lambda images: _convolve_images(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),
     )
     images: Array = forward(value)[0]
     return images
 
 
-def _pool(
+def _pool_windows(
     value: Array,
     ksize: Static,
     strides: Static,
@@ -189,8 +189,8 @@ def _pool(
     start: rt.TensorLike,
     join: Function,
 ) -> Array:
-    _fits(value, _spatial(ksize, data_format), padding)
-    _spatial(strides, data_format)
+    _check_window(value, _spatial_sizes(ksize, data_format), padding)
+    _spatial_sizes(strides, data_format)
     found: Array = jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
     return found
 
@@ -209,7 +209,7 @@ def max_pool(
     floating = jnp.issubdtype(value.dtype, np.floating)
     # The padding must never win: integers have no infinity.
     start = -np.inf if floating else int(np.iinfo(value.dtype).min)
-    return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
+    return _pool_windows(value, ksize, strides, padding, data_format, start, jax.lax.max)
 
 
 @public.op("AvgPool")
@@ -223,9 +223,9 @@ def avg_pool(
 ) -> Array:
     """Computes the mean of each window; the padding of "SAME" does not count."""
     value = jnp.asarray(value)
-    total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
+    total = _pool_windows(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
     # TensorFlow divides by the number of pixels inside the image, so padded places are counted out.
-    return total / _pool(
+    return total / _pool_windows(
         jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add
     )
 

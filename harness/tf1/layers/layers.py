@@ -33,11 +33,11 @@ def layer_scope(
     return variable_scope(name, default_name, reuse=reuse)
 
 
-def _pair(value: Sizes) -> list[int]:
+def _as_pair(value: Sizes) -> list[int]:
     return [value, value] if isinstance(value, int) else list(value)
 
 
-def _rank(inputs: rt.Tensor, layer: str, rank: int) -> tuple[int | None, ...]:
+def _check_rank(inputs: rt.Tensor, layer: str, rank: int) -> tuple[int | None, ...]:
     if inputs.shape is None or len(inputs.shape) != rank:
         raise ValueError(
             f"Input 0 of layer {layer} is incompatible with the layer: it needs {rank} dimensions, "
@@ -68,7 +68,7 @@ def _flattened(inputs: Array, name: str | None = None) -> Array:
     return jnp.reshape(inputs, (inputs.shape[0], -1))
 
 
-def _finished(
+def _finish_layer(
     value: Any, activation: Activation | None, activity_regularizer: Regularizer | None
 ) -> Any:
     value = value if activation is None else activation(value)
@@ -135,7 +135,7 @@ def dense(
                 "bias", [int(units)], x.dtype, bias_initializer, bias_regularizer, trainable
             )
             value = nn_ops.bias_add(value, bias)
-        return _finished(value, activation, activity_regularizer)
+        return _finish_layer(value, activation, activity_regularizer)
 
 
 @public.add()
@@ -170,6 +170,7 @@ class Dense:
         graph = rt.Graph.of(inputs)
         with graph.as_default():
             reuse: bool | None = True
+            # Opened once for its name: a second call in another scope must find these variables.
             if graph not in self._scopes:
                 with layer_scope(self._name, "dense", None) as self._scopes[graph]:
                     reuse = None
@@ -222,7 +223,7 @@ def conv2d(
                 "bias", [int(filters)], x.dtype, bias_initializer, bias_regularizer, trainable
             )
             value = nn_ops.bias_add(value, bias, "NCHW" if first else "NHWC")
-        return _finished(value, activation, activity_regularizer)
+        return _finish_layer(value, activation, activity_regularizer)
 
 
 def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: bool) -> list[int]:
@@ -231,13 +232,13 @@ def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: boo
     Raises:
         ValueError: they have not 4 dimensions, or the number of channels is not known.
     """
-    channels = _rank(images, "conv2d", 4)[1 if first else 3]
+    channels = _check_rank(images, "conv2d", 4)[1 if first else 3]
     if channels is None:
         raise ValueError(
             f"The channel dimension of the inputs to conv2d must be known: {images.name!r} has "
             f"shape {images.shape}"
         )
-    return [*_pair(kernel_size), int(channels), int(filters)]
+    return [*_as_pair(kernel_size), int(channels), int(filters)]
 
 
 def convolve(
@@ -248,10 +249,10 @@ def convolve(
     return conv.conv2d(
         images,
         kernel,
-        _window(strides, first),
+        _spatial_window(strides, first),
         padding.upper(),
         data_format=layout,
-        dilations=_window(dilations, first),
+        dilations=_spatial_window(dilations, first),
     )
 
 
@@ -261,8 +262,8 @@ def _channels_first(data_format: str) -> bool:
     return data_format == "channels_first"
 
 
-def _window(sizes: Sizes, first: bool) -> list[int]:
-    return [1, 1, *_pair(sizes)] if first else [1, *_pair(sizes), 1]
+def _spatial_window(sizes: Sizes, first: bool) -> list[int]:
+    return [1, 1, *_as_pair(sizes)] if first else [1, *_as_pair(sizes), 1]
 
 
 def _no_constraints(*constraints: object) -> None:
@@ -272,7 +273,7 @@ def _no_constraints(*constraints: object) -> None:
         )
 
 
-def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
+def _make_pooling(kind: str, default_name: str) -> Callable[..., Any]:
     def pool(
         inputs: rt.TensorLike,
         pool_size: Sizes,
@@ -282,13 +283,13 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
         name: str | None = None,
     ) -> Any:
         x = rt.as_tensor(inputs)
-        _rank(x, default_name, 4)
+        _check_rank(x, default_name, 4)
         first = _channels_first(data_format)
         with rt.name_scope(name or default_name):
             return TABLE["tf.nn"][kind](
                 x,
-                _window(pool_size, first),
-                _window(strides, first),
+                _spatial_window(pool_size, first),
+                _spatial_window(strides, first),
                 padding.upper(),
                 "NCHW" if first else "NHWC",
             )
@@ -302,8 +303,8 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
 
 public.update(
     {
-        "max_pooling2d": _pooling("max_pool", "max_pooling2d"),
-        "average_pooling2d": _pooling("avg_pool", "average_pooling2d"),
+        "max_pooling2d": _make_pooling("max_pool", "max_pooling2d"),
+        "average_pooling2d": _make_pooling("avg_pool", "average_pooling2d"),
     }
 )
 
@@ -405,6 +406,7 @@ def batch_normalization(
     """
     _no_constraints(beta_constraint, gamma_constraint)
     x = rt.as_tensor(inputs)
+    # XLA could learn the size in the step, but the variables are made now.
     size = None if x.shape is None else x.shape[axis]
     if size is None:
         raise ValueError(
@@ -430,6 +432,8 @@ def batch_normalization(
         used: tuple[rt.TensorLike, ...] = (mean, variance)
         if is_tensor(training) or training:
             batch = _statistics(x, axis)
+            # A fed "training" leaves both kinds of statistics in the step; a rate of 0 is no
+            # update.
             rate: rt.TensorLike = 1.0 - momentum
             if is_tensor(training):
                 used = tuple(_choose(training, b, m) for b, m in zip(batch, used, strict=True))

@@ -48,7 +48,7 @@ class Reduction:
             raise ValueError(f"Invalid ReductionKey {key}: it is none of {', '.join(_REDUCTIONS)}")
 
 
-def _over(total: jax.Array, count: jax.Array) -> jax.Array:
+def _divide_safely(total: jax.Array, count: jax.Array) -> jax.Array:
     """Returns the quotient; 0 where nothing counts."""
     return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))
 
@@ -56,9 +56,11 @@ def _over(total: jax.Array, count: jax.Array) -> jax.Array:
 _REDUCTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Reduction.NONE: lambda values, weights: values * weights,
     Reduction.SUM: lambda values, weights: jnp.sum(values * weights),
-    Reduction.MEAN: lambda values, weights: _over(jnp.sum(values * weights), jnp.sum(weights)),
+    Reduction.MEAN: lambda values, weights: _divide_safely(
+        jnp.sum(values * weights), jnp.sum(weights)
+    ),
     Reduction.SUM_OVER_BATCH_SIZE: lambda values, weights: jnp.sum(values * weights) / values.size,
-    Reduction.SUM_BY_NONZERO_WEIGHTS: lambda values, weights: _over(
+    Reduction.SUM_BY_NONZERO_WEIGHTS: lambda values, weights: _divide_safely(
         jnp.sum(values * weights), jnp.sum(weights != 0).astype(values.dtype)
     ),
 }
@@ -69,6 +71,7 @@ def _weighted(losses: Array, weights: Array, reduction: str, name: str | None = 
     values = jnp.asarray(losses)
     values = values if jnp.issubdtype(values.dtype, np.floating) else values.astype(np.float32)
     factors = jnp.asarray(weights).astype(values.dtype)
+    # A weight for each example counts for all its elements, where numpy would align the last axes.
     if factors.ndim and factors.ndim < values.ndim:
         factors = jnp.reshape(factors, factors.shape + (1,) * (values.ndim - factors.ndim))
     elif factors.ndim == values.ndim + 1 and factors.shape[-1] == 1:
@@ -190,6 +193,7 @@ def _by_element(
         ):
             raise ValueError(f"tf.losses.{shown}: Shapes {known} and {wanted} are incompatible")
 
+        # Defined here, because the options are Python numbers of the program and not tensors.
         @op("elements")
         def elements(labels: Array, predictions: Array, name: str | None = None) -> Array:
             given = jnp.asarray(predictions)
@@ -234,7 +238,7 @@ _by_element(
 )
 
 
-def _smoothed(labels: rt.TensorLike, smoothing: float, classes: Callable[[int], int]) -> Any:
+def _smooth_labels(labels: rt.TensorLike, smoothing: float, classes: Callable[[int], int]) -> Any:
     """Labels mixed with equal parts of all classes."""
 
     @op("smooth")
@@ -267,7 +271,7 @@ def softmax_cross_entropy(
         reduction: one of ``Reduction``.
     """
     labels = (
-        _smoothed(onehot_labels, label_smoothing, lambda classes: classes)
+        _smooth_labels(onehot_labels, label_smoothing, lambda classes: classes)
         if label_smoothing
         else onehot_labels
     )
@@ -312,7 +316,7 @@ def sigmoid_cross_entropy(
 ) -> rt.Tensor:
     """Reduces ``tf.nn.sigmoid_cross_entropy_with_logits``; ``label_smoothing`` moves labels towards a half."""
     labels = (
-        _smoothed(multi_class_labels, label_smoothing, lambda classes: 2)
+        _smooth_labels(multi_class_labels, label_smoothing, lambda classes: 2)
         if label_smoothing
         else multi_class_labels
     )

@@ -30,11 +30,11 @@ METRIC_VARIABLES = "metric_variables"
 # -- what is counted, and what becomes of it -------------------------------------------------------
 
 
-def _ratio(total: jax.Array, count: jax.Array) -> jax.Array:
+def _divide_counts(total: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
 
 
-def _like(weights: jax.Array | float, values: jax.Array) -> jax.Array:
+def _broadcast_weights(weights: jax.Array | float, values: jax.Array) -> jax.Array:
     """Returns weights: a number, or an array of the values' rank with 1 for an axis that shares them."""
     each = jnp.asarray(weights, jnp.float32)
     if each.ndim and each.ndim != values.ndim:
@@ -61,7 +61,7 @@ def _same_rank(labels: Array, predictions: Array, name: str | None = None) -> tu
 @op("batch")
 def _sums(values: Array, weights: Array | None, name: str | None = None) -> tuple[Array, ...]:
     values = jnp.asarray(values, jnp.float32)
-    counted = _like(1.0 if weights is None else weights, values)
+    counted = _broadcast_weights(1.0 if weights is None else weights, values)
     return jnp.sum(values * counted), jnp.sum(counted)
 
 
@@ -79,7 +79,8 @@ def _counts(
     name: str | None = None,
 ) -> tuple[Array, ...]:
     """Counts the elements of each of ``_KINDS`` for each limit; of booleans, without limits, one number each."""
-    counted = _like(1.0 if weights is None else weights, labels)
+    counted = _broadcast_weights(1.0 if weights is None else weights, labels)
+    # All limits at once, along a first axis: 200 of them make one operation.
     if limits is None:
         positive = predictions.astype(bool)
     else:
@@ -95,7 +96,9 @@ def _counts(
 _KINDS = ("true_positives", "false_negatives", "true_negatives", "false_positives")
 
 
-def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array) -> jax.Array:
+def _area_under_curve(
+    curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array
+) -> jax.Array:
     """Computes the area under a curve of points, by trapezoids."""
     small = 1e-6  # instead of a division by zero, as TensorFlow has it
     recall = (tp + small) / (tp + fn + small)
@@ -111,7 +114,7 @@ def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array
 # -- metrics ---------------------------------------------------------------------------------------
 
 
-def _metric(
+def _make_metric(
     counts: dict[str, rt.Tensor],
     result: Callable[..., jax.Array],
     metrics_collections: Collections,
@@ -152,8 +155,11 @@ def mean(
     """Returns the weighted mean of all values, and the operation that takes a batch in."""
     with variable_scope(name, "mean"):
         total, count = _sums(values, weights)
-        return _metric(
-            {"total": total, "count": count}, _ratio, metrics_collections, updates_collections
+        return _make_metric(
+            {"total": total, "count": count},
+            _divide_counts,
+            metrics_collections,
+            updates_collections,
         )
 
 
@@ -161,7 +167,9 @@ Counted = Callable[[Any, Any, Any], dict[str, rt.Tensor]]
 """What a metric counts of labels, predictions and weights, by the names of its variables."""
 
 
-def _define(shown: str, described: str, counted: Counted, result: Callable[..., jax.Array]) -> None:
+def _add_metric(
+    shown: str, described: str, counted: Counted, result: Callable[..., jax.Array]
+) -> None:
     """Adds a metric: ``result`` of the ``counted`` sums over all batches."""
 
     def metric(
@@ -174,7 +182,7 @@ def _define(shown: str, described: str, counted: Counted, result: Callable[..., 
     ) -> Pair:
         with variable_scope(name, shown):
             own, found = _same_rank(labels, predictions)
-            return _metric(
+            return _make_metric(
                 counted(own, found, weights), result, metrics_collections, updates_collections
             )
 
@@ -187,14 +195,14 @@ def _mean_of(
     shown: str,
     described: str,
     of_batch: Callable[[Any, Any], rt.Tensor],
-    result: Callable[..., jax.Array] = _ratio,
+    result: Callable[..., jax.Array] = _divide_counts,
 ) -> None:
     def counted(labels: Any, predictions: Any, weights: Any) -> dict[str, rt.Tensor]:
         return dict(
             zip(("total", "count"), _sums(of_batch(labels, predictions), weights), strict=True)
         )
 
-    _define(shown, f"{described} over all batches", counted, result)
+    _add_metric(shown, f"{described} over all batches", counted, result)
 
 
 _abs, _subtract, _squared = (
@@ -207,7 +215,7 @@ _mean_of(
     "root_mean_squared_error",
     "The root of the mean squared error",
     _squared,
-    lambda *a: jnp.sqrt(_ratio(*a)),
+    lambda *a: jnp.sqrt(_divide_counts(*a)),
 )
 
 
@@ -218,20 +226,22 @@ def _count_of(
         found = dict(zip(_KINDS, _counts(labels, predictions, weights, None), strict=True))
         return {"count" if kind == shown else f"{kind}/count": found[kind] for kind in kinds}
 
-    _define(shown, f"{described} over all batches, of values that are true or not", counted, result)
+    _add_metric(
+        shown, f"{described} over all batches, of values that are true or not", counted, result
+    )
 
 
 _count_of(
     "precision",
     ["true_positives", "false_positives"],
     "True among all positives",
-    lambda t, f: _ratio(t, t + f),
+    lambda t, f: _divide_counts(t, t + f),
 )
 _count_of(
     "recall",
     ["true_positives", "false_negatives"],
     "Positives among all true",
-    lambda t, f: _ratio(t, t + f),
+    lambda t, f: _divide_counts(t, t + f),
 )
 for _kind in _KINDS:
     _count_of(_kind, [_kind], f"The {_kind.replace('_', ' ')}", lambda count: count)
@@ -275,8 +285,11 @@ def auc(
     with variable_scope(name, "auc"):
         counts = _counts(*_same_rank(labels, predictions), weights, [-1e-7, *between, 1 + 1e-7])
         found = dict(zip(_KINDS, counts, strict=True))
-        return _metric(
-            found, functools.partial(_area, curve), metrics_collections, updates_collections
+        return _make_metric(
+            found,
+            functools.partial(_area_under_curve, curve),
+            metrics_collections,
+            updates_collections,
         )
 
 

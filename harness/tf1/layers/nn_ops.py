@@ -124,16 +124,16 @@ def bias_add(
 @public.op("xw_plus_b", takes="int float complex")
 def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """Computes ``x @ weights + biases``."""
-    return _layer(x, weights, biases)
+    return _affine_layer(x, weights, biases)
 
 
 @public.op("relu_layer", takes="int float complex")
 def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """Computes ``relu(x @ weights + biases)``."""
-    return jax.nn.relu(_layer(x, weights, biases))
+    return jax.nn.relu(_affine_layer(x, weights, biases))
 
 
-def _layer(x: Array, weights: Array, biases: Array) -> Array:
+def _affine_layer(x: Array, weights: Array, biases: Array) -> Array:
     found = jnp.matmul(x, weights)
     if jnp.shape(biases) != found.shape[-1:]:
         raise ValueError(
@@ -461,7 +461,7 @@ def _lookup(
 ) -> Array:
     ids = inside(ids, sum(t.shape[0] for t in tables))
     rows = jnp.take(
-        tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill"
+        tables[0] if len(tables) == 1 else _join_tables(tables, by_rows), ids, axis=0, mode="fill"
     )
     if max_norm is None:
         return rows
@@ -469,7 +469,7 @@ def _lookup(
     return rows * jnp.minimum(1.0, max_norm / jnp.maximum(norms, 1e-12))
 
 
-def _joined(tables: Arrays, by_rows: bool) -> Array:
+def _join_tables(tables: Arrays, by_rows: bool) -> Array:
     """Joins the parts to one table: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
     if by_rows:
         return jnp.concatenate(tables)

@@ -23,7 +23,7 @@ from harness.tf1.ops.lift import Public
 public = Public("tf.nn")
 
 
-def _loop(
+def _scan_cell(
     cell: Cell,
     parameters: Any,
     inputs: rt.TensorLike,
@@ -40,7 +40,7 @@ def _loop(
         steps = inputs if time_major else jnp.swapaxes(inputs, 0, 1)
         count = steps.shape[0]
         if backwards:
-            steps = _reversed(steps, lengths)
+            steps = _reverse_steps(steps, lengths)
 
         def step(before: State, now: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:
             time, x = now
@@ -54,14 +54,14 @@ def _loop(
 
         last, outputs = jax.lax.scan(step, state, (jnp.arange(count, dtype=jnp.int32), steps))
         if backwards:
-            outputs = _reversed(outputs, lengths)
+            outputs = _reverse_steps(outputs, lengths)
         return outputs if time_major else jnp.swapaxes(outputs, 0, 1), last
 
     ends = None if lengths is None else rt.as_tensor(lengths)
     return rt.call(scan, parameters, inputs, state, ends, name="scan")  # type: ignore[no-any-return]
 
 
-def _reversed(steps: jax.Array, lengths: jax.Array | None) -> jax.Array:
+def _reverse_steps(steps: jax.Array, lengths: jax.Array | None) -> jax.Array:
     """Reverses each sequence of [time, batch, n]; padding behind the end stays in place."""
     if lengths is None:
         return steps[::-1]
@@ -71,7 +71,7 @@ def _reversed(steps: jax.Array, lengths: jax.Array | None) -> jax.Array:
     return jnp.take_along_axis(steps, places[..., None], 0)
 
 
-def _begin(cell: Any, initial_state: State, dtype: Any, batch: Any) -> State:
+def _first_state(cell: Any, initial_state: State, dtype: Any, batch: Any) -> State:
     if initial_state is not None:
         return initial_state
     if dtype is None:
@@ -119,12 +119,12 @@ def dynamic_rnn(
     """
     x = rt.as_tensor(inputs)
     with variable_scope(scope or "rnn"):
-        state = _begin(cell, initial_state, dtype, _batch_size(x, 1 if time_major else 0))
+        state = _first_state(cell, initial_state, dtype, _batch_size(x, 1 if time_major else 0))
         # A cell of this package computes on arrays, so the loop is a single scan. A program's own
         # cell makes operations step by step.
         if isinstance(cell, Cell):
             parameters = cell.scoped_parameters(size_of_inputs(x), x.dtype)
-            return _loop(cell, parameters, x, state, sequence_length, time_major)
+            return _scan_cell(cell, parameters, x, state, sequence_length, time_major)
         axis = 0 if time_major else 1
         if x.shape is None or x.shape[axis] is None or sequence_length is not None:
             raise TypeError(
@@ -133,11 +133,11 @@ def dynamic_rnn(
                 "sequence_length; derive it from tf.nn.rnn_cell's cells, or write the loop with "
                 "jax.lax.scan in rt.call"
             )
-        outputs, state = _unrolled(cell, unstack(x, axis=axis), state)
+        outputs, state = _unroll_cell(cell, unstack(x, axis=axis), state)
         return stack(outputs, axis), state
 
 
-def _unrolled(cell: Any, inputs: Sequence[Any], state: State) -> tuple[list[Any], State]:
+def _unroll_cell(cell: Any, inputs: Sequence[Any], state: State) -> tuple[list[Any], State]:
     outputs = []
     for number, x in enumerate(inputs):
         if number:
@@ -198,10 +198,12 @@ def bidirectional_dynamic_rnn(
                     f"bidirectional_dynamic_rnn takes the cells of tf.nn.rnn_cell, not {cell!r}"
                 )
             with variable_scope(name):
-                state = _begin(cell, first, dtype, _batch_size(x, 1 if time_major else 0))
+                state = _first_state(cell, first, dtype, _batch_size(x, 1 if time_major else 0))
                 parameters = cell.scoped_parameters(size_of_inputs(x), x.dtype)
                 found.append(
-                    _loop(cell, parameters, x, state, sequence_length, time_major, name == "bw")
+                    _scan_cell(
+                        cell, parameters, x, state, sequence_length, time_major, name == "bw"
+                    )
                 )
     (forwards, last), (backwards, first_) = found
     return (forwards, backwards), (last, first_)

@@ -36,13 +36,14 @@ class LSTMStateTuple(NamedTuple):
     h: Any
 
 
-def _plain(activation: Callable[..., Any]) -> Callable[[Any], Any]:
+def _unlift_activation(activation: Callable[..., Any]) -> Callable[[Any], Any]:
     """Returns an activation as a function of arrays; of ``tf.nn`` the function that was lifted."""
     inner, parameters = (
         getattr(activation, "__wrapped__", None),
         inspect.signature(activation).parameters,
     )
-    if inner is None or "name" not in parameters:  # a function of JAX's
+    # A function of JAX's, or of the program, takes arrays as it is.
+    if inner is None or "name" not in parameters:
         return activation
     return lambda x: inner(**{next(iter(parameters)): x})
 
@@ -102,6 +103,7 @@ class Cell(RNNCell):
             with variable_scope(scope) if scope is not None else contextlib.nullcontext():
                 made[x.graph] = [0, self.scoped_parameters(size_of_inputs(x), x.dtype)]
         time, parameters = made[x.graph]
+        # The number of the call is the step, by which a wrapper with dropout draws anew.
         made[x.graph][0] += 1
         output, after = rt.call(
             functools.partial(self.compute, time=time), parameters, x, state, name=self._scope
@@ -121,6 +123,7 @@ def size_of_inputs(x: rt.Tensor) -> int:
 
 
 def _map_sizes(fn: Callable[[int], Any], sizes: Sizes) -> State:
+    # LSTMStateTuple is a tuple whose class must stay: programs read its c and h.
     if isinstance(sizes, int):
         return fn(sizes)
     mapped = [_map_sizes(fn, size) for size in sizes]
@@ -142,7 +145,7 @@ class BasicRNNCell(Cell):
     ) -> None:
         self._units, self._activation, self._reuse = (
             num_units,
-            _plain(activation or jnp.tanh),
+            _unlift_activation(activation or jnp.tanh),
             reuse,
         )
 
@@ -158,17 +161,17 @@ class BasicRNNCell(Cell):
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
-        return _linear(input_size + self._units, self._units, dtype)
+        return _linear_variables(input_size + self._units, self._units, dtype)
 
     def compute(
         self, parameters: Any, inputs: jax.Array, state: State, time: Any
     ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
-        output = self._activation(_affine(parameters, inputs, state))
+        output = self._activation(_apply_linear(parameters, inputs, state))
         return output, output
 
 
-def _linear(size: int, units: int, dtype: Any, bias: float = 0.0) -> dict[str, Any]:
+def _linear_variables(size: int, units: int, dtype: Any, bias: float = 0.0) -> dict[str, Any]:
     made = constant_initializer(bias) if bias else zeros_initializer()
     return {
         "kernel": get_variable("kernel", [size, units], dtype),
@@ -176,7 +179,7 @@ def _linear(size: int, units: int, dtype: Any, bias: float = 0.0) -> dict[str, A
     }
 
 
-def _affine(parameters: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
+def _apply_linear(parameters: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
     return jnp.concatenate(inputs, 1) @ parameters["kernel"] + parameters["bias"]
 
 
@@ -190,16 +193,18 @@ class GRUCell(BasicRNNCell):
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         size = input_size + self._units
         with variable_scope("gates"):
-            gates = _linear(size, 2 * self._units, dtype, 1.0)
+            gates = _linear_variables(size, 2 * self._units, dtype, 1.0)
         with variable_scope("candidate"):
-            return {"gates": gates, "candidate": _linear(size, self._units, dtype)}
+            return {"gates": gates, "candidate": _linear_variables(size, self._units, dtype)}
 
     def compute(
         self, parameters: Any, inputs: jax.Array, state: State, time: Any
     ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
-        reset, update = jnp.split(jax.nn.sigmoid(_affine(parameters["gates"], inputs, state)), 2, 1)
-        candidate = self._activation(_affine(parameters["candidate"], inputs, reset * state))
+        reset, update = jnp.split(
+            jax.nn.sigmoid(_apply_linear(parameters["gates"], inputs, state)), 2, 1
+        )
+        candidate = self._activation(_apply_linear(parameters["candidate"], inputs, reset * state))
         output = update * state + (1 - update) * candidate
         return output, output
 
@@ -230,7 +235,7 @@ class BasicLSTMCell(Cell):
         reuse: Any = None,
     ) -> None:
         self._units, self._forget_bias, self._tuple = num_units, forget_bias, state_is_tuple
-        self._activation, self._reuse = _plain(activation or jnp.tanh), reuse
+        self._activation, self._reuse = _unlift_activation(activation or jnp.tanh), reuse
 
     @property
     def state_size(self) -> Sizes:
@@ -244,14 +249,14 @@ class BasicLSTMCell(Cell):
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
-        return _linear(input_size + self._units, 4 * self._units, dtype)
+        return _linear_variables(input_size + self._units, 4 * self._units, dtype)
 
     def compute(
         self, parameters: Any, inputs: jax.Array, state: State, time: Any
     ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         c, h = state if self._tuple else jnp.split(state, 2, 1)
-        i, j, f, o = jnp.split(_affine(parameters, inputs, h), 4, 1)
+        i, j, f, o = jnp.split(_apply_linear(parameters, inputs, h), 4, 1)
         c = c * jax.nn.sigmoid(f + self._forget_bias) + jax.nn.sigmoid(i) * self._activation(j)
         h = self._activation(c) * jax.nn.sigmoid(o)
         return h, LSTMStateTuple(c, h) if self._tuple else jnp.concatenate([c, h], 1)
@@ -439,7 +444,7 @@ class OutputProjectionWrapper(Cell):
                 f"OutputProjectionWrapper takes a cell of tf.nn.rnn_cell, not {cell!r}"
             )
         self._cell, self._size, self._reuse = cell, output_size, reuse
-        self._activation = _plain(activation) if activation else lambda x: x
+        self._activation = _unlift_activation(activation) if activation else lambda x: x
 
     @property
     def state_size(self) -> Sizes:
@@ -454,14 +459,14 @@ class OutputProjectionWrapper(Cell):
     def parameters(self, input_size: int, dtype: Any) -> Any:
         """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         cell = self._cell.scoped_parameters(input_size, dtype)
-        return {"cell": cell, "out": _linear(self._cell.output_size, self._size, dtype)}
+        return {"cell": cell, "out": _linear_variables(self._cell.output_size, self._size, dtype)}
 
     def compute(
         self, parameters: Any, inputs: jax.Array, state: State, time: Any
     ) -> tuple[jax.Array, State]:
         """Computes the output and the next state."""
         output, after = self._cell.compute(parameters["cell"], inputs, state, time)
-        return self._activation(_affine(parameters["out"], output)), after
+        return self._activation(_apply_linear(parameters["out"], output)), after
 
 
 @public.add()
@@ -515,10 +520,10 @@ class DropoutWrapper(Cell):
         into, out_of = jax.random.split(jax.random.fold_in(parameters["key"], time))
         kept = [jnp.asarray(keep, inputs.dtype) for keep in parameters["keep"]]
         output, after = self._cell.compute(
-            parameters["cell"], _dropped(into, inputs, kept[0]), state, time
+            parameters["cell"], _drop_parts(into, inputs, kept[0]), state, time
         )
-        return _dropped(out_of, output, kept[1]), after
+        return _drop_parts(out_of, output, kept[1]), after
 
 
-def _dropped(key: jax.Array, values: jax.Array, keep: jax.Array) -> jax.Array:
+def _drop_parts(key: jax.Array, values: jax.Array, keep: jax.Array) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key, keep, values.shape), values / keep, 0)

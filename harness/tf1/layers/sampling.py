@@ -23,12 +23,12 @@ Table: TypeAlias = rt.TensorLike
 """A table with a row for each class, or the parts of one."""
 
 
-def _log_uniform(count: int) -> jax.Array:
+def _log_uniform_chances(count: int) -> jax.Array:
     classes = jnp.arange(count, dtype=np.float32)
     return jnp.log1p(1 / (classes + 1)) / jnp.log1p(jnp.asarray(count, np.float32))
 
 
-def _uniform(count: int) -> jax.Array:
+def _uniform_chances(count: int) -> jax.Array:
     return jnp.full((count,), 1 / count, np.float32)
 
 
@@ -49,7 +49,8 @@ def _sample(
     different ones come is a matter of Gumbel noise, and how many draws each takes is geometrically
     distributed.
     """
-    chances = (_log_uniform if log_uniform else _uniform)(range_max)
+    assert not unique or count <= range_max, "there are not so many different classes"
+    chances = (_log_uniform_chances if log_uniform else _uniform_chances)(range_max)
     noise, draws = jax.random.split(key)
     if unique:
         _, found = jax.lax.top_k(
@@ -70,7 +71,7 @@ def _sample(
     return found.astype(kind), expected(jnp.asarray(true)), expected(found)
 
 
-def _sampler(shown: str, log_uniform: bool) -> None:
+def _add_sampler(shown: str, log_uniform: bool) -> None:
     def sampler(
         true_classes: rt.TensorLike,
         num_true: int,
@@ -102,8 +103,8 @@ def _sampler(shown: str, log_uniform: bool) -> None:
     public.add(shown)(sampler)
 
 
-_sampler("log_uniform_candidate_sampler", True)
-_sampler("uniform_candidate_sampler", False)
+_add_sampler("log_uniform_candidate_sampler", True)
+_add_sampler("uniform_candidate_sampler", False)
 
 
 @op("sampled_logits")

@@ -103,7 +103,7 @@ def parse(source: bytes) -> tuple[ast.Module, bool]:
         try:
             return ast.parse(source), False
         except SyntaxError:
-            converted = _converted(source.decode(errors="replace"))
+            converted = _convert_python2(source.decode(errors="replace"))
             if converted is None:
                 raise
             return ast.parse(converted), True
@@ -113,7 +113,7 @@ _FIXES = ("except", "exec", "ne", "numliterals", "paren", "print", "raise", "rep
 """Of ``2to3``: what is not Python 3's syntax. Names are not converted."""
 
 
-def _converted(source: str) -> str | None:
+def _convert_python2(source: str) -> str | None:
     """Converts Python 2 to Python 3; returns None where that fails."""
     try:
         refactor = importlib.import_module("lib2to3.refactor")
@@ -133,12 +133,12 @@ def _converted(source: str) -> str | None:
 
 def uses(tree: ast.AST) -> list[Use]:
     """Yields the names of TensorFlow's in a program, in the order of its lines."""
-    known = _aliases(tree, dict(_imports(tree)))
-    found = [use for node in _chains(tree) if (use := _use(node, known)) is not None]
+    known = _follow_aliases(tree, dict(_find_imports(tree)))
+    found = [use for node in _dotted_names(tree) if (use := _find_use(node, known)) is not None]
     return sorted(found, key=lambda use: use.line)
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, Known]]:
+def _find_imports(tree: ast.AST) -> Iterator[tuple[str, Known]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -162,7 +162,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, Known]]:
                     )
 
 
-def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
+def _follow_aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
     """Returns ``known`` and the names that stand for a module of TensorFlow's everywhere in the program."""
     stored = Counter(
         n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
@@ -180,7 +180,7 @@ def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
             name: found
             for name, value in assigned
             if name not in known
-            and (found := _found(value, known))
+            and (found := _look_up_name(value, known))
             and isinstance(found.value, types.ModuleType)
         }
         if not new:
@@ -188,28 +188,28 @@ def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
         known = known | new
 
 
-def _chains(tree: ast.AST) -> Iterator[ast.expr]:
+def _dotted_names(tree: ast.AST) -> Iterator[ast.expr]:
     """Yields every name that is read, with its attributes: ``tf.train.Saver`` and not ``tf.train`` in it."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.Attribute | ast.Name) and _parts(node):
+        if isinstance(node, ast.Attribute | ast.Name) and _name_parts(node):
             yield node
         else:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def _parts(node: ast.expr) -> list[str]:
+def _name_parts(node: ast.expr) -> list[str]:
     """Returns the parts of a dotted name; none for anything else."""
     if isinstance(node, ast.Name):
         return [node.id]
-    before = _parts(node.value) if isinstance(node, ast.Attribute) else []
+    before = _name_parts(node.value) if isinstance(node, ast.Attribute) else []
     return [*before, node.attr] if before and isinstance(node, ast.Attribute) else []
 
 
-def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
+def _find_use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
     """Returns the use of TensorFlow in an expression; None for other expressions and for modules that are here."""
-    found = _found(node, known)
+    found = _look_up_name(node, known)
     if found is None or isinstance(found.value, types.ModuleType) and dir(found.value):
         return None
     empty = isinstance(found.value, modules.Module)
@@ -218,9 +218,9 @@ def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
     )
 
 
-def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
+def _look_up_name(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
     """Returns the meaning of a dotted name, as far as it is TensorFlow's; None where it is not."""
-    first, *rest = _parts(node) or [""]
+    first, *rest = _name_parts(node) or [""]
     found = known.get(first)
     for part in rest:
         if found is None or not isinstance(found.value, types.ModuleType | type):
@@ -253,7 +253,7 @@ def report(programs: Sequence[Program]) -> Iterator[str]:
             continue
         if program.uses:
             python2 = "; Python 2, which 2to3 converts" if program.python2 else ""
-            yield f"{program.path}: {_of(program.missing, program.names)}{python2}"
+            yield f"{program.path}: {_count_text(program.missing, program.names)}{python2}"
         yield from (f"{program.path}:{use.line}: {use.missing}" for use in program.missing)
     with_names = [program for program in programs if program.names]
     if len(programs) == 1:
@@ -262,8 +262,9 @@ def report(programs: Sequence[Program]) -> Iterator[str]:
         return
     lacking = Counter(use.name for program in programs for use in program.missing)
     complete = sum(not program.missing for program in with_names)
-    yield f"all: {complete} of {len(with_names)} files that use TensorFlow are complete; " + _of(
-        lacking, {name for program in with_names for name in program.names}
+    yield (
+        f"all: {complete} of {len(with_names)} files that use TensorFlow are complete; "
+        + _count_text(lacking, {name for program in with_names for name in program.names})
     )
     yield from (
         f"all: {name} is missing in {count} file{'s' * (count > 1)}"
@@ -273,7 +274,7 @@ def report(programs: Sequence[Program]) -> Iterator[str]:
         yield f"all: {unread} files cannot be read"
 
 
-def _of(missing: Collection[object], names: Collection[str]) -> str:
+def _count_text(missing: Collection[object], names: Collection[str]) -> str:
     return f"{len(names) - len(missing)} of {len(names)} names of TensorFlow's are here"
 
 

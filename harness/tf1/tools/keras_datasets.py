@@ -24,13 +24,13 @@ _ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 
-def _directory() -> pathlib.Path:
+def _data_directory() -> pathlib.Path:
     return pathlib.Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "datasets"
 
 
-def _local(name: str, origin: str) -> pathlib.Path:
+def _local_path(name: str, origin: str) -> pathlib.Path:
     """Returns the path of a file or directory of Keras's cache. Raises FileNotFoundError when it is missing."""
-    path = _directory() / name
+    path = _data_directory() / name
     if not path.exists():
         raise FileNotFoundError(
             f"{path} is not there, and harness.tf1 downloads nothing: put {origin} there"
@@ -48,10 +48,10 @@ def load_mnist(path: str = "mnist.npz") -> Split:
         FileNotFoundError: neither is there.
     """
     try:
-        found = _local(path, _ORIGIN + "mnist.npz")
+        found = _local_path(path, _ORIGIN + "mnist.npz")
     except FileNotFoundError as error:
         try:
-            return _read_idx(_directory() / "mnist", mnist_data.SOURCE_URL)
+            return _read_idx(_data_directory() / "mnist", mnist_data.SOURCE_URL)
         except FileNotFoundError as other:
             raise FileNotFoundError(f"{error}; {other}") from None
     with np.load(found, allow_pickle=False) as arrays:
@@ -66,7 +66,7 @@ def load_fashion_mnist() -> Split:
 
     Raises FileNotFoundError when they are missing.
     """
-    return _read_idx(_local("fashion-mnist", f"the four files of {_ORIGIN}"), _ORIGIN)
+    return _read_idx(_local_path("fashion-mnist", f"the four files of {_ORIGIN}"), _ORIGIN)
 
 
 def _read_idx(directory: pathlib.Path, origin: str) -> Split:
@@ -87,7 +87,7 @@ def load_boston_housing(
     Raises:
         FileNotFoundError: the file is missing.
     """
-    with np.load(_local(path, _ORIGIN + "boston_housing.npz"), allow_pickle=False) as arrays:
+    with np.load(_local_path(path, _ORIGIN + "boston_housing.npz"), allow_pickle=False) as arrays:
         x, y = arrays["x"], arrays["y"]
     # Keras draws the order so; another generator would give other splits than published results.
     order = np.random.RandomState(seed).permutation(len(x))
@@ -101,7 +101,7 @@ def load_cifar10() -> Split:
 
     Raises FileNotFoundError when it is missing.
     """
-    directory = _local("cifar-10-batches-py", _CIFAR + "cifar-10-python.tar.gz, unpacked,")
+    directory = _local_path("cifar-10-batches-py", _CIFAR + "cifar-10-python.tar.gz, unpacked,")
     parts = [_read_batch(directory / f"data_batch_{n}", "labels") for n in range(1, 6)]
     train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
     return train, _read_batch(directory / "test_batch", "labels")
@@ -121,7 +121,7 @@ def load_cifar100(label_mode: str = "fine") -> Split:
         raise ValueError(
             f"`label_mode` must be one of `'fine'`, `'coarse'`. Received: label_mode={label_mode}."
         )
-    directory = _local("cifar-100-python", _CIFAR + "cifar-100-python.tar.gz, unpacked,")
+    directory = _local_path("cifar-100-python", _CIFAR + "cifar-100-python.tar.gz, unpacked,")
     train, test = (_read_batch(directory / n, f"{label_mode}_labels") for n in ("train", "test"))
     return train, test
 
@@ -145,12 +145,12 @@ class _ArraysOnly(pickle.Unpickler):
 def _read_batch(path: pathlib.Path, key: str) -> Arrays:
     """Returns pictures, [n, 32, 32, 3], and labels, [n, 1]."""
     with path.open("rb") as file:
-        content = dict(_texts(_ArraysOnly(file, encoding="bytes").load()))
+        content = dict(_text_keys(_ArraysOnly(file, encoding="bytes").load()))
     pictures = np.asarray(content["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return pictures, np.asarray(content[key], np.uint8).reshape(-1, 1)
 
 
-def _texts(content: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _text_keys(content: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         yield key.decode() if isinstance(key, bytes) else key, value
 

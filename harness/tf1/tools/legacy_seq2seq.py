@@ -58,6 +58,8 @@ def basic_rnn_seq2seq(
 ) -> Decoded:
     """Encodes with a cell, and decodes from the last state with other variables of the same cell."""
     with tf.variable_scope(scope or "basic_rnn_seq2seq"):
+        # TensorFlow copies the cell. A loop leaves nothing in a cell of ours, and the decoder makes its
+        # variables in its own scope.
         _, state = tf.nn.static_rnn(cell, encoder_inputs, dtype=dtype)
         return rnn_decoder(decoder_inputs, state, cell)
 

@@ -30,7 +30,7 @@ def page() -> str:
     parts = []
     for heading in sorted(set(HEADINGS.values())):
         names = sorted(name for name, its in HEADINGS.items() if its == heading)
-        parts.append(_table(heading, ((f"tf.{name}", TABLE["tf"][name]) for name in names)))
+        parts.append(_make_table(heading, ((f"tf.{name}", TABLE["tf"][name]) for name in names)))
     parts.append("## Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
     shown: set[int] = set()
     for namespace, module in namespaces():
@@ -38,7 +38,7 @@ def page() -> str:
         # A module in a module of contrib that only repeats others, such as slim.layers, has no
         # table.
         if namespace.count(".") < 2 or {id(value) for _, value in rows} - shown:
-            parts.append(_table(f"tf.{namespace}", rows))
+            parts.append(_make_table(f"tf.{namespace}", rows))
         shown.update(id(value) for _, value in rows)
     instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
     missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
@@ -74,7 +74,7 @@ _NOT_NAMES = {
 }  # fmt: skip
 
 
-def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
+def _make_table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     lines = "\n".join(
         f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows
     )
@@ -87,7 +87,7 @@ def signature(value: object) -> str:
     """Returns the arguments of a function or class with defaults: ``(x, name=None)``; nothing for a value."""
     if isinstance(value, type) and issubclass(value, Message):
         return "(...)"
-    if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
+    if not callable(value) or isinstance(value, dtypes.DType) or _find_elsewhere(value):
         return ""
     try:
         found = inspect.signature(value)
@@ -98,11 +98,13 @@ def signature(value: object) -> str:
         if p.kind is p.KEYWORD_ONLY and not any(s.startswith("*") for s in shown):
             shown.append("*")
         prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        shown.append(prefix + p.name + ("" if p.default is p.empty else f"={_default(p.default)}"))
+        shown.append(
+            prefix + p.name + ("" if p.default is p.empty else f"={_show_default(p.default)}")
+        )
     return f"({', '.join(shown)})".replace("|", "\\|")
 
 
-def _default(value: object) -> str:
+def _show_default(value: object) -> str:
     if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
         return repr(dtypes.as_dtype(value))
     if callable(value):
@@ -115,7 +117,7 @@ def described(value: object) -> str:
     """Returns the first sentence of what documents a function or class; the value itself for a constant."""
     if not callable(value):
         return f"`{value!r}`" if isinstance(value, int | str | type(None)) else type(value).__name__
-    elsewhere = _elsewhere(value)
+    elsewhere = _find_elsewhere(value)
     if elsewhere:
         return f"`{elsewhere}`"
     if isinstance(value, type) and issubclass(value, Message):
@@ -125,7 +127,7 @@ def described(value: object) -> str:
     return (sentence[0] if sentence else first).replace("``", "`").replace("|", "\\|")
 
 
-def _elsewhere(value: object) -> str:
+def _find_elsewhere(value: object) -> str:
     """Returns the place where a reader finds a name of the harness or the runtime."""
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):

@@ -109,6 +109,7 @@ class DataSet:
         if self._fresh and shuffle:
             self._draw.shuffle(self._order)
         self._fresh = False
+        # A copy: a shuffle at the end of the epoch would change a view.
         chosen = self._order[self._at : self._at + batch_size].copy()
         self._at += len(chosen)
         if len(chosen) < batch_size:
@@ -180,10 +181,10 @@ def read_data_sets(
 
 def read_idx_files(train_dir: pathlib.Path, source_url: str) -> list[NDArray[np.uint8]]:
     """Returns images and labels for training, and those for tests; arguments and errors of ``read_data_sets``."""
-    return [_read(path) for path in _find(train_dir, source_url)]
+    return [_read_idx(path) for path in _find_files(train_dir, source_url)]
 
 
-def _find(train_dir: pathlib.Path, source_url: str) -> Sequence[pathlib.Path]:
+def _find_files(train_dir: pathlib.Path, source_url: str) -> Sequence[pathlib.Path]:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     places = [train_dir.expanduser(), cache / "bellwether" / "mnist"]
     if os.environ.get("MNIST_DIR"):
@@ -204,7 +205,7 @@ def _find(train_dir: pathlib.Path, source_url: str) -> Sequence[pathlib.Path]:
     )
 
 
-def _read(path: pathlib.Path) -> NDArray[np.uint8]:
+def _read_idx(path: pathlib.Path) -> NDArray[np.uint8]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         head = file.read(4)
         rank = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, _UBYTE]) else 0

@@ -79,8 +79,8 @@ class Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in dir(tf):
             raise AttributeError(name)
-        for module in _answering(self.__name__):
-            if name in _names(module):
+        for module in _find_answering(self.__name__):
+            if name in _list_names(module):
                 return getattr(module, name)
         # TensorFlow's packages import their modules, so a program reads them as attributes.
         if f"{self.__name__}.{name}" in MODULES:
@@ -88,7 +88,9 @@ class Module(types.ModuleType):
         raise not_here(f"{self.__name__}.{name}")
 
     def __dir__(self) -> list[str]:
-        return sorted({name for module in _answering(self.__name__) for name in _names(module)})
+        return sorted(
+            {name for module in _find_answering(self.__name__) for name in _list_names(module)}
+        )
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Raises AttributeError: a program imported this module for a function that is not here."""
@@ -99,10 +101,10 @@ class Module(types.ModuleType):
         raise not_here(self.__name__)
 
 
-def _answering(full: str) -> list[Any]:
+def _find_answering(full: str) -> list[Any]:
     """Returns the modules of ours, in the order of asking, that have the names of one of TensorFlow's."""
     if full in MODULES:
-        return [_ours(MODULES[full])]
+        return [_our_module(MODULES[full])]
     _, *parts = full.split(".")
     if parts[:2] == ["compat", "v1"]:
         parts = parts[2:]
@@ -110,7 +112,7 @@ def _answering(full: str) -> list[Any]:
         if ".".join(parts[1:]) in _PYTHON_PACKAGES or len(parts) == 1:
             return []
         first = [parts[-1]] if parts[-1] in tf.NAMESPACES else []
-        return [_ours(name) for name in (*first, *_EVERYWHERE)]
+        return [_our_module(name) for name in (*first, *_EVERYWHERE)]
     module, rest = tf, parts
     while rest and rest[0] in dir(module):
         inner = getattr(module, rest[0])
@@ -121,11 +123,11 @@ def _answering(full: str) -> list[Any]:
     return [] if module is tf or rest and rest[0] != "python" else [module]
 
 
-def _ours(name: str) -> Any:
+def _our_module(name: str) -> Any:
     return getattr(tf, name) if name else tf
 
 
-def _names(module: Any) -> Sequence[str]:
+def _list_names(module: Any) -> Sequence[str]:
     """Lists TensorFlow's names in a module of ours, without its own imports."""
     if "__dir__" in vars(module):
         return dir(module)
@@ -150,7 +152,7 @@ def not_here(full: str) -> AttributeError:
     found = (
         []
         if advice(f"tf.{below}")
-        else [where for where in _EVERYWHERE if name in _names(_ours(where))]
+        else [where for where in _EVERYWHERE if name in _list_names(_our_module(where))]
     )
     if found:
         there = ".".join(part for part in ("tf", found[0], name) if part)

@@ -356,6 +356,7 @@ def dynamic_decode(
     """
     if not isinstance(decoder, Decoder):
         raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
+    # Only the inputs of a TrainingHelper say how many steps there are at most.
     steps = getattr(decoder, "steps", None)
     most = maximum_iterations if steps is None else steps
     if most is None:
@@ -396,6 +397,7 @@ def dynamic_decode(
             return time + 1, arrays, after, following, ends, lengths
 
         begin = (tf.constant(0), arrays, state, inputs, finished, tf.zeros_like(finished, tf.int32))
+        # A limit that is known before the step makes the derivative as cheap as the loop.
         _, arrays, state, _, _, lengths = tf.while_loop(going, step, begin, maximum_iterations=most)
         outputs = jax.tree.map(lambda array: array.stack(), arrays, is_leaf=_is_array)
         outputs, state = decoder.finalize(outputs, state, lengths)

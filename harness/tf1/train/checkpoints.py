@@ -45,11 +45,11 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
     chosen: list[tuple[StoredArray, list[Variable]]] = []
     for source, target in assignment_map.items():
         try:
-            chosen.extend(_pairs(reader, variables, source, target))
+            chosen.extend(_matching_pairs(reader, variables, source, target))
         except ValueError as error:
             problems.append(str(error))
     for stored, parts in chosen:
-        problems.extend(_misfits(stored, parts))
+        problems.extend(_find_misfits(stored, parts))
     if problems:
         raise ValueError(f"init_from_checkpoint({reader.path}): {'; '.join(problems)}")
     for stored, parts in chosen:
@@ -63,7 +63,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
                 first += part.shape[0]
 
 
-def _pairs(
+def _matching_pairs(
     reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: object
 ) -> Iterator[tuple[StoredArray, list[Variable]]]:
     if source.endswith("/"):
@@ -102,7 +102,7 @@ def _pairs(
     yield reader.arrays[name], found_parts
 
 
-def _misfits(stored: StoredArray, parts: list[Variable]) -> Iterator[str]:
+def _find_misfits(stored: StoredArray, parts: list[Variable]) -> Iterator[str]:
     shape = parts[0].shape
     if len(parts) > 1:
         shape = (sum(p.shape[0] for p in parts), *shape[1:])

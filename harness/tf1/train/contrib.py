@@ -151,7 +151,7 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
 # -- layers: those of tf.layers by other argument names, with other defaults -----------------------
 
 
-def _normalized(
+def _normalize_value(
     value: Any, normalizer_fn: Function | None, params: Mapping[str, Any] | None, activation: Any
 ) -> Any:
     value = value if normalizer_fn is None else normalizer_fn(value, **(params or {}))
@@ -181,7 +181,7 @@ def fully_connected(
     with _layers.layer_scope(scope, "fully_connected", reuse):
         value = _layers.apply_kernel(
             x,
-            _weights(
+            _weights_variable(
                 [_layers.last_size(x, "fully_connected"), num_outputs],
                 x,
                 weights_initializer,
@@ -191,9 +191,10 @@ def fully_connected(
         )
         if normalizer_fn is None and biases_initializer is not None:
             value = nn_ops.bias_add(
-                value, _biases(num_outputs, x, biases_initializer, biases_regularizer, trainable)
+                value,
+                _biases_variable(num_outputs, x, biases_initializer, biases_regularizer, trainable),
             )
-        return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
+        return _normalize_value(value, normalizer_fn, normalizer_params, activation_fn)
 
 
 @_layers_names.add("conv2d", "convolution2d")
@@ -224,15 +225,17 @@ def convolution2d(
     first = (data_format or "NHWC").startswith("NC")
     with _layers.layer_scope(scope, "Conv", reuse):
         shape = _layers.kernel_shape(x, kernel_size, num_outputs, first)
-        kernel = _weights(shape, x, weights_initializer, weights_regularizer, trainable)
+        kernel = _weights_variable(shape, x, weights_initializer, weights_regularizer, trainable)
         value = _layers.convolve(x, kernel, stride, padding, rate, first)
         if normalizer_fn is None and biases_initializer is not None:
-            bias = _biases(num_outputs, x, biases_initializer, biases_regularizer, trainable)
+            bias = _biases_variable(
+                num_outputs, x, biases_initializer, biases_regularizer, trainable
+            )
             value = nn_ops.bias_add(value, bias, "NCHW" if first else "NHWC")
-        return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
+        return _normalize_value(value, normalizer_fn, normalizer_params, activation_fn)
 
 
-def _weights(
+def _weights_variable(
     shape: list[int],
     x: rt.Tensor,
     initializer: Initializer,
@@ -243,7 +246,7 @@ def _weights(
     return _model_variable("weights", shape, x, chosen, regularizer, trainable)
 
 
-def _biases(
+def _biases_variable(
     size: int,
     x: rt.Tensor,
     initializer: Initializer,
@@ -265,7 +268,7 @@ def _model_variable(
     return get_variable(name, shape, x.dtype, initializer, regularizer, trainable, collections)
 
 
-def _pooling(shown: str, kind: str, default_name: str) -> None:
+def _add_pooling(shown: str, kind: str, default_name: str) -> None:
     def pool(
         inputs: rt.TensorLike,
         kernel_size: int | Sequence[int],
@@ -287,8 +290,8 @@ def _pooling(shown: str, kind: str, default_name: str) -> None:
     _layers_names.update({shown: add_arg_scope(pool)})
 
 
-_pooling("avg_pool2d", "average_pooling2d", "AvgPool2D")
-_pooling("max_pool2d", "max_pooling2d", "MaxPool2D")
+_add_pooling("avg_pool2d", "average_pooling2d", "AvgPool2D")
+_add_pooling("max_pool2d", "max_pooling2d", "MaxPool2D")
 
 
 @_layers_names.add()

@@ -81,6 +81,7 @@ def convert_variables_to_constants(
         and (variable_names_whitelist is None or variable.op.name in variable_names_whitelist)
         and variable.op.name not in (variable_names_blacklist or ())
     }
+    # One run: the values are those of one step.
     values = sess.run(chosen)
     for node in found.node:
         if node.name in values:

@@ -21,12 +21,12 @@ def tensor_description(var: rt.Tensor | rt.Variable) -> str:
     return f"({np.dtype(var.dtype).name} {sizes})"
 
 
-def _elements(var: rt.Tensor | rt.Variable) -> int:
+def _count_elements(var: rt.Tensor | rt.Variable) -> int:
     """Returns the number of elements; 0 where the shape is not known."""
     return TensorShape(var.shape).num_elements() or 0
 
 
-def _title(print_info: bool, text: str) -> None:
+def _print_title(print_info: bool, text: str) -> None:
     if print_info:
         print(f"---------\n{text}\n---------")
 
@@ -35,9 +35,9 @@ def _title(print_info: bool, text: str) -> None:
 def analyze_ops(graph: rt.Graph, print_info: bool = False) -> int:
     """Returns the number of elements of all tensors of a graph; ``print_info`` prints a line for each operation."""
     total = 0
-    _title(print_info, "Operations: name -> (type shapes) [size]")
+    _print_title(print_info, "Operations: name -> (type shapes) [size]")
     for op in graph.get_operations():
-        size = sum(map(_elements, op.outputs))
+        size = sum(map(_count_elements, op.outputs))
         shapes = ", ".join(tensor_description(output) for output in op.outputs if output.shape)
         if print_info:
             print(op.name, "\t->", shapes, f"[{size}]")
@@ -49,9 +49,9 @@ def analyze_ops(graph: rt.Graph, print_info: bool = False) -> int:
 def analyze_vars(variables: Iterable[Any], print_info: bool = False) -> tuple[int, int]:
     """Returns the elements and bytes of variables; ``print_info`` prints a line for each."""
     total = total_bytes = 0
-    _title(print_info, "Variables: name (type shape) [size]")
+    _print_title(print_info, "Variables: name (type shape) [size]")
     for variable in variables:
-        size = _elements(variable)
+        size = _count_elements(variable)
         in_bytes = size * np.dtype(variable.dtype).itemsize
         total, total_bytes = total + size, total_bytes + in_bytes
         if print_info:

@@ -84,7 +84,7 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
         *before: optax.GradientTransformation,
         after: Sequence[optax.GradientTransformation] = (),
     ) -> None:
-        rate, extra = _rate(learning_rate)
+        rate, extra = _scale_by_rate(learning_rate)
         parts = [*before, rate, *after]
         # A chain of one would give the state, and with it every checkpoint, another structure.
         whole = optax.chain(*parts) if len(parts) > 1 else rate
@@ -128,7 +128,7 @@ def scale_by_tensor(key: str, sign: float) -> optax.GradientTransformationExtraA
     return optax.GradientTransformationExtraArgs(lambda params: _Scaled(), update)
 
 
-def _rate(
+def _scale_by_rate(
     learning_rate: Any, sign: float = -1.0
 ) -> tuple[optax.GradientTransformation, dict[str, Any]]:
     """Returns a transformation that scales by the learning rate, and the tensors that each step needs."""
@@ -318,14 +318,14 @@ class ExponentialMovingAverage:
         """
         done = []
         for variable in rt.trainable_variables() if var_list is None else var_list:
-            shadow = self._averages.get(variable) or self._shadow(variable)
+            shadow = self._averages.get(variable) or self._make_shadow(variable)
             inputs: list[Any] = (
                 [variable] if self._num_updates is None else [variable, self._num_updates]
             )
-            done.append(shadow.update(self._next, *inputs, name=f"{self.name}/update"))
+            done.append(shadow.update(self._next_shadow, *inputs, name=f"{self.name}/update"))
         return rt.group(*done, name=self.name)
 
-    def _next(
+    def _next_shadow(
         self, shadow: Any, value: rt.TensorLike, num_updates: rt.TensorLike | None = None
     ) -> Any:
         # In the dtype of the shadow: a float64 decay would widen the whole update.
@@ -335,16 +335,19 @@ class ExponentialMovingAverage:
             decay = jnp.minimum(decay, (1 + n) / (10 + n))
         return shadow - (1 - decay) * (shadow - value)
 
-    def _shadow(self, variable: rt.Variable) -> rt.Variable:
+    def _make_shadow(self, variable: rt.Variable) -> rt.Variable:
+        assert variable not in self._averages, "a variable has one shadow"
         with contextlib.ExitStack() as scopes:
+            # The name of the shadow is that of the variable, wherever apply is called: checkpoints
+            # hold it.
             scopes.enter_context(rt.name_scope(None))
             scopes.enter_context(rt.control_dependencies(None))
-            # the shadow of a tensor lies where any variable would
+            # The shadow of a variable lies beside it; that of a tensor where any variable would.
             if isinstance(variable, rt.Variable):
                 scopes.enter_context(rt.device(None))
                 scopes.enter_context(rt.device(variable.device or None))
             shadow = rt.Variable(
-                _begin(variable), name=self.average_name(variable), trainable=False
+                _first_average(variable), name=self.average_name(variable), trainable=False
             )
         if isinstance(variable, rt.Variable):
             variable.graph.add_to_collection("moving_average_variables", variable)
@@ -376,7 +379,7 @@ class ExponentialMovingAverage:
         return names | rest
 
 
-def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
+def _first_average(averaged: rt.Variable | rt.Tensor) -> Any:
     """Returns the first value of the shadow of a variable or a tensor."""
     if isinstance(averaged, rt.Variable):
         return averaged.initial_value
@@ -387,7 +390,7 @@ def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
     return np.zeros([int(size or 0) for size in averaged.shape], averaged.dtype)
 
 
-def _made(item: _T | None, name: str, what: str) -> _T:
+def _check_made(item: _T | None, name: str, what: str) -> _T:
     """Returns what ``apply_gradients`` has made; raises InvalidArgumentError where it was not called yet."""
     if item is None:
         raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
@@ -468,19 +471,19 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
             raise rt.InvalidArgumentError(
                 f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
             )
-        return _made(self._nothing, self.name, "get_init_tokens_op")
+        return _check_made(self._nothing, self.name, "get_init_tokens_op")
 
     @property
     def chief_init_op(self) -> rt.Operation:
         """Nothing to run: the ps take the step from the global step."""
-        return _made(self._nothing, self.name, "chief_init_op")
+        return _check_made(self._nothing, self.name, "chief_init_op")
 
     local_step_init_op = chief_init_op
 
     @property
     def ready_for_local_init_op(self) -> rt.Tensor:
         """Names of the global variables that have no value."""
-        return _made(self._ready, self.name, "ready_for_local_init_op")
+        return _check_made(self._ready, self.name, "ready_for_local_init_op")
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
         """Makes a hook for monitored sessions that starts the chief's runner, unless the session does.

@@ -35,7 +35,7 @@ _FIELDS = {
 }
 
 
-def _messages() -> dict[str, Any]:
+def _make_messages() -> dict[str, Any]:
     field = descriptor_pb2.FieldDescriptorProto
     kinds = {"string": field.TYPE_STRING, "uint32": field.TYPE_UINT32}
     file = descriptor_pb2.FileDescriptorProto(name="projector", package=_PACKAGE, syntax="proto3")
@@ -60,7 +60,7 @@ def _messages() -> dict[str, Any]:
     }
 
 
-_MADE = _messages()
+_MADE = _make_messages()
 SpriteMetadata, EmbeddingInfo, ProjectorConfig = (_MADE[name] for name in _FIELDS)
 public.update(_MADE)
 
