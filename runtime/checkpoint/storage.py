@@ -459,8 +459,11 @@ def _cut_blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[
         return
     # Slices of a JAX array are copies, and slices of this view are not.
     array = np.asarray(array)
+    left = array.nbytes
     for block in placed.blocks(limit):
         yield block, array[block.region(placed.offset)]
+        left -= block.nbytes
+    assert not left, "the blocks are not the whole array"
 
 
 def write_error(directory: str, error: Exception) -> OpError:

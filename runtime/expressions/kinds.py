@@ -48,6 +48,9 @@ class AttributeKind:
     optional: bool = False
     operations: frozenset[str] | None = None
 
+    def __post_init__(self) -> None:
+        assert self.field in pb.AttributeDef.DESCRIPTOR.fields_by_name
+
     def problem(self, computation: pb.ComputationDef) -> str | None:
         """Says why a computation may not be one of this attribute's.
 

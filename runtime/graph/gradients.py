@@ -276,4 +276,5 @@ def _sum_parts(parts: list[Tensor]) -> Tensor:
         parts[:] = pure(
             total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op
         ).outputs
+    assert len(parts) == 1, "a second call would add an operation"
     return parts[0]

@@ -115,6 +115,7 @@ def infer(
             _TrialRun(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed)
         )
     if not found:
+        assert failed, "no result, and no error"
         raise _describe_failure(failed[0], inputs, what)
     leaves, tree = jax.tree.flatten(found[0])
     structure: object = tree

@@ -76,6 +76,7 @@ IN_NUMPY: Final[Mapping[str, Callable[..., object]]] = {
 
 Shape and dtype of the result come from the equation.
 """
+assert IN_NUMPY.keys() >= _ONLY_REALS and IN_NUMPY.keys().isdisjoint(_CALLS)
 
 
 def _aval(atom: Var | Literal) -> jax.ShapeDtypeStruct:

@@ -207,6 +207,7 @@ def _cast_array(array: Array, dtype: DType) -> Array:
 
 def _find_change(array: Array, cast: Array) -> str | None:
     """Returns, in words, the first value that a cast has changed by more than rounding, or None."""
+    assert cast.shape == array.shape
     if array.dtype.kind not in "SUO" and kind_of(cast.dtype) >= max(2, kind_of(array.dtype)):
         return None
     if array.dtype.kind in "SU":

@@ -29,6 +29,7 @@ _DATA_TYPES = {
     "uint64": 23,
 }
 """TensorFlow's numbers of data types."""
+assert len({*_DATA_TYPES.values()}) == len(_DATA_TYPES), "two data types have one number"
 
 RunMetadata.__doc__ = """Statistics of a traced step. ``step_stats`` has the operations of each device and their times.
 

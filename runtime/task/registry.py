@@ -20,6 +20,7 @@ from runtime.state.ledger import NOBODY, Ledger
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.wire.codec import TensorLayout
+from runtime.wire.handles import ORDERS
 
 Inherited = Any
 """The description of a call by an earlier process of the task.
@@ -289,6 +290,7 @@ class CallRegistry:
                     self._last_handle += 1
                     assert self._last_handle not in self._rows, "a handle is used again"
                 call.handle = handle or self._last_handle
+                assert call.handle not in ORDERS, "calls of the stage would go elsewhere"
                 assert call.handle <= self._last_handle, "a later call would have the same handle"
                 known = self._by_registration[call.registration] = call
                 self._rows.setdefault(call.handle, _HandleRow()).call = call

@@ -47,7 +47,7 @@ from runtime.wire.connection import (
     caller_is_gone,
     current_lane,
 )
-from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
+from runtime.wire.handles import BACKUP, FETCH, ORDERS, PULL, PUSH
 
 _FIXED: Mapping[int, TensorLayout | None] = {
     FETCH: None,
@@ -56,6 +56,7 @@ _FIXED: Mapping[int, TensorLayout | None] = {
     PUSH: None,
 }
 """The input layouts of the fixed handles, which are not registered."""
+assert _FIXED.keys() == ORDERS.keys(), "a fixed handle has no layout, or gives no order"
 _thread = concurrency.local()
 
 

@@ -53,6 +53,7 @@ _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "chief": ("chief", "worker"),
 }
 """Jobs as whose tasks a client may serve, by the role in a certificate without JOB and INDEX."""
+assert _JOBS.keys() == _TASKS, "a task's role serves as no job"
 
 _ORDERS: Final = {
     _ALL: "status metrics run.inspect unknown",

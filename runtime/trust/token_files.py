@@ -76,6 +76,7 @@ class TokenFile:
     def __init__(self, name: str, key: bytes | None = None) -> None:
         self.key = concurrency.random_bytes(KEY_BYTES) if key is None else key
         assert len(self.key) == KEY_BYTES
+        assert os.sep not in name, "the file lies in another directory"
         forbid_core_dumps()
         directory = _make_directory()
         self.path = str(directory / name)
