@@ -71,10 +71,10 @@ class SeenSteps:
             elif result != result and not self._has_nan:
                 self._has_nan = True
                 logging.warning(
-                    "%s is NaN after step %s: if this is the loss, training has diverged; "
+                    "%s is NaN%s: if this is the loss, training has diverged; "
                     "lower the learning rate, clip the gradients or look for NaN in the data",
                     getattr(fetches, "name", fetches),
-                    self.last,
+                    "" if self.last is None else f" after step {self.last}",
                 )
 
     def _is_step(self, op: rt.Operation | None) -> bool:
