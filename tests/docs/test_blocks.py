@@ -117,7 +117,8 @@ def test_program_of_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
     save_files(block.page, tmp_path)
     assert 0.87 < accuracy(run(block, tmp_path)) <= 1
-    assert harness.latest_checkpoint(str(tmp_path / "run"))
+    library = block.title.removeprefix("train_").removesuffix(".py")
+    assert harness.latest_checkpoint(str(tmp_path / "runs" / library))
 
 
 def test_restarted_program_continues(tmp_path: pathlib.Path) -> None:
@@ -125,10 +126,10 @@ def test_restarted_program_continues(tmp_path: pathlib.Path) -> None:
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")
     save_files(block.page, tmp_path)
     found = accuracy(run(block, tmp_path))
-    step = harness.load_variable(str(tmp_path / "run"), "global_step")
+    step = harness.load_variable(str(tmp_path / "runs/plain"), "global_step")
     # The other worker's last steps may come after the chief's test, and are in the checkpoint.
     assert abs(accuracy(run(block, tmp_path)) - found) < 0.03
-    assert harness.load_variable(str(tmp_path / "run"), "global_step") == step >= 600
+    assert harness.load_variable(str(tmp_path / "runs/plain"), "global_step") == step >= 600
 
 
 @pytest.mark.nightly
