@@ -222,9 +222,6 @@ class PreparedStage:
         done = computed[0] if computed else None
         if not pinned:
             return list(computed[: len(self.stage.outputs)]), done
-        assert len(pinned) == len(self._variables.handed_out), (
-            "a variable is handed out without its value"
-        )
         values = iter(pinned)
         outputs = [
             next(values) if isinstance(o, VariableOutput) else computed[o.index]
@@ -237,17 +234,18 @@ class PreparedStage:
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None
     ) -> tuple[Sequence[jax.Array], list[AnyArray]]:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
+        variables = self._variables
         handed: list[AnyArray] = []
         try:
             # The program may run on this thread: only stages that need the same variables wait for
             # it.
-            with self._variables.claim:
+            with variables.claim:
                 results = self._computed(inputs, turn)
-                handed = self._variables.exchange(results, self._store, self._task)
+                handed = variables.exchange(results, self._store, self._task)
             return results, self._pinned(handed) if handed else []
         finally:
             if handed:
-                self._variables.release(self._store)
+                self._store.release(variables.handed_slots)
 
     def _computed(
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None

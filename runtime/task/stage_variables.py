@@ -34,6 +34,7 @@ class StageVariables:
         writes: slot and spec of the variables that the program writes.
         made: slot and bytes of the variables that may have no value before.
         handed_out: slot and spec of the variables that are outputs of the stage.
+        handed_slots: slots of these variables.
     """
 
     slots: list[VariableSlot]
@@ -42,6 +43,7 @@ class StageVariables:
     writes: list[tuple[VariableSlot, TensorSpec]]
     made: list[tuple[VariableSlot, int]]
     handed_out: list[tuple[VariableSlot, TensorSpec]]
+    handed_slots: list[VariableSlot]
 
     @classmethod
     def find(cls, store: Store, stage: Stage) -> StageVariables:
@@ -51,13 +53,15 @@ class StageVariables:
         pairs = list(zip(slots, specs, strict=True))
         # A variable that is read has a value already, and keeps its size.
         made = [i for i in stage.writes if i not in stage.reads and not specs[i].is_string]
+        outputs = [o.index for o in stage.outputs if isinstance(o, VariableOutput)]
         return cls(
             slots,
             VariableClaim(slots),
             [(*pairs[i], i in stage.writes) for i in stage.reads],
             [pairs[i] for i in stage.writes],
             [(slots[i], specs[i].nbytes) for i in made],
-            [pairs[o.index] for o in stage.outputs if isinstance(o, VariableOutput)],
+            [pairs[i] for i in outputs],
+            [slots[i] for i in outputs],
         )
 
     def take(self, task: str) -> list[AnyArray]:
@@ -88,10 +92,6 @@ class StageVariables:
                 store.changed.notify_all()
             handed = [slot.checked(spec, task) for slot, spec in self.handed_out]
             # Until the readers have pinned the arrays, an update must not donate them.
-            for slot, _ in self.handed_out:
+            for slot in self.handed_slots:
                 slot.readers += 1
             return handed
-
-    def release(self, store: Store) -> None:
-        """Releases the values that were handed out: their readers have pinned the arrays."""
-        store.release(slot for slot, _ in self.handed_out)
