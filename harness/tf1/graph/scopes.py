@@ -259,7 +259,7 @@ def get_variable(
     """Makes the variable ``scope/name``, or finds it where the scope says so.
 
     Without an initializer here or in the scope, floating point variables begin by Glorot's uniform
-    initializer, all others with zeros.
+    initializer, all others with zeros. An initial value keeps its own dtype.
     """
     scope = get_variable_scope()
     _no_partitioner(partitioner)
@@ -384,7 +384,7 @@ def _make_variable(
             trainable=trainable,
             collections=collections,
             name=full,
-            dtype=None if is_tensor(value) else dtype,
+            dtype=dtype if callable(initializer) and not is_tensor(initializer) else None,
         )
 
 

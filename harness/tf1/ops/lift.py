@@ -261,10 +261,13 @@ def run(
 
     # The runtime takes the type of an operation from the name of the function.
     body.__name__ = kind
+    only_sizes = bool(sources) and not any(map(is_tensor, jax.tree.leaves(tensors)))
+    # The tensor whose size is taken may be 64 bits wide. A Python number beside the size is not.
+    operands = jax.tree.map(to_array, dict(tensors)) if only_sizes else dict(tensors)
     try:
-        made = rt.call(body, dict(tensors), sources, *types, name=label)
+        made = rt.call(body, operands, sources, *types, name=label)
         # JAX gives zeros for these derivatives, where TensorFlow gives None.
-        return rt.lowlevel.without_derivative(made) if kind in FLAT else made
+        return rt.lowlevel.without_derivative(made) if kind in FLAT or only_sizes else made
     except rt.InvalidArgumentError as error:
         if isinstance(error.__cause__, WrongType):
             raise TypeError(error.message) from None

@@ -76,6 +76,24 @@ def _convert_result(value: object, dtype: np.dtype[Any]) -> object:
     return strings(array.ravel().tolist(), array.shape) if array.dtype.kind in "SUO" else array
 
 
+_ERRORS: dict[type[Exception], type[rt.OpError]] = {
+    TypeError: rt.InvalidArgumentError,
+    ValueError: rt.InvalidArgumentError,
+    StopIteration: rt.OutOfRangeError,
+    MemoryError: rt.ResourceExhaustedError,
+    NotImplementedError: rt.UnimplementedError,
+}
+"""TensorFlow's error for an exception of a Python function; UnknownError for all others."""
+
+
+def _as_error_of_step(error: Exception) -> rt.OpError:
+    """Returns the error of the step for an exception of a Python function."""
+    if isinstance(error, rt.OpError):
+        return error
+    fits = (known for kind, known in _ERRORS.items() if isinstance(error, kind))
+    return next(fits, rt.UnknownError)(f"{type(error).__name__}: {error}")
+
+
 def _convert_results(given: Any, types: Sequence[DType], listed: bool) -> Sequence[object]:
     if not types and given is None:
         return []
@@ -94,13 +112,20 @@ def py_func(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function of numpy arrays in the process of the session, wherever the other operations run."""
+    """Calls a Python function of numpy arrays in the process of the session, wherever the other operations run.
+
+    An exception of the function is an error of the step. TypeError and ValueError become InvalidArgumentError,
+    StopIteration OutOfRangeError, and an exception that has no kind in TensorFlow UnknownError.
+    """
     several = isinstance(Tout, list | tuple)
     types = [as_dtype(t).dtype for t in (Tout if several else [Tout])]
 
     def call(session: object, arrays: Sequence[Array]) -> Sequence[object]:
-        # TensorFlow gives scalars to the function as numpy's numbers.
-        given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
+        try:
+            # TensorFlow gives scalars to the function as numpy's numbers.
+            given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
+        except Exception as error:
+            raise _as_error_of_step(error) from error
         # A list for a single dtype is one array.
         listed = several or len(types) != 1
         return _convert_results(given, types, listed)

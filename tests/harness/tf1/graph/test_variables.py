@@ -221,3 +221,13 @@ def test_local_variables_are_apart() -> None:
         )
         assert sess.run(tf.report_uninitialized_variables()).size == 0
         assert sess.run(tf.is_variable_initialized(mine))
+
+
+def test_initial_value_keeps_its_dtype() -> None:
+    """get_variable with an initial value takes the dtype of the value, whatever dtype is asked for."""
+    with tf.Graph().as_default():
+        made = [
+            tf.get_variable(f"v{i}", initializer=value, dtype=tf.float32)
+            for i, value in enumerate((0, 1.5, np.zeros(2), tf.constant(True)))
+        ]
+    assert [v.dtype for v in made] == [tf.int32, tf.float32, tf.float64, tf.bool]

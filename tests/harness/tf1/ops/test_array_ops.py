@@ -265,3 +265,16 @@ def test_string_outside_is_named() -> None:
         picked = words[5]
         with pytest.raises(tf.errors.InvalidArgumentError, match="'words:0'.*out of bounds"):
             session.run(picked, {words: ["a", "b"]})
+
+
+def test_sizes_of_wide_tensor_widen_nothing() -> None:
+    """A tensor made of literals and the sizes of another is as wide as the literals, and has no gradient."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float64, [None])
+        n = tf.shape(x)[0]
+        made = [tf.fill([n, 2], 1.5), tf.range(n), tf.linspace(0.0, 1.0, n), tf.zeros([n])]
+        assert [t.dtype for t in made] == [tf.float32, tf.int32, tf.float32, tf.float32]
+        assert tf.gradients(made[0], [x]) == [None]
+        with tf.Session() as sess:
+            found = sess.run(made, {x: np.zeros(2)})
+    assert [a.dtype.name for a in found] == ["float32", "int32", "float32", "float32"]

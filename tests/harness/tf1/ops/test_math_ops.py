@@ -238,3 +238,13 @@ def test_operation_names_are_tensorflows() -> None:
         named = tf.matmul(x, x, name="product")
         assert (named.op.name, named.op.type) == ("product", "MatMul")
         assert tf.add(x, x).name == "Add:0" and tf.reduce_mean(x).op.type == "Mean"
+
+
+def test_absolute_value_by_operator_has_slope() -> None:
+    """The derivative of ``abs(x)`` is that of ``tf.abs(x)``: 0 at 0."""
+
+    def slopes() -> list[tf.Tensor]:
+        x = tf.constant([-2.0, 0.0, 3.0])
+        return tf.gradients(abs(x), [x]) + tf.gradients(tf.abs(x), [x])
+
+    assert [found.tolist() for found in evaluate(slopes)] == [[-1, 0, 1]] * 2

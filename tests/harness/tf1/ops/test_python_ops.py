@@ -1,0 +1,28 @@
+"""``tf.py_func``: the errors of its function are errors of the step."""
+
+import pytest
+
+import harness.tf1 as tf
+from tests.harness.tf1.kit import evaluate
+
+ERRORS = [
+    (ValueError("a value"), tf.errors.InvalidArgumentError),
+    (TypeError("a type"), tf.errors.InvalidArgumentError),
+    (StopIteration(), tf.errors.OutOfRangeError),
+    (MemoryError(), tf.errors.ResourceExhaustedError),
+    (NotImplementedError(), tf.errors.UnimplementedError),
+    (ZeroDivisionError("by zero"), tf.errors.UnknownError),
+    (tf.errors.DataLossError("lost"), tf.errors.DataLossError),
+]
+
+
+@pytest.mark.parametrize(("raised", "wanted"), ERRORS, ids=lambda e: getattr(e, "__name__", ""))
+def test_function_error_is_step_error(raised: Exception, wanted: type[Exception]) -> None:
+    """An exception of the function becomes TensorFlow's kind of error, with the exception as its cause."""
+
+    def fail() -> None:
+        raise raised
+
+    with pytest.raises(wanted) as found:
+        evaluate(lambda: tf.py_func(fail, [], tf.int64))
+    assert raised in (found.value, found.value.__cause__)
