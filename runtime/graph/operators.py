@@ -122,7 +122,8 @@ class Operators(Generic[Result]):
         return _apply_unary("pos", operator.pos, self)
 
     def __abs__(self) -> Result:
-        return _apply_unary("Abs", _magnitude, self)
+        # JAX's derivative of abs at 0 is 1, TensorFlow's is 0.
+        return _apply_unary("Abs", lambda x: jnp.abs(x) * (x != 0), self)
 
     def __invert__(self) -> Result:
         return _apply_unary("LogicalNot", operator.invert, self)
@@ -210,12 +211,6 @@ def _is_number(part: object) -> bool:
     return (
         getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
     )
-
-
-def _magnitude(x: jax.Array) -> jax.Array:
-    """Returns the absolute value, with the derivative 0 at 0."""
-    # JAX's derivative of abs at 0 is 1, TensorFlow's is 0.
-    return jnp.where(x == 0, jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
 
 
 def _apply_unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
