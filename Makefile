@@ -128,10 +128,10 @@ format: $(STAMP) ## Put imports and layout in order.
 tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the cases that harness.tf1 is compared with.
 	$(PEERS)/bin/python -m tests.harness.tf1.oracle.record tests/harness/tf1/oracle/tensorflow_2_21.json
 	$(PEERS)/bin/python -m tests.harness.tf1.oracle.inputs tests/harness/tf1/oracle/inputs_2_21.json
-	$(PEERS)/bin/python -m tests.harness.tf1.drawn.running record 120 tests/harness/tf1/drawn/drawn_2_21.json
+	$(PEERS)/bin/python -m tests.harness.tf1.oracle.running record 120 tests/harness/tf1/oracle/drawn_2_21.json
 
 tf1-drawn: $(STAMP) $(PEERS_STAMP) ## Draw small TF1 programs that run in TensorFlow and in harness.tf1, and show where they differ; N=2000, SEED=0.
-	$(BIN)/python -m tests.harness.tf1.drawn.running $(or $(N),2000) $(or $(SEED),0) $(PEERS)/bin/python
+	$(BIN)/python -m tests.harness.tf1.oracle.running $(or $(N),2000) $(or $(SEED),0) $(PEERS)/bin/python
 
 docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with a reference of all public names.
 	$(BIN)/python docs/site.py

@@ -6,10 +6,10 @@ import pathlib
 import pytest
 
 import harness.tf1 as tf
-from tests.harness.tf1.drawn import running
-from tests.harness.tf1.drawn.drawing import Statement, draw
+from tests.harness.tf1.oracle import running
+from tests.harness.tf1.oracle.drawing import Statement, draw
 
-RECORD = json.loads((pathlib.Path(__file__).parent / "drawn_2_21.json").read_text())
+RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "drawn_2_21.json").read_text())
 TENSORFLOW = pathlib.Path(".venv-bench/bin/python")
 PARTS = 4
 
