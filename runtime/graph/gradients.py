@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -212,7 +213,7 @@ class _BackwardPass:
         elif isinstance(op.body, Pure):
             cotangents = [_sum_parts(self._gradients[t]) for t in used]
             backward = pure(
-                _make_backward(op.body.fn, len(op.inputs), needed, [t.index for t in used]),
+                Backward(op, tuple(needed), tuple(t.index for t in used)),
                 [*op.inputs, *cotangents],
                 [(op.inputs[i].shape, op.inputs[i].dtype) for i in needed],
                 f"{op.name}_grad",
@@ -228,32 +229,37 @@ class _BackwardPass:
         return is_on_path and tensor not in self._stopped and _is_differentiable(tensor)
 
 
-def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequence[int]) -> ArrayFn:
-    """Makes a function of ``count`` inputs of ``fn`` and of cotangents, which returns the cotangents of inputs.
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """The backward function of a pure operation, from its inputs and cotangents to cotangents of inputs.
 
-    Args:
-        fn: the forward function.
-        count: number of its inputs.
+    Attributes:
+        forward: the operation.
         needed: places of the inputs whose cotangents are returned.
         used: places of the outputs whose cotangents are given.
     """
 
-    def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    forward: Operation
+    needed: tuple[int, ...]
+    used: tuple[int, ...]
+
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """Returns the cotangents of the needed inputs."""
+        count, body = len(self.forward.inputs), self.forward.body
+        assert isinstance(body, Pure)
         inputs, cotangents = list(arrays[:count]), arrays[count:]
-        assert len(cotangents) == len(used), "an output has no cotangent"
+        assert len(cotangents) == len(self.used), "an output has no cotangent"
 
         def forward(*differentiated: jax.Array) -> tuple[AnyArray, ...]:
-            for place, array in zip(needed, differentiated, strict=True):
+            for place, array in zip(self.needed, differentiated, strict=True):
                 inputs[place] = array
-            outputs = fn(*inputs)
-            return tuple(outputs[i] for i in used)
+            outputs = body.fn(*inputs)
+            return tuple(outputs[i] for i in self.used)
 
         # The forward pass is computed anew here. XLA merges it with the forward pass of the same
         # stage.
-        _, vjp = jax.vjp(forward, *[inputs[i] for i in needed])
+        _, vjp = jax.vjp(forward, *[inputs[i] for i in self.needed])
         return tuple(vjp(tuple(cotangents)))
-
-    return backward
 
 
 def _make_ones(y: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> ClosedJaxpr:
     """Traces ``fn`` for these arguments, in 64-bit mode if ``wide``, and returns the jaxpr."""
     with jax.enable_x64(wide):
-        return jax.make_jaxpr(fn)(*avals)
+        jaxpr: ClosedJaxpr = jax.jit(fn).trace(*avals).jaxpr
+        return jaxpr
 
 
 _guessing: ContextVar[bool] = ContextVar("guessing", default=False)

@@ -64,7 +64,7 @@ def draw_alike(
         )
         if not is_draw or sum(specs[t].nbytes for t in op.outputs) > LARGEST:
             return None
-        form = _describe_jaxpr(jaxprs[op])
+        form = describe_jaxpr(jaxprs[op])
         return form and (form, *(None if t in made else t for t in op.inputs))
 
     for alike in _group_alike(operations, describe_draw):
@@ -126,7 +126,7 @@ def _store_results(
             values.setdefault(tensor, results[place])
 
 
-def _describe_jaxpr(jaxpr: ClosedJaxpr) -> Hashable:
+def describe_jaxpr(jaxpr: ClosedJaxpr) -> Hashable:
     """Describes a jaxpr. Jaxprs that compute the same have equal descriptions.
 
     Returns None if the jaxpr cannot be described. The jitted functions in a jaxpr are compared by

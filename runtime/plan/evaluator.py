@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from runtime.graph.op_kinds import Attrs
 from runtime.tensor_spec import AnyArray, Array
@@ -29,12 +29,25 @@ sub:subtract tanh:tanh
 """.split()
 )
 """Operations of JAX, each with the numpy function that takes the same arrays."""
-_DTYPES: Final = frozenset("bool int32 int64 float32 float64".split())
+_DTYPES: Final = frozenset(map(np.dtype, "bool int32 int64 float32 float64".split()))
 """The dtypes that numpy computes as XLA does; numpy sums narrower reals less exactly."""
 _ONLY_REALS: Final = frozenset("div integer_pow logistic pow rsqrt".split())
 """Operations that numpy computes as XLA does for floating point numbers only."""
-_CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+_CALLS: Final = {
+    **dict.fromkeys(("jit", "operation"), "jaxpr"),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+}
 """Operations that run another jaxpr once, each with the parameter that holds the jaxpr."""
+_operation = Primitive("operation")
+"""The call of a whole operation of the graph. No compiler knows this primitive."""
+_operation.multiple_results = True
+_operation.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+
+
+def call_whole(jaxpr: ClosedJaxpr, arguments: Sequence[AnyArray]) -> Sequence[AnyArray]:
+    """Adds a jaxpr to a program to evaluate as one equation, since each equation takes JAX some time."""
+    results: Sequence[AnyArray] = _operation.bind(*arguments, jaxpr=jaxpr)
+    return results
 
 
 def _elementwise(function: Callable[..., object]) -> Callable[..., object]:
@@ -90,7 +103,7 @@ def fits_numpy(equation: JaxprEqn) -> bool:
     # A reduction of no element is an error in numpy.
     if (
         name not in IN_NUMPY
-        or not {str(aval.dtype) for aval in avals} <= _DTYPES
+        or not {aval.dtype for aval in avals} <= _DTYPES
         or any(0 in aval.shape for aval in avals)
     ):
         return False

@@ -6,6 +6,7 @@ jaxpr of any kind.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from runtime.expressions.reader import read_expressions
 from runtime.expressions.writer import write_expressions
 from runtime.graph.op_kinds import ArrayFn
 from runtime.graph.tracing import aval, trace
-from runtime.plan.evaluator import pays
+from runtime.plan.evaluator import call_whole, pays
 from runtime.plan.plan import Program
 from runtime.tensor_spec import TensorSpec
 
@@ -31,7 +32,8 @@ def own_program(
     """Makes a program for a task of this process, in 64-bit mode.
 
     Args:
-        run: a JAX function from arrays to a tuple of arrays.
+        run: a JAX function from arrays to a tuple of arrays. ``apply(jaxpr, arrays)`` is its way to
+            call a jaxpr.
         arguments: shape and dtype of each argument.
         platform: XLA's name of the platform of the task's device.
         is_rare: True for shapes that are not worth a compilation yet.
@@ -40,13 +42,16 @@ def own_program(
         InvalidArgumentError: the program calls Python, or needs several devices.
     """
     with jax.enable_x64(True):
-        traced = jax.jit(run).trace(*(aval(s.shape, s.dtype) for s in arguments))
-        results = _describe_results(traced.jaxpr)
-        # The text of the module is the identity of a compiled program only, and takes longer than
-        # the trace.
-        if is_rare and platform == "cpu" and pays(traced.jaxpr):
-            name = f"evaluated {concurrency.random_id(63):x}".encode()
-            return Program(name, tuple(arguments), results, traced.jaxpr, is_evaluated=True)
+        avals = [aval(s.shape, s.dtype) for s in arguments]
+        if is_rare and platform == "cpu":
+            jaxpr = trace(functools.partial(run, apply=call_whole), avals, True)
+            if pays(jaxpr):
+                # The text of the module is the identity of a compiled program only, and takes
+                # longer than the trace.
+                name = f"evaluated {concurrency.random_id(63):x}".encode()
+                results = _describe_results(jaxpr)
+                return Program(name, tuple(arguments), results, jaxpr, is_evaluated=True)
+        traced = jax.jit(run).trace(*avals)
         module = traced.lower(lowering_platforms=(platform,)).as_text()
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
     if traced.jaxpr.effects or _CALLBACK.search(module):
@@ -55,6 +60,7 @@ def own_program(
         )
     if "mhlo.num_partitions = 1 " not in module:
         raise InvalidArgumentError("a stage runs on one device, this program wants several")
+    results = _describe_results(traced.jaxpr)
     return Program(module.encode(), tuple(arguments), results, traced.jaxpr)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.extend
@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from runtime.errors import InvalidArgumentError, one_line
 from runtime.expressions.writer import NotInTableError, write_expressions
+from runtime.graph.gradients import Backward
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import (
     Attrs,
@@ -27,7 +28,7 @@ from runtime.graph.op_kinds import (
     runs_on_host,
 )
 from runtime.graph.tracing import aval, needs_64_bit, trace
-from runtime.plan.draws import draw_alike
+from runtime.plan.draws import describe_jaxpr, draw_alike
 from runtime.plan.exporting import own_program, write_program
 from runtime.plan.partition import is_write
 from runtime.plan.place import Device
@@ -36,6 +37,8 @@ from runtime.tensor_spec import AnyArray, TensorSpec
 
 _RETURN_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
 """Types of the updates whose output is the new value of the variable."""
+Apply: TypeAlias = Callable[[ClosedJaxpr, Sequence[AnyArray]], Sequence[AnyArray]]
+"""A way to call a jaxpr."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,17 @@ def trace_all(
     """
     specs: dict[Tensor, TensorSpec] = dict(feeds)
     jaxprs: dict[Operation, ClosedJaxpr] = {}
+    gradients: dict[Hashable, ClosedJaxpr] = {}
     for op in operations:
         body = op.body
         if isinstance(body, Pure | Update):
-            jaxprs[op] = _trace_one(op, body, _find_arguments(op, specs, alias))
+            arguments = _find_arguments(op, specs, alias)
+            # JAX takes longer to derive a gradient than to trace its function, and the gradients of
+            # equal functions are equal.
+            key = _describe_gradient(op, jaxprs, arguments)
+            jaxprs[op] = gradients.get(key) or _trace_one(op, body, arguments)
+            if key is not None:
+                gradients[key] = jaxprs[op]
             results = [TensorSpec.of(a) for a in jaxprs[op].out_avals]
             # The outputs of a deferred update are the kernel's.
             if isinstance(body, Deferred):
@@ -128,6 +138,17 @@ def trace_all(
         for tensor, spec in found:
             specs.setdefault(tensor, spec)
     return TracedStep(jaxprs, specs, alias, is_rare)
+
+
+def _describe_gradient(
+    op: Operation, jaxprs: Mapping[Operation, ClosedJaxpr], arguments: Sequence[TensorSpec]
+) -> Hashable:
+    """Describes a gradient by the jaxpr of its forward function; None for any other operation."""
+    fn = getattr(op.body, "fn", None)
+    if not isinstance(fn, Backward) or fn.forward not in jaxprs:
+        return None
+    form = describe_jaxpr(jaxprs[fn.forward])
+    return form and (form, fn.needed, fn.used, op.wide, *arguments)
 
 
 def static_spec(tensor: Tensor) -> TensorSpec:
@@ -296,14 +317,14 @@ def _make_program(
     device, operations, traced = source.device, source.operations, source.traced
     variables, reads, writes = accesses
 
-    def run_operations(*arguments: jax.Array) -> tuple[AnyArray, ...]:
+    def run_operations(*arguments: jax.Array, apply: Apply = _apply_jaxpr) -> tuple[AnyArray, ...]:
         now: dict[VariableSpec, AnyArray] = dict(
             zip((variables[i] for i in reads), arguments, strict=False)
         )
         values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
         draw_alike(operations, traced.jaxprs, traced.specs, values)
         for op in operations:
-            _evaluate_operation(op, traced, now, values)
+            _evaluate_operation(op, traced, now, values, apply)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
         # Each program has a result that shows when the program is done. A written variable does not
         # show the end: the next program may have taken over its memory.
@@ -401,6 +422,7 @@ def _evaluate_operation(
     traced: TracedStep,
     now: dict[VariableSpec, AnyArray],
     values: dict[Tensor, AnyArray],
+    apply: Apply,
 ) -> None:
     """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""
     body = op.body
@@ -413,14 +435,12 @@ def _evaluate_operation(
         # The outputs were drawn in a loop, or are fed.
         if values.keys() >= {*op.outputs}:
             return
-        results = _apply_jaxpr(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
+        results = apply(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
     else:
         assert isinstance(body, Update)
         old = [] if body.overwrites else [now[v] for v in body.variables]
         given = op.inputs[body.kernel_inputs :] if isinstance(body, Deferred) else op.inputs
-        everything = _apply_jaxpr(
-            traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)]
-        )
+        everything = apply(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)])
         now.update(zip(body.variables, everything, strict=False))
         # The outputs of a deferred update are the kernel's.
         if isinstance(body, Deferred):

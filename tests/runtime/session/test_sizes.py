@@ -106,6 +106,81 @@ def test_questions_about_a_size_are_answered(asks: Callable[[int], bool], sizes:
             assert session.run(sign, {x: np.ones(size)}).tolist() == [value] * size
 
 
+def _scaled_by_size(x: jax.Array, w: jax.Array) -> jax.Array:
+    @jax.custom_vjp
+    def multiply(a: jax.Array) -> jax.Array:
+        return a
+
+    # The rule asks for the size, and the function does not.
+    multiply.defvjp(lambda a: (a, None), lambda _, g: (g if x.shape[0] % 2 else 3 * g,))
+    return multiply(x @ w).sum()
+
+
+LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "broadcasts": lambda x, w: ((x @ w + w[0]) * x.sum(1)[:, None]).sum(),
+    "calls": lambda x, w: jax.nn.log_softmax(jax.nn.relu(x @ w)).sum(),
+    "means": lambda x, w: jnp.mean(x @ w) + jnp.std(x @ w),
+    "questions": lambda x, w: (x @ w).sum() * (2 if x.shape[0] in {3, 6} else -1),
+    "powers of a size": lambda x, w: ((abs(x @ w) + 1) ** (x.shape[0] / 4)).sum(),
+    "other sizes": lambda x, w: jnp.concatenate([x[:-1] @ w, x @ w]).reshape(-1).prod(),
+    "loops": lambda x, w: jnp.cumsum(jnp.sin(x @ w), 0).max(),
+    "rules": _scaled_by_size,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_one_size(name: str) -> None:
+    """The gradient of each size is JAX's, also where a size is that of another tensor."""
+    find_loss = LOSSES[name]
+    w = np.linspace(-0.5, 0.6, 12, dtype=np.float32).reshape(4, 3)
+    drawn = np.random.default_rng(1)
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None, 4])
+        weights = rt.placeholder(np.float32, [4, 3])
+        slope = rt.gradients(rt.call(lambda a, b: find_loss(a * 1.5, b), x, weights * 2), weights)
+        for size in (9, 2, 5, 6, 4, 3, 1, 12, 8):
+            fed = drawn.normal(size=(size, 4)).astype(np.float32)
+            wanted = jax.grad(lambda b, fed=fed: find_loss(fed * 1.5, b * 2))(w)
+            found = session.run(slope, {x: fed, weights: w})
+            np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-4)
+
+
+def test_two_unknown_sizes_differ_or_not() -> None:
+    """The gradients are right for equal and for different sizes of two placeholders."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        x, y = rt.placeholder(np.float32, [None]), rt.placeholder(np.float32, [None])
+        total = rt.numpy.sum(rt.numpy.tanh(x[:, None] * y) * y)
+        slopes = rt.gradients(total, [x, y])
+        for sizes in ((7, 7), (2, 3), (4, 4), (5, 5), (3, 2), (6, 6), (8, 3), (3, 1), (9, 2)):
+            a, b = (np.linspace(-1, 2, n, dtype=np.float32) for n in sizes)
+            wanted = jax.grad(lambda a, b: (jnp.tanh(a[:, None] * b) * b).sum(), (0, 1))(a, b)
+            for found, slope in zip(session.run(slopes, {x: a, y: b}), wanted, strict=True):
+                np.testing.assert_allclose(found, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_gradients_are_derived_once() -> None:
+    """JAX derives the gradient of equal functions of one size once, and other gradients each by itself."""
+    called = []
+
+    def make_power(exponent: float) -> Callable[[jax.Array], jax.Array]:
+        def power(a: jax.Array) -> jax.Array:
+            called.append(exponent)
+            return a**exponent
+
+        return power
+
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        powers = [rt.call(make_power(e), x) for e in (2.5, 2.5, 3.5)]
+        fetches = [powers, [rt.gradients(power, x) for power in powers]]
+        session.run(fetches, {x: np.ones(4)})
+        called.clear()
+        values, slopes = session.run(fetches, {x: np.full(5, 4)})
+        assert sorted(called) == [2.5, 2.5, 2.5, 3.5, 3.5]
+        assert [v[0] for v in values] == [32, 32, 128]
+        assert [s[0] for s in slopes] == [20, 20, 112]
+
+
 def test_results_are_the_callers() -> None:
     """A caller may change a feed after the step, and a fetched value; the variable stays."""
     with rt.Graph().as_default(), rt.Session() as session:
