@@ -97,6 +97,7 @@ class Coordinator:
             again = not first and self._error is not None and self._error[0] is error
             # After join() a failure is raised here and stops nothing: no thread is left.
             self._stopping = self._stopping or not (joined and failed)
+            assert self._stopping or self._error is None, "an error is a stop"
             self._changed.notify_all()
         if not failed or error is None:
             return
@@ -205,6 +206,12 @@ class Coordinator:
         """True after the end of `join`."""
         with self._changed:
             return self._joined
+
+    @property
+    def failed(self) -> bool:
+        """True if an exception has stopped the threads."""
+        with self._changed:
+            return self._error is not None
 
     def raise_requested_exception(self) -> None:
         """Raises the exception that stopped the threads, with its traceback; returns when there is none.
@@ -436,7 +443,7 @@ class GracePeriod:
             return False
         if self._stopped_at is None:
             self._stopped_at = concurrency.monotonic()
-        return failed(self.coord) or concurrency.monotonic() - self._stopped_at >= self.grace_secs
+        return self.coord.failed or concurrency.monotonic() - self._stopped_at >= self.grace_secs
 
     def at_most(self, secs: float) -> float:
         """Returns ``secs``, or the seconds that are left if less, and 0.1 at least.
@@ -474,12 +481,3 @@ class GracePeriod:
     def end(self) -> None:
         """Ends all waits now."""
         self._over.set()
-
-
-def failed(coord: Coordinator) -> bool:
-    """Returns True if an exception has stopped a coordinator."""
-    try:
-        coord.raise_requested_exception()
-    except BaseException:  # noqa: B036 - it is looked at, not handled: join() raises it again
-        return True
-    return False

@@ -88,6 +88,9 @@ class CheckpointManifest:
     snapshot: int = 0
     with_nan: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        assert self.variables.keys() >= set(self.with_nan)
+
     @property
     def nan_text(self) -> str:
         """The first names of ``with_nan``, for a message."""

@@ -158,6 +158,7 @@ def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
     for s in slices:
         key, dtype, shape = s.array.key, dtype_name(s.array.dtype), s.array.full_shape
         known = found.get(key, StoredArray(key, key, dtype, shape, s.encoded))
+        assert (known.dtype, known.shape) == (dtype, shape), "parts of one array are alike"
         found[key] = replace(known, slices=(*known.slices, (s.task, s.array.offset, s.array.shape)))
     return found
 

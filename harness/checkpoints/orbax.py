@@ -127,6 +127,7 @@ class SeriesDirectory:
             stack.callback(manager.close)
             self._cleaned = True
             manifest = phases.begin(max(sequence.values(), default=0) + 1)
+            assert manifest.sequence > max(sequence.values(), default=0)
             sequence[step] = manifest.sequence
             displaced = self._move_aside(manager, step)
             try:

@@ -212,6 +212,7 @@ class SaveJob:
 
     def write(self, item: str) -> Future[None]:
         """Starts to write: every task writes its variables into a store below a directory."""
+        assert not self._item, "a save writes once"
         # Orbax gives a temporary name, and the manifest has the final one.
         self._item = os.path.basename(item).partition(layout.TEMPORARY)[0]
         return in_thread(lambda: self._write_arrays(item), "checkpoint-write")
@@ -245,6 +246,7 @@ class SaveJob:
         Raises:
             DataLossError: An array is missing, so the checkpoint could not be restored.
         """
+        assert self._item, "the arrays come before the manifest"
         item = str(epath.Path(temporary) / self._item)
         self._check_writers(item)
         problems = storage.lacking(item, [v.stored for v in self._manifest.variables.values()])

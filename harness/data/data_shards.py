@@ -254,6 +254,7 @@ class DataShards:
         )
         if block < 0:
             return block, []
+        assert block < self.num_blocks
         numbers = (
             block * self._block_batches + i
             for i in range(self._block_batches)
@@ -309,6 +310,7 @@ class DataShards:
             epoch, first = divmod(place, self.num_examples)
             parts.append(self._order(epoch)[first : first + end - place])
             place += len(parts[-1])
+        assert place == end, "all batches have one size"
         marks = lease_table.mark(self._slots, number, self._block_batches)
         return LeasedBatch(
             number, start / self.num_examples, np.concatenate(parts), {self._marks: marks}
@@ -587,6 +589,7 @@ def gone_owners(
     }
     done = {task for record in records for task in record.done}
     gone = []
+    assert lease_table.FREE not in owners
     for owner in sorted(owners):
         task = joined.get(owner)
         silences = (

@@ -68,6 +68,7 @@ def mark(slots: int, number: int, block_batches: int) -> Array:
         block_batches: Number of batches in a block.
     """
     block, bit = divmod(number, block_batches)
+    assert bit < BLOCK, "a mark has a bit for each batch"
     marks = np.zeros(slots, np.int32)
     # The lap tells a block from the block that had the slot before.
     marks[block % slots] = (block // slots % _LAPS) << 16 | 1 << bit

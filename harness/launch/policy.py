@@ -379,6 +379,7 @@ def _stop_first(
     out: list[Instruction],
 ) -> LaunchState:
     """Stops the tasks of the first jobs: `terminated` by SIGTERM, the others by SIGINT."""
+    assert state.stage is RunStage.RUNNING, "tasks are stopped once"
     out += _stop_signals(state, terminated)
     return replace(
         _drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs
@@ -438,6 +439,7 @@ def _running_tasks(state: LaunchState, *jobs: str) -> list[LaunchTask]:
 
 
 def _with_task(state: LaunchState, task: LaunchTask, new: LaunchedTask) -> LaunchState:
+    assert task in state.tasks, "the tasks of a run are known at its begin"
     return replace(state, tasks={**state.tasks, task: new})
 
 

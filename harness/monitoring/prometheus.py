@@ -126,6 +126,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                 raise
         with self._lock:
             self._begun[request] = concurrency.monotonic()
+            assert len(self._begun) <= REQUESTS
         try:
             super().process_request(request, client_address)
         except BaseException:

@@ -78,6 +78,7 @@ def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[QuorumOrders]:
                     quorum.status(),
                 ),
             )
+    assert made[0].beside is quorums[0].beside, "the leader stands first"
     return made
 
 
@@ -195,6 +196,7 @@ class SyncRunner:
             logging.warning(
                 "%s: step %d was applied on some ps only: the others follow", self.name, plan.step
             )
+            assert plan.behind[-1] == 0, "the leader follows last"
             for i in plan.behind:
                 sess.run(
                     self.tasks[i].follow,

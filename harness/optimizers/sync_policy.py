@@ -109,6 +109,7 @@ def settle(claims: Sequence[ClaimReply]) -> SettlementPlan:
     if not ahead:
         return SettlementPlan(forget=forget)
     behind = tuple(i for i, c in enumerate(others, 1) if c.step == leader.step)
+    assert not {0, *behind}.intersection(forget), "an order to apply is not one to forget"
     return SettlementPlan(leader.step, ahead[0].workers, (*behind, 0), forget)
 
 

@@ -328,6 +328,7 @@ class _RayCluster:
 
     def _on_place(self, task: LaunchTask, place: str) -> None:
         seat = self._seats[task]
+        assert seat.placing, "a place was asked for"
         seat.place = place
         if seat.address and seat.address != place and task.job == PS:
             _print_line(
@@ -351,6 +352,7 @@ class _RayCluster:
 
     def _on_end(self, task: LaunchTask, ended: TaskEnd) -> policy.TaskExited:
         seat = self._seats[task]
+        assert seat.runs, "an end follows a start"
         seat.runs = False
         seat.error = cloudpickle.loads(ended.error) if ended.error is not None else None
         if ended.returncode == 0 and ended.result is not None:

@@ -339,6 +339,7 @@ class TaskProcesses:
         except ConnectionError:
             code = life.channel.recv(zygote.MESSAGE_BYTES)
         with self.changed:
+            assert life.code is None, "a process ends once"
             life.code = int(code or -signal.SIGKILL)
             life.channel.close()
             self.changed.notify_all()

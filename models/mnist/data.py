@@ -42,6 +42,9 @@ class DataSplit:
     labels: Labels
     """[N], 0 to 9."""
 
+    def __post_init__(self) -> None:
+        assert len(self.pixels) == len(self.labels)
+
     def __len__(self) -> int:
         """Returns the number of images."""
         return len(self.labels)

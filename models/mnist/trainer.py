@@ -173,7 +173,8 @@ def train(config: RunConfig, me: harness.Member) -> None:
         step = int(session.run(graph.global_step))
         if step:
             resume_run(session, step, last, config.logdir)
-        tests = ChiefTests(config, session, graph, supervisor, mnist.test, step, per_epoch)
+        writer = supervisor.summary_writer
+        tests = ChiefTests(config, session, graph, writer, mnist.test, step, per_epoch)
         with deal_feeds(graph, session, mnist.train, batches) as feeds_of_steps:
             while not supervisor.should_stop() and (step < last or config.trains_all_data):
                 profiler.step(step)
@@ -253,9 +254,6 @@ class TrainingGraph:
     train_op: rt.Operation
     global_step: rt.Variable
     summaries: rt.Tensor
-    tested: rt.Tensor
-    """Placeholder of the accuracy on the test set, which ``test_summary`` shows."""
-    test_summary: rt.Tensor
     shards: harness.DataShards | None
 
 
@@ -284,8 +282,6 @@ def build_graph(config: RunConfig, me: harness.Member, steps: int, examples: int
         summaries = harness.summary.merge_all()
         # Two summaries were made above.
         assert summaries is not None
-        tested = rt.placeholder(jnp.float32, [], name="tested")
-        test_summary = harness.summary.scalar("test_accuracy", tested, collections=())
     return TrainingGraph(
         images,
         labels,
@@ -294,8 +290,6 @@ def build_graph(config: RunConfig, me: harness.Member, steps: int, examples: int
         train_op,
         global_step,
         summaries,
-        tested,
-        test_summary,
         shards,
     )
 
@@ -403,7 +397,7 @@ class ChiefTests:
         config: RunConfig,
         session: rt.SessionLike,
         graph: TrainingGraph,
-        supervisor: harness.Supervisor,
+        writer: "harness.FileWriter | None",
         split: data.DataSplit,
         step: int,
         steps_per_epoch: float,
@@ -411,10 +405,8 @@ class ChiefTests:
         """Starts the schedule at a global step; records the hyperparameters of a new run."""
         self._session = session
         self._graph = graph
-        self._supervisor = supervisor
         self._split = split
-        self._writer = supervisor.summary_writer if config.me.is_chief else None
-        self._between = self._writer is not None and config.save_summaries_secs > 0
+        self._writer = writer
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()
         self._test_steps = config.test_epochs * steps_per_epoch or math.inf
         self._next_test = step + self._test_steps
@@ -429,12 +421,10 @@ class ChiefTests:
             step: the global step.
             feeds: the feeds of that step, which the summaries are computed with.
         """
-        if not self._between:
+        if self._writer is None or not self._summary_secs:
             return
         if time.monotonic() >= self._next_summary:
-            self._supervisor.summary_computed(
-                self._session, self._session.run(self._graph.summaries, feeds), step
-            )
+            self._writer.add_summary(self._session.run(self._graph.summaries, feeds), step)
             self._next_summary = time.monotonic() + self._summary_secs
         if step >= self._next_test:
             self.test(step)
@@ -445,8 +435,7 @@ class ChiefTests:
         graph = self._graph
         accuracy = float(mean_over(self._session, graph, self._split, [graph.accuracy])[0])
         if self._writer is not None:
-            shown = self._session.run(graph.test_summary, {graph.tested: accuracy})
-            self._supervisor.summary_computed(self._session, shown, step)
+            self._writer.add_scalars({"test_accuracy": accuracy}, step)
         return accuracy
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, failed
+from harness.coordinator import Coordinator
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training.run import services
 from harness.training.run.supervisor_parts import SupervisorParts
@@ -133,7 +133,7 @@ class ChiefServices:
             while (
                 thread.is_alive()
                 and thread is not concurrency.current_thread()
-                and not failed(self._coord)
+                and not self._coord.failed
             ):
                 saves = isinstance(thread, services.CheckpointThread)
                 thread.join(_LOG_SECS)

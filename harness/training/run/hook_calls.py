@@ -123,14 +123,11 @@ class HookCalls:
         results = raw.run(merged, feeds or None, options, run_metadata)
         managed.seen.note(merged, results)
         given = results["hooks"]
-        self._after_run(
-            managed,
-            context,
-            [
-                SessionRunValues(given.get(n), options, run_metadata)
-                for n in range(len(self._hooks))
-            ],
-        )
+        assert given.keys() == requested.keys(), "each hook gets its own values"
+        values = [
+            SessionRunValues(given.get(n), options, run_metadata) for n in range(len(self._hooks))
+        ]
+        self._after_run(managed, context, values)
         return results["caller"]
 
     def _after_run(

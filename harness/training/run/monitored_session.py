@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator
 from harness.training.run import services
 from harness.training.run.hook_calls import HookCalls
 from harness.training.run.hooks.base import (
@@ -302,7 +302,7 @@ class MonitoredSession:
         if self._session is None:
             return
         try:
-            if clean and not failed(self.coord):
+            if clean and not self.coord.failed:
                 try:
                     self._life.wait_for_others()
                     self._life.finish(
@@ -318,7 +318,7 @@ class MonitoredSession:
                         self._calls.leave, over=False, checkpoint_dir=self._checkpoint_dir
                     )
                     raise
-            elif interrupted and not failed(self.coord):
+            elif interrupted and not self.coord.failed:
                 # Training is not over: the next start continues with what is saved here.
                 self._life.finish(
                     self._calls.leave, over=False, checkpoint_dir=self._checkpoint_dir

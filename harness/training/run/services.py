@@ -255,6 +255,8 @@ class SeriesCheckpoints:
         raw = underlying(session)
         handle = self._save_once(session, wait=False)
         if handle is not None:  # None: the save was skipped
+            # The save before may have ended since it was looked at.
+            self._inspect_save(session)
             self._running, self._within = handle, raw
 
     def _save_once(self, session: rt.SessionLike, *, wait: bool) -> Any:

@@ -21,7 +21,6 @@ from harness.coordinator import (
     Coordinator,
     ExcInfo,
     LooperThread,
-    failed,
 )
 from harness.training.run import services, supervisor_parts
 from harness.training.run.chief_services import ChiefServices
@@ -225,7 +224,7 @@ class Supervisor:
         except Exception as error:
             if (
                 self.coord.should_stop()
-                and not failed(self.coord)
+                and not self.coord.failed
                 and not isinstance(error, _OF_THE_STOP)
             ):
                 logging.error(
@@ -290,12 +289,14 @@ class Supervisor:
             master,
             config,
             max_wait_secs,
-            init_op=self.init_op,
-            saver=self.saver,
-            checkpoint_dir=self.logdir,
-            wait_for_checkpoint=wait_for_checkpoint,
-            init_feed_dict=self.init_feed_dict,
-            init_fn=self.init_fn,
+            {
+                "init_op": self.init_op,
+                "saver": self.saver,
+                "checkpoint_dir": self.logdir,
+                "wait_for_checkpoint": wait_for_checkpoint,
+                "init_feed_dict": self.init_feed_dict,
+                "init_fn": self.init_fn,
+            },
         )
         session = self._life.open(
             source,
@@ -445,7 +446,7 @@ class Supervisor:
                     # ends at once.
                     if (
                         self._life.phase is RunPhase.OVER
-                        or failed(self.coord)
+                        or self.coord.failed
                         or interruption is not None
                     ):
                         raise
@@ -462,7 +463,7 @@ class Supervisor:
     def _stop_and_join(
         self, over: bool, threads: Sequence[Thread] | None, ignores_threads: bool
     ) -> None:
-        if over and not failed(self.coord):
+        if over and not self.coord.failed:
             # The services are still at work: a long wait for other workers has checkpoints, too.
             self._life.wait_for_others()
         self.coord.request_stop()

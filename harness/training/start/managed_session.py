@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, GracePeriod
+from harness.coordinator import Coordinator
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.readiness import Feeds
 from harness.training.start.session_source import RunSessions
@@ -163,7 +163,6 @@ class ManagedSession:
     Args:
         sessions: Sessions of the run: the first one, and a new one in each recovery.
         graph: Graph that is run.
-        grace_period: Grace period after whose end nothing is recovered.
         recover: False raises the error of a lost task, as TF1's session does.
         global_step: Variable that counts the steps, for the log of lost steps; None for none.
         on_recovery: Function that is called with each new session after a recovery, before any step
@@ -175,7 +174,6 @@ class ManagedSession:
         self,
         sessions: RunSessions,
         graph: rt.Graph,
-        grace_period: GracePeriod,
         *,
         recover: bool = True,
         global_step: GlobalStep | None = None,
@@ -185,7 +183,6 @@ class ManagedSession:
         self.graph = graph
         """Graph that is run."""
         self._sessions = sessions
-        self._grace_period = grace_period
         self._recovers = recover
         self._on_recovery = on_recovery
         self._recovery = concurrency.RLock()
@@ -330,8 +327,8 @@ class ManagedSession:
             if not self.closed and (gone := broken.left_tasks):
                 self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
                 raise self.left from error
-            self._grace_period.start_again()
-            if self.closed or self._grace_period.exhausted():
+            self._sessions.grace_period.start_again()
+            if self.closed or self._sessions.grace_period.exhausted():
                 raise error
             started = concurrency.monotonic()
             limit = self._sessions.give_up_secs
@@ -369,7 +366,7 @@ class ManagedSession:
     @property
     def coord(self) -> Coordinator:
         """The coordinator that stops training in this task."""
-        return self._grace_period.coord
+        return self._sessions.grace_period.coord
 
     # Both work on any session: steps of theirs go through ``run``, and so are recovered.
     make_callable = rt.Session.make_callable

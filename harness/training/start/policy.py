@@ -115,11 +115,8 @@ def decide(
         report: Report of the cluster.
         options: Wishes of the user.
     """
-    return (
-        _for_chief(now, report, options)
-        if role is TaskRole.CHIEF
-        else _for_other(now, report, options)
-    )
+    decide_for = _for_chief if role is TaskRole.CHIEF else _for_other
+    return decide_for(now, report, options)
 
 
 def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:

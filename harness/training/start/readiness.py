@@ -221,7 +221,7 @@ def _merge_summaries() -> rt.Tensor | None:
     return merge_all()
 
 
-_PARTS: Mapping[str, tuple[str, Callable[[], object]]] = {
+PARTS: Mapping[str, tuple[str, Callable[[], object]]] = {
     "ready_op": (rt.GraphKeys.READY_OP, rt.report_uninitialized_variables),
     "ready_for_local_init_op": (
         rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,
@@ -252,7 +252,7 @@ def default_part(graph: rt.Graph, name: str) -> Any:
         None for a part that the graph needs not: a ``local_init_op`` without local variables, a
         ``saver`` without variables, a ``summary_op`` without summaries.
     """
-    key, make = _PARTS[name]
+    key, make = PARTS[name]
     found = first_of(graph, key)
     if found is not None:
         return found

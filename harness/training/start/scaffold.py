@@ -92,17 +92,17 @@ class Scaffold:
             RuntimeError: The collection of a default holds more than one item.
         """
         graph = rt.get_default_graph()
-        keys = rt.GraphKeys
-        for key in (keys.INIT_OP, keys.READY_OP, keys.LOCAL_INIT_OP, keys.SUMMARY_OP, keys.SAVERS):
+        # Each part that is missing is looked for in the graph's collections before it is made.
+        for name in _DEFAULTS:
+            if getattr(self, name) is not None:
+                continue
+            key, _ = readiness.PARTS[name]
             if len(graph.get_collection(key)) > 1:
                 raise RuntimeError(
                     f"More than one item in the collection {key!r}. Please indicate which one to "
                     "use by passing it to the Scaffold constructor."
                 )
-        # Each part that is missing is looked for in the graph's collections before it is made.
-        for name in _DEFAULTS:
-            if getattr(self, name) is None:
-                setattr(self, name, readiness.default_part(graph, name))
+            setattr(self, name, readiness.default_part(graph, name))
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
             self.ready_for_local_init_op = readiness.default_part(graph, "ready_for_local_init_op")
         # From here on a training step cannot add to the graph by mistake, which would slow each
@@ -147,7 +147,8 @@ class TrainingSessionCreator(SessionCreator):
         config: rt.SessionConfig | None = None,
         max_wait_secs: float = GIVE_UP_SECS,
     ) -> None:
-        self._scaffold = scaffold or Scaffold()
+        self.scaffold = scaffold or Scaffold()
+        """The scaffold of the graph."""
         self._master = master
         self._config = config
         self.give_up_secs = max_wait_secs
@@ -173,11 +174,6 @@ class TrainingSessionCreator(SessionCreator):
         source = self._session_source()
         self.records, self.probe = source.records, source.probe
 
-    @property
-    def scaffold(self) -> Scaffold:
-        """The scaffold of the graph."""
-        return self._scaffold
-
     def manager(self) -> SessionManager:
         """Returns the session manager, and finalizes the scaffold at the first call."""
         if self._manager is None:
@@ -185,11 +181,11 @@ class TrainingSessionCreator(SessionCreator):
             # The manager's own operations have to be in the graph before the scaffold finalizes it.
             if not graph.finalized:
                 readiness.operations(graph)
-            self._scaffold.finalize()
+            self.scaffold.finalize()
             self._manager = SessionManager(
-                local_init_op=self._scaffold.local_init_op,
-                ready_op=self._scaffold.ready_op,
-                ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+                local_init_op=self.scaffold.local_init_op,
+                ready_op=self.scaffold.ready_op,
+                ready_for_local_init_op=self.scaffold.ready_for_local_init_op,
                 graph=graph,
             )
         return self._manager
@@ -221,7 +217,7 @@ class TrainingSessionCreator(SessionCreator):
             self._master,
             self._config,
             self.give_up_secs,
-            **self._chief_operations(),
+            self._chief_operations(),
         )
 
     def _chief_operations(self) -> dict[str, object]:
@@ -265,7 +261,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         self._checkpoint = checkpoint_filename_with_path
 
     def _chief_operations(self) -> dict[str, object]:
-        scaffold = self._scaffold
+        scaffold = self.scaffold
         return {
             "init_op": scaffold.init_op,
             "saver": scaffold.saver,

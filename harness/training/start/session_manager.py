@@ -81,7 +81,7 @@ class SessionManager:
         A run sets its own. The waits of a manager that a program uses alone end by their limits.
         """
         # Kept by target, as the leadership of a chief must outlive the session that has claimed it.
-        self._records: dict[tuple[str, bool], RunRecords] = {}
+        self._records: dict[tuple[str, TaskRole], RunRecords] = {}
         self._model = ModelInspector(self._graph)
         self.series = ""
         """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where not known."""
@@ -204,7 +204,7 @@ class SessionManager:
         if not master:
             return None
         # A process may play both parts, as tests do, and only a chief's records may lead.
-        key = (master, role is TaskRole.CHIEF)
+        key = (master, role)
         if key not in self._records:
             self._records[key] = RunRecords(
                 master,

@@ -7,7 +7,8 @@ new one in each recovery, with them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from absl import logging
@@ -52,43 +53,37 @@ class SessionSource(Protocol):
         """Opens a session that need not be ready."""
 
 
+@dataclass
 class ManagerSource:
     """The sessions of a session manager, for a task of one role.
 
-    Args:
+    Attributes:
         manager: Manager that makes a session ready. One of the user's own knows neither run records
             nor a probe.
         role: Role of the task.
         graph: Graph of the sessions.
         master: Session target.
         config: Session options.
-        max_wait_secs: Seconds to wait for a session.
-        **operations: Further arguments of the chief's ``prepare_session``.
+        give_up_secs: Seconds that ``ready`` waits at most.
+        operations: Further arguments of the chief's ``prepare_session``.
+        records: Run records of the cluster; None when no other task takes part.
+        probe: Tensor that touches every task with variables; None where none is known.
     """
 
-    def __init__(
-        self,
-        manager: SessionManager,
-        role: TaskRole,
-        graph: rt.Graph,
-        master: str,
-        config: rt.SessionConfig | None,
-        max_wait_secs: float,
-        **operations: Any,
-    ) -> None:
-        self._manager = manager
-        self._role = role
-        self._graph = graph
-        self._master = master
-        self._config = config
-        self._operations = operations
-        self.give_up_secs = max_wait_secs
-        """Seconds that ``ready`` waits at most."""
-        self._knows_run = isinstance(manager, SessionManager)
-        self.records = manager.records(master, config, role) if self._knows_run else None
-        """Run records of the cluster; None when no other task takes part."""
-        self.probe = manager.probe if self._knows_run else None
-        """Tensor that touches every task with variables; None where none is known."""
+    manager: SessionManager
+    role: TaskRole
+    graph: rt.Graph
+    master: str
+    config: rt.SessionConfig | None
+    give_up_secs: float
+    operations: Mapping[str, object]
+    records: RunRecords | None = None
+    probe: rt.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.manager, SessionManager):
+            self.records = self.manager.records(self.master, self.config, self.role)
+            self.probe = self.manager.probe
 
     def ready(self, recovering: bool) -> rt.Session:
         """Opens a session that is ready, as the chief or as another task.
@@ -96,27 +91,24 @@ class ManagerSource:
         Args:
             recovering: True in a recovery, False at the start.
         """
-        config = self._config
+        config, secs = self.config, self.give_up_secs
         # The limit of the options is about the start of the cluster.
         if recovering and config is not None:
             config = replace(config, start_timeout_secs=None)
         # Only the chief has the operations that give variables their values.
-        if self._role is TaskRole.OTHER:
-            return self._manager.wait_for_session(
-                self._master, config=config, max_wait_secs=self.give_up_secs
-            )
-        if self._knows_run:
-            self._operations["recovering"] = recovering
-        return self._manager.prepare_session(
-            self._master, config=config, max_wait_secs=self.give_up_secs, **self._operations
+        if self.role is TaskRole.OTHER:
+            return self.manager.wait_for_session(self.master, config=config, max_wait_secs=secs)
+        operations: dict[str, Any] = dict(self.operations)
+        if isinstance(self.manager, SessionManager):
+            operations["recovering"] = recovering
+        return self.manager.prepare_session(
+            self.master, config=config, max_wait_secs=secs, **operations
         )
 
     def bare(self) -> rt.Session:
         """Opens a session that need not be ready."""
         return rt.Session(
-            self._master,
-            self._graph,
-            readiness.filtered(self._config, self._graph, self.give_up_secs),
+            self.master, self.graph, readiness.filtered(self.config, self.graph, self.give_up_secs)
         )
 
 

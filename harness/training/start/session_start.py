@@ -352,6 +352,7 @@ class SessionStart:
             path = request.restore(session)
             done = f"Restored: {path}"
         else:
+            assert action is StartAction.INITIALIZE
             if request.init_op is not None:
                 session.run(request.init_op, request.init_feed_dict)
             if request.init_fn is not None:

@@ -43,7 +43,7 @@ from collections.abc import Callable
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, GracePeriod, failed
+from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
 from harness.training.start.global_step import GlobalStep, warn_if_uncounted
 from harness.training.start.managed_session import ManagedSession
@@ -150,7 +150,6 @@ class Lifecycle:
         session = ManagedSession(
             sessions,
             graph,
-            self.grace_period,
             recover=recover,
             global_step=global_step,
             on_recovery=on_recovery,
@@ -194,7 +193,7 @@ class Lifecycle:
         # The thread that waits for orders of others has done its work: this task stops already.
         if run.records is not None:
             run.records.close()
-        limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
+        limit = min(FAILURE_GRACE_SECS, self.grace_secs) if self.coord.failed else self.grace_secs
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
             phase = self.phase
             # The stop may have been cleared: a thread of its own watches the next session.

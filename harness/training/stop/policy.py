@@ -215,4 +215,5 @@ def after_loss(state: WaitState, now: float, limits: WaitLimits) -> WaitState:
         now: The time.
         limits: Silences after which no task is waited for.
     """
+    assert now >= state.answered_at >= state.began, "the clock only goes forward"
     return replace(state, over=now - state.answered_at >= limits.ps_secs)

@@ -264,9 +264,6 @@ class _Leave:
         self._leaving = weakref.ref(error)
         return error
 
-    def _is_swallowed(self) -> bool:
-        return self._raised and self._leaving is not None and self._leaving() is None
-
     def discarded(self, what: sys.UnraisableHookArgs) -> None:
         """Sends a signal again whose exception Python could not raise; called as ``sys.unraisablehook``."""
         if isinstance(what.exc_value, _Leaving):
@@ -296,7 +293,8 @@ class _Leave:
                 if until == self._until:
                     _cut_off(self._grace_secs)
                 look_at = concurrency.monotonic() + self._grace_secs * SWALLOWED_SHARE
-                if self._is_swallowed():
+                # The program has caught or dropped the exception: no frame holds it any more.
+                if self._raised and self._leaving is not None and self._leaving() is None:
                     logging.warning(
                         "SIGTERM once more: its SystemExit was caught or discarded, and the block "
                         "goes on"
@@ -365,6 +363,7 @@ def shielded() -> Iterator[list[int]]:
             signal.signal(number, handler)
     if held and failure is not None:
         logging.error("%s", failure)
+    assert before.keys() >= set(held), "a held signal has a handler"
     # After the handlers are back: one of these may raise, and the rest must find the handlers as
     # they were.
     for number in held:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import failed
 from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.policy import WaitLimits, WaitNews, WaitState, after_answer, after_loss
 from harness.training.stop.task_run import TaskRun
@@ -45,7 +44,7 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
     # No session has this number of recoveries, so the first round informs the ps tasks.
     state, rested = WaitState(now, now), -1
     try:
-        while not state.over and not failed(session.coord):
+        while not state.over and not session.coord.failed:
             # A recovery within this wait ends when the wait does.
             grace_period.deadline = state.answered_at + run.silence_secs
             try:

@@ -12,6 +12,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.checkpoints.save_job import SaveHandle
 from harness.training.run.services import SeriesCheckpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.losses import loss_of
@@ -187,6 +188,51 @@ def test_changed_since_knows_changed_variables(tmp_path: pathlib.Path) -> None:
         with ckit.cluster(2) as (server, _), ckit.session(server, graph) as sess:
             ckit.initialize(sess, list(v.values()))
             assert savers[0].changed_since(sess, first) is None
+
+
+class HeldSaver(harness.Saver):
+    """Ends a save in the background only when told to."""
+
+    held: list[tuple[SaveHandle, str]]
+
+    def save(self, sess: rt.Session, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
+        path = super().save(sess, *args, **kwargs)
+        self.held.append((SaveHandle(int(os.path.basename(path)), 0.0), path))
+        return path if wait else self.held[-1][0]
+
+    def release(self) -> bool:
+        while self.held:
+            handle, path = self.held.pop()
+            handle.set_result(path)
+        return True
+
+
+class Marks:
+    """A writer of events that keeps the steps of the marks."""
+
+    def __init__(self) -> None:
+        self.steps: list[int | None] = []
+
+    def add_session_log(self, _: str, step: int | None = None, checkpoint_path: str = "") -> None:
+        self.steps.append(step)
+
+
+def test_save_that_ends_meanwhile_is_noted(tmp_path: pathlib.Path) -> None:
+    """A save that ends while the next save begins is noted, too."""
+    with rt.Graph().as_default() as graph:
+        step = harness.get_or_create_global_step()
+        saver, marks = HeldSaver(), Marks()
+        saver.held = []
+        writer: Any = marks
+        checkpoints = SeriesCheckpoints(saver, f"{tmp_path}/m", step, writer, saver.release)
+        with rt.Session("", graph) as sess:
+            sess.run(step.initializer)
+            for _ in range(2):
+                sess.run(step.assign_add(1).op)
+                checkpoints.begin(sess)
+            saver.release()
+            checkpoints.inspect(sess)
+    assert marks.steps == [1, 2]
 
 
 class RecoversMeanwhile(harness.Saver):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import runtime as rt
@@ -59,24 +59,19 @@ class SessionRunContext:
     Attributes:
         original_args: Arguments of the caller's ``run``.
         session: The session underneath, without hooks and recovery.
+        stop_requested: True after a hook has asked training to stop.
     """
 
     original_args: SessionRunArgs
     session: rt.Session
-    # A wish of one hook holds for all: nobody takes it back.
-    _stop: bool = field(default=False, repr=False)
-
-    @property
-    def stop_requested(self) -> bool:
-        """True after a hook has asked training to stop."""
-        return self._stop
+    stop_requested: bool = False
 
     def request_stop(self) -> None:
         """Stops training.
 
         The present ``run`` still returns its value; then ``should_stop`` is true.
         """
-        self._stop = True
+        self.stop_requested = True
 
 
 class SessionRunHook:

@@ -412,12 +412,14 @@ def test_scaffold_fills_missing_parts(graph: rt.Graph) -> None:
 
 
 def test_scaffold_refuses_an_ambiguous_collection(graph: rt.Graph) -> None:
-    """A scaffold refuses a collection with two items."""
+    """A scaffold refuses a collection with two items, unless the part is given."""
     counting()
-    graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
-    graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
+    both = [rt.no_op(), rt.no_op()]
+    for op in both:
+        graph.add_to_collection(rt.GraphKeys.INIT_OP, op)
     with pytest.raises(RuntimeError, match="More than one item"):
         harness.Scaffold().finalize()
+    assert harness.Scaffold(init_op=both[1]).finalize().init_op is both[1]
 
 
 def test_scaffold_init_fn_takes_two_arguments() -> None:
