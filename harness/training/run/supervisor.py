@@ -24,6 +24,7 @@ from harness.coordinator import (
 )
 from harness.training.run import services, supervisor_parts
 from harness.training.run.chief_services import ChiefServices
+from harness.training.run.supervisor_end import SupervisorEnd
 from harness.training.start import readiness
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
@@ -32,11 +33,7 @@ from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
 from harness.training.start.session_source import ManagerSource
 from harness.training.stop.lifecycle import Lifecycle
-from harness.training.stop.policy import RunPhase
 from runtime.concurrency import Thread
-
-_OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
-"""Errors that a stop, or the end of the input, causes in steps that are under way."""
 
 
 class Supervisor:
@@ -147,6 +144,7 @@ class Supervisor:
             os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
         )
         self._services = ChiefServices(self.coord, parts, self._save_path, self._life.leads)
+        self._end = SupervisorEnd(self.coord, self._life, self._services, parts.logdir)
         # A training step that adds to the graph by mistake would be slower with each step.
         self._graph.finalize()
 
@@ -177,8 +175,6 @@ class Supervisor:
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
         return self._parts.summary_writer
 
-    # -- a session ---------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def managed_session(
         self,
@@ -208,8 +204,7 @@ class Supervisor:
                 False raises the error.
             max_wait_secs: Seconds to wait for the model, at the start and in each recovery.
         """
-        over, after_the_stop = True, None
-        try:
+        with self._end.of_block(close_summary_writer):
             session = self.prepare_or_wait_for_session(
                 master,
                 config,
@@ -221,29 +216,6 @@ class Supervisor:
             # ``with session:`` would end training, too.
             session.on_exit = None
             yield session
-        except Exception as error:
-            if (
-                self.coord.should_stop()
-                and not self.coord.failed
-                and not isinstance(error, _OF_THE_STOP)
-            ):
-                logging.error(
-                    "error of the block after the stop, raised when training has ended: %r", error
-                )
-                after_the_stop = error
-            else:
-                self.coord.request_stop(error)
-        except BaseException:
-            # Ctrl-C and SIGTERM save, but training is not over: the same command continues later.
-            over = False
-            raise
-        finally:
-            try:
-                self._end_training(over, close_summary_writer, ignores_threads=False)
-            finally:
-                self._life.close()
-        if after_the_stop is not None:
-            raise after_the_stop
 
     def prepare_or_wait_for_session(
         self,
@@ -305,7 +277,7 @@ class Supervisor:
             global_step=self.global_step,
             saves=self._save_path is not None,
         )
-        session.on_exit = self._leave_block
+        session.on_exit = self._end.leave_session
         try:
             self._services.write_graph()
             if start_standard_services and not self._life.late:
@@ -319,8 +291,6 @@ class Supervisor:
             self._life.close()
             raise
         return session
-
-    # -- services ----------------------------------------------------------------------------------
 
     def start_standard_services(self, sess: ManagedSession) -> list[Thread] | None:
         """Starts the threads that save checkpoints, write summaries and count steps.
@@ -421,64 +391,7 @@ class Supervisor:
             BaseException: The error that a thread, or ``request_stop``, has reported.
             RuntimeError: Threads are alive after the grace period. The message names them.
         """
-        self._end_training(True, close_summary_writer, threads, ignore_live_threads)
-
-    def _end_training(
-        self,
-        over: bool,
-        closes_writer: bool,
-        threads: Sequence[Thread] | None = None,
-        ignores_threads: bool = True,
-    ) -> None:
-        interruption: BaseException | None = None
-        directory = None if self._services.checkpoints is None else self.logdir
-        try:
-            while True:
-                try:
-                    if interruption is None:
-                        self._stop_and_join(over, threads, ignores_threads)
-                    self._life.finish(
-                        self._services.write_final, over=over, checkpoint_dir=directory
-                    )
-                    break
-                except (KeyboardInterrupt, SystemExit) as error:
-                    # A first interruption of the end saves, but training is not over; a second one
-                    # ends at once.
-                    if (
-                        self._life.phase is RunPhase.OVER
-                        or self.coord.failed
-                        or interruption is not None
-                    ):
-                        raise
-                    interruption, over = error, False
-                    self.coord.request_stop()
-            if interruption is not None:
-                raise interruption
-        finally:
-            # Also after an error of the end: threads of the program wait for this stop.
-            self.coord.request_stop()
-            if closes_writer:
-                self._services.close_writer()
-
-    def _stop_and_join(
-        self, over: bool, threads: Sequence[Thread] | None, ignores_threads: bool
-    ) -> None:
-        if over and not self.coord.failed:
-            # The services are still at work: a long wait for other workers has checkpoints, too.
-            self._life.wait_for_others()
-        self.coord.request_stop()
-        self._life.limit_silence()
-        self._services.join()
-        self.coord.join(threads, self._life.grace_secs, ignores_threads)
-
-    def _leave_block(self, error: BaseException | None) -> None:
-        """Ends training with the block of a session from ``prepare_or_wait_for_session``."""
-        if error is None or isinstance(error, rt.OutOfRangeError):
-            self._end_training(over=True, closes_writer=False)
-        elif not isinstance(error, Exception):
-            self._end_training(over=False, closes_writer=False)
-        else:
-            self._life.abandon()
+        self._end.run(True, close_summary_writer, threads, ignore_live_threads)
 
     def request_stop(
         self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False
