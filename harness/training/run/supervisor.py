@@ -59,10 +59,8 @@ class Supervisor:
         init_op: Operation that gives all variables values. Default: every global variable its
             initial value.
         init_feed_dict: Feeds of ``init_op``.
-        local_init_op: Operation that runs in every new session of every task. Default: initialises
-            the local variables.
-        logdir: Directory of checkpoints and events; None or "" for neither. Only the chief writes
-            there.
+        local_init_op: Operation of each new session of every task. Default: for local variables.
+        logdir: Directory to which the chief writes checkpoints and events; None or "" for neither.
         summary_op: String tensor of a serialized summary, run by a timer. Default: all summaries
             merged.
         saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
