@@ -29,6 +29,8 @@ from runtime.tensor_spec import AnyArray, dtype_name
 # Weak references, so that the operations of a dropped graph can be collected.
 _without: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Operations whose derivative is zero everywhere."""
+_FLAT_TYPES = frozenset({"OnesLike", "floordiv"})
+"""Types of such operations: where a backward pass begins, and the operator ``//``."""
 
 
 def without_derivative(tensor: Tensor) -> Tensor:
@@ -151,7 +153,8 @@ def _find_between(
     while stack:
         op, is_expanded = stack.pop()
         if is_expanded:
-            on_path[op] = op not in _without and any(
+            is_flat = op in _without or op.type in _FLAT_TYPES
+            on_path[op] = not is_flat and any(
                 t in xs or (t not in stopped and on_path[t.op]) for t in op.inputs
             )
         elif op not in on_path:

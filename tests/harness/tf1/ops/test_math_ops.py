@@ -248,3 +248,12 @@ def test_absolute_value_by_operator_has_slope() -> None:
         return tf.gradients(abs(x), [x]) + tf.gradients(tf.abs(x), [x])
 
     assert [found.tolist() for found in evaluate(slopes)] == [[-1, 0, 1]] * 2
+
+
+def test_constant_derivatives_are_none() -> None:
+    """There is no gradient through ``//``, and no second one through the first one of a tensor by itself."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [2])
+        assert tf.gradients(x // 0.5, [x]) == [None]
+        assert tf.gradients(tf.gradients(x, [x])[0], [x]) == [None]
+        assert tf.gradients(tf.gradients(x * x, [x])[0], [x]) != [None]

@@ -66,6 +66,12 @@ class Queue:
     size: list[int] = field(default_factory=lambda: [0])
 
 
+DERIVATIVE = "a derivative"
+"""Stands in ``Value.reads`` for a derivative behind the tensor."""
+
+LOOP = "a loop"
+"""Stands there for a loop behind the tensor."""
+
 FLOATS = ("float32", "float64")
 INTEGERS = ("int32", "int64")
 LARGE = 64.0
@@ -157,7 +163,6 @@ OPTIMIZERS = (
     "tf.train.RMSPropOptimizer(0.125, momentum=0.5)",
     "tf.train.AdadeltaOptimizer(0.5)",
     "tf.train.GradientDescentOptimizer(tf.train.exponential_decay(0.5, step, 2, 0.5, staircase=True))",
-    "tf.train.GradientDescentOptimizer(tf.train.piecewise_constant(step, [2, 4], [0.5, 0.25, 0.125]))",
 )
 WORDS = ("", "a", "row", "x y", "0.5", "-3", "é")
 
@@ -176,6 +181,7 @@ class Drawer:
         self.count = 0
         self.sizes = 0
         self.stepped = False
+        self.looping = False
 
     # -- what all of them use
 
@@ -292,7 +298,7 @@ class Drawer:
             exact and all(v.exact for v in of) and bound < 2**20,
             bound,
             frozenset().union(*(v.feeds for v in of)),
-            frozenset().union(*(v.reads for v in of)),
+            frozenset().union(*(v.reads for v in of), {LOOP} if self.looping else ()),
             frozenset().union(*(v.writes for v in of)),
             ranked,
         )
@@ -783,7 +789,8 @@ class Drawer:
 
     def sizes_of(self) -> None:
         """What is computed of a shape."""
-        x = self.pick(lambda v: v.dtype != "string")
+        # A static shape is a constant in TensorFlow alone: what changes a variable is not run for it.
+        x = self.pick(lambda v: v.dtype != "string" and not v.writes)
         if x is None:
             return
         n, rank = x.name, len(x.shape)
@@ -851,6 +858,248 @@ class Drawer:
                 False,
                 50,
             )
+
+    def images(self) -> None:
+        """A convolution, or a window of a pool, of pictures."""
+        x = self.pick(
+            lambda v: (
+                v.dtype == "float32"
+                and v.ranked
+                and v.bound < 8
+                and 2 <= len(v.shape) <= 3
+                and v.static
+            )
+        )
+        if x is None:
+            return
+        n, height, width = x.name, int(x.shape[-2]), int(x.shape[-1])
+        pictures = f"tf.reshape({n}, [-1, {height}, {width}, 1])"
+        rows = product(x.shape[:-2])
+        padding = self.random.choice(("SAME", "VALID"))
+        window, stride = self.random.randint(1, 2), self.random.randint(1, 2)
+        if padding == "VALID" and window > min(height, width):
+            return
+        if padding == "SAME":
+            sizes = -(-height // stride), -(-width // stride)
+        else:
+            sizes = (height - window) // stride + 1, (width - window) // stride + 1
+        kernel = self.numbers("float32", (window, window, 1, 2))
+        strides = [1, stride, stride, 1]
+        source, depth, exact = self.random.choice(
+            (
+                (f"tf.nn.conv2d({pictures}, {kernel}, {strides}, '{padding}')", 2, True),
+                (
+                    f"tf.nn.max_pool({pictures}, [1, {window}, {window}, 1], {strides}, '{padding}')",
+                    1,
+                    True,
+                ),
+                (
+                    f"tf.nn.avg_pool({pictures}, [1, {window}, {window}, 1], {strides}, '{padding}')",
+                    1,
+                    False,
+                ),
+            )
+        )
+        self.define(source, "float32", (rows, *sizes, depth), [x], exact, x.bound * 8)
+
+    def several(self) -> None:
+        """A function with two results."""
+        x = self.pick(lambda v: v.dtype == "float32" and v.ranked and bool(v.shape) and v.bound < 8)
+        if x is None:
+            return
+        name, n = self.new("t"), x.name
+        last = x.shape[-1]
+        rest: Shape = x.shape[1:]
+        way = self.random.randrange(4)
+        if way == 0:
+            self.say(f"{name}, {name}b = tf.nn.moments({n}, [0])", name, f"{name}b")
+            shapes = rest, rest
+        elif way == 1 and isinstance(last, int) and x.exact and last == 1:
+            self.say(f"{name}, {name}b = tf.nn.top_k({n}, 1)", name, f"{name}b")
+            self.values.append(self.known(name, x.dtype, x.shape, [x], True, x.bound))
+            return
+        elif way == 2:
+            self.say(f"{name}, {name}b = tf.tuple([{n}, {n} * 2.0])", name, f"{name}b")
+            shapes = x.shape, x.shape
+        elif way == 3:
+            self.say(
+                f"({name}, {name}b), norm{name} = tf.clip_by_global_norm([{n}, {n} + 1.0], 2.0)",
+                name,
+                f"{name}b",
+                f"norm{name}",
+            )
+            shapes = x.shape, x.shape
+        else:
+            return
+        for each, shape in zip((name, f"{name}b"), shapes, strict=True):
+            self.values.append(self.known(each, x.dtype, shape, [x], False, 4 * x.bound))
+
+    def placed(self) -> None:
+        """What moves numbers to other places."""
+        x = self.pick(
+            lambda v: v.dtype in FLOATS + INTEGERS and v.ranked and v.static and bool(v.shape)
+        )
+        if x is None:
+            return
+        n, rank = x.name, len(x.shape)
+        first, last = int(x.shape[0]), int(x.shape[-1])
+        rest = x.shape[1:]
+        many = [self.random.randrange(3) for _ in range(first)]
+        options: list[tuple[str, Shape]] = [
+            (f"tf.unsorted_segment_sum({n}, {many}, 3)", (3, *rest)),
+            (f"tf.scatter_nd({[[i] for i in many]}, {n}, {[3, *rest]})", (3, *rest)),
+            (f"tf.gather_nd({n}, [[0], [{first - 1}]])", (2, *rest)),
+            (f"tf.broadcast_to({n}, {[2, *x.shape]})", (2, *x.shape)),
+            (f"tf.unstack({n})[{first - 1}]", rest),
+            (f"tf.split({n}, {first})[0]", (1, *rest)),
+            (f"tf.tile({n}, tf.ones([{rank}], tf.int32) * 2)", tuple(2 * int(s) for s in x.shape)),
+            (f"tf.gather({n}, [0, {last - 1}], axis={rank - 1})", (*x.shape[:-1], 2)),
+            (f"tf.reverse_sequence({n}, {[1] * first}, 1, 0)", x.shape),
+            (f"tf.where({[i > 0 for i in many]}, {n}, tf.zeros_like({n}))", x.shape),
+            (f"{n}[..., -1]", x.shape[:-1]),
+            (f"{n}[tf.constant({first - 1})]", rest),
+            (f"tf.strided_slice({n}, [0], [{first}], [1])", x.shape),
+            (f"tf.roll({n}, 1, 0)", x.shape),
+        ]
+        if rank == 1:
+            options = [o for o in options if "reverse_sequence" not in o[0]]
+            options += [
+                (f"tf.diag({n})", (first, first)),
+                (f"tf.meshgrid({n}, {n})[0]", (first, first)),
+                (f"tf.matrix_diag({n})", (first, first)),
+            ]
+        if rank == 2:
+            options += [
+                (f"tf.matrix_band_part({n}, 0, -1)", x.shape),
+                (f"tf.matrix_transpose({n})", x.shape[::-1]),
+                (f"tf.matrix_diag_part({n})", (min(first, last),)),
+                (f"tf.pad({n}, [[0, 0], [1, 1]], 'SYMMETRIC')", (first, last + 2)),
+                (f"tf.eye({first}, {last}, dtype=tf.{x.dtype}) + {n}", x.shape),
+            ]
+        source, shape = self.random.choice([o for o in options if "roll" not in o[0]])
+        self.define(source, x.dtype, shape, [x], True, x.bound * 4)
+
+    def counted(self) -> None:
+        """What is computed of lengths and places."""
+        n = self.random.randint(1, 5)
+        lengths = [self.random.randint(0, 4) for _ in range(n)]
+        source, dtype, shape = self.random.choice(
+            (
+                (f"tf.range({n})", "int32", (n,)),
+                (f"tf.range(1.0, {n + 1}.0)", "float32", (n,)),
+                (f"tf.linspace(0.0, 1.0, {n})", "float32", (n,)),
+                (f"tf.sequence_mask({lengths}, 4)", "bool", (n, 4)),
+                (f"tf.invert_permutation({self.random.sample(range(n), n)})", "int32", (n,)),
+                (f"tf.count_nonzero({lengths})", "int64", ()),
+                (f"tf.eye({n})", "float32", (n, n)),
+                (f"tf.cumsum({lengths})", "int32", (n,)),
+                (f"tf.one_hot({lengths}, 4, axis=0)", "float32", (4, n)),
+            )
+        )
+        self.define(source, dtype, shape, [], "linspace" not in source, 24)
+
+    def looked_up(self) -> None:
+        """Rows of a variable by computed places, and the derivative by the variable."""
+        tables = [v for v in self.variables if v.dtype == "float32" and len(v.shape) >= 1]
+        if not tables:
+            return
+        v = self.random.choice(tables)
+        ids = self.pick(lambda u: u.dtype in INTEGERS and u.ranked and u.exact and len(u.shape) < 3)
+        if ids is None:
+            return
+        places = f"tf.abs({ids.name}) % {v.shape[0]}"
+        source = self.random.choice(
+            (f"tf.gather({v.name}, {places})", f"tf.nn.embedding_lookup({v.name}, {places})")
+        )
+        self.define(source, v.dtype, (*ids.shape, *v.shape[1:]), [v, ids], True, v.bound)
+
+    def asked(self) -> None:
+        """Questions about variables."""
+        if not self.variables:
+            return
+        v = self.random.choice(self.variables)
+        name = self.new("ask")
+        source = self.random.choice(
+            (
+                f"sess.run(tf.is_variable_initialized({v.name}))",
+                "[x.name for x in tf.global_variables()]",
+                "[x.name for x in tf.trainable_variables()]",
+                f"{v.name}.get_shape().as_list()",
+                f"tf.as_dtype({v.name}.dtype).base_dtype.name",
+                f"{v.name}.op.name",
+                "len(tf.get_collection(tf.GraphKeys.GLOBAL_VARIABLES))",
+                "tf.get_variable_scope().name",
+                "sorted(sess.run(tf.report_uninitialized_variables()).tolist())",
+            )
+        )
+        self.say(f"{name} = {source}", name)
+
+    def scopes(self) -> None:
+        """Variables in nested scopes, by names that repeat."""
+        name = self.new("v")
+        outer = self.random.choice(("net", "net/a", "b"))
+        inner = self.random.choice(('"in"', 'None, default_name="in"', '"in", reuse=tf.AUTO_REUSE'))
+        make = self.random.choice(
+            (
+                'tf.Variable([1.0, 2.0], name="w")',
+                'tf.get_variable("w", [2], initializer=tf.ones_initializer())',
+            )
+        )
+        text = (
+            f'with tf.variable_scope("{outer}", reuse=tf.AUTO_REUSE) as scope:\n'
+            f"    with tf.variable_scope({inner}):\n"
+            f"        {name} = {make}\n"
+            f"        n{name} = [{name}.name, tf.identity({name}, name='x').name, tf.get_variable_scope().name]\n"
+        )
+        if self.chance(0.5):
+            text += (
+                f"with tf.variable_scope(scope):\n    n{name}b = [tf.zeros([], name='z').name, scope.name, "
+                "scope.original_name_scope]"
+            )
+            self.say(text, name, f"n{name}", f"n{name}b")
+        else:
+            self.say(text, name, f"n{name}")
+        # AUTO_REUSE may find the variable of another statement, so no later statement changes it.
+
+    def saved(self) -> None:
+        """Variables that are saved, changed and restored."""
+        if not self.variables or not self.stepped:
+            return
+        v = self.random.choice(self.variables)
+        name = self.new("save")
+        self.say(
+            "import tempfile\n"
+            f"{name} = tf.train.Saver()\n"
+            f"{name}_path = {name}.save(sess, tempfile.mkdtemp() + '/model')\n"
+            f"sess.run(tf.assign({v.name}, tf.zeros_like({v.name})))\n"
+            f"{name}_zero = sess.run({v.name})\n"
+            f"{name}.restore(sess, {name}_path)\n"
+            f"{name}_back = sess.run({v.name})",
+            f"{name}_zero",
+            f"{name}_back",
+        )
+
+    def nested_loops(self) -> None:
+        """A loop in a loop, and a conditional in one."""
+        x = self.pick(lambda v: v.dtype == "float32" and v.ranked and v.bound < 20)
+        if x is None:
+            return
+        inner = self.random.choice(
+            (
+                f"tf.while_loop(lambda j, b: j < i, lambda j, b: (j + 1, 0.5 * b + {self.inner(x)}), (0, a))[1]",
+                "tf.cond(tf.equal(i % 2, 0), lambda: a * 0.5, lambda: tf.tanh(a))",
+                "tf.cond(i > 1, lambda: a, lambda: a + 1.0)",
+            )
+        )
+        self.define(
+            f"tf.while_loop(lambda i, a: i < {self.random.randint(1, 4)}, "
+            f"lambda i, a: (i + 1, {inner}), (0, {x.name}))[1]",
+            x.dtype,
+            x.shape,
+            [x],
+            False,
+            x.bound * 4 + 8,
+        )
 
     def random_numbers(self) -> None:
         """Random numbers, of which only what is the same for all seeds is told."""
@@ -921,15 +1170,22 @@ class Drawer:
 
     def cond_of_two(self) -> None:
         """A conditional with two results."""
-        x = self.pick(lambda v: v.dtype in FLOATS and v.ranked)
+        # A result depends on all that both sides read, in harness.tf1 alone.
+        x = self.pick(lambda v: v.dtype in FLOATS and v.ranked and not v.writes)
         if x is None:
             return
         p = self.predicate([x])
-        if p is None:
+        if p is None or p[1].writes:
             return
-        y = self.pick(lambda v: v.dtype in FLOATS + INTEGERS and v.ranked, [x, p[1]])
-        if y is None:
-            return
+        like = self.pick(
+            lambda v: (
+                v.dtype in FLOATS + INTEGERS
+                and v.ranked
+                and (v.reads, v.feeds, v.writes) == (x.reads, x.feeds, x.writes)
+            ),
+            [x],
+        )
+        y = x if like is None else like
         name = self.new("t")
         self.say(
             f"{name}, {name}b = tf.cond({p[0]}, lambda: ({self.inner(x)}, {self.inner(y)}), "
@@ -959,7 +1215,7 @@ class Drawer:
             )
             for _ in range(2)
         )
-        value = self.known(self.new("t"), v.dtype, v.shape, [v, p[1]], False, 1e3)
+        value = self.known(self.new("t"), v.dtype, v.shape, [v, p[1]], False, 50.0)
         self.say(f"{value.name} = tf.cond({p[0]}, lambda: {one}, lambda: {two})", value.name)
         self.add_writer(value, v)
 
@@ -983,13 +1239,16 @@ class Drawer:
 
     def loop(self) -> None:
         """A loop with a counter."""
-        x = self.pick(lambda v: v.dtype in FLOATS and v.ranked and v.bound < 20)
+        x = self.pick(lambda v: v.dtype in FLOATS and v.ranked and v.bound < 20 and not v.writes)
         if x is None:
             return
         turns = str(self.random.randint(0, 5))
         of = [x]
         limit = self.pick(
-            lambda v: v.dtype == "int32" and v.shape == () and v.ranked and v.bound <= 8, [x]
+            lambda v: (
+                v.dtype == "int32" and v.shape == () and v.ranked and v.bound <= 8 and not v.writes
+            ),
+            [x],
         )
         if limit is not None and self.chance(0.4):
             turns, of = limit.name, [x, limit]
@@ -1059,7 +1318,7 @@ class Drawer:
 
     def array_loop(self) -> None:
         """A loop that writes a TensorArray."""
-        x = self.pick(lambda v: v.dtype in FLOATS and v.static and v.bound < 20)
+        x = self.pick(lambda v: v.dtype in FLOATS and v.static and v.bound < 20 and not v.writes)
         if x is None:
             return
         n = self.random.randint(1, 4)
@@ -1108,7 +1367,7 @@ class Drawer:
         name = self.new("u")
         self.say(f"{name} = {source}", name)
         of = [v] if x is None else [v, x]
-        self.add_writer(self.known(name, v.dtype, v.shape, of, False, 1e3), v)
+        self.add_writer(self.known(name, v.dtype, v.shape, of, False, 50.0), v)
 
     def after(self) -> None:
         """What is read or changed after something else."""
@@ -1126,7 +1385,7 @@ class Drawer:
         if self.chance(0.3):
             source = f"tf.assign_add({v.name}, tf.ones_like({v.name}))"
         self.say(f"with tf.control_dependencies([{u.name}]):\n    {name} = {source}", name)
-        self.add_writer(self.known(name, v.dtype, v.shape, [u, v], False, 1e3), *changed)
+        self.add_writer(self.known(name, v.dtype, v.shape, [u, v], False, 50.0), *changed)
 
     def grouped(self) -> None:
         """Several changes in one operation."""
@@ -1144,7 +1403,8 @@ class Drawer:
     def gradients(self) -> None:
         """Derivatives of a tensor by what stands behind."""
         y = self.pick(lambda v: v.dtype == "float32" and not v.writes)
-        if y is None:
+        # TensorFlow has no second derivative of a loop.
+        if y is None or {DERIVATIVE, LOOP} <= y.reads:
             return
         sources = [
             v
@@ -1158,14 +1418,18 @@ class Drawer:
         names = [f"{name}_{i}" for i in range(len(xs))]
         seeds = self.random.choice(("", "", f", grad_ys=[tf.ones_like({y.name}) * 2.0]"))
         listed = ", ".join(x.name for x in xs)
+        # A second derivative that is zero everywhere is None in TensorFlow alone.
+        nothing = "g" if DERIVATIVE not in y.reads else "tf.zeros_like(x)"
         self.say(
-            f"{''.join(f'{n}, ' for n in names)}= [g if g is None else tf.convert_to_tensor(g) "
-            f"for g in tf.gradients({y.name}, [{listed}]{seeds})]",
+            f"{''.join(f'{n}, ' for n in names)}= [{nothing} if g is None else tf.convert_to_tensor(g) "
+            f"for g, x in zip(tf.gradients({y.name}, [{listed}]{seeds}), [{listed}])]",
             *names,
         )
         for n, x in zip(names, xs, strict=True):
-            value = self.known(n, x.dtype, x.shape, [y, x], False, 1e3, x.ranked)
-            self.values.append(Value(**{**vars(value), "kind": "gradient"}))
+            value = self.known(n, x.dtype, x.shape, [y, x], False, 50.0, x.ranked)
+            self.values.append(
+                Value(**{**vars(value), "kind": "gradient", "reads": value.reads | {DERIVATIVE}})
+            )
 
     def train(self) -> None:
         """An optimizer on a loss."""
@@ -1450,6 +1714,20 @@ class Drawer:
         needs = frozenset().union(*(v.feeds for v in chosen))
         optional = [n for n, v in self.placeholders.items() if not v.feeds and self.chance(0.2)]
         feeds = self.feed(needs | set(optional)) if needs or optional else ""
+        if self.chance(0.15):
+            inner = self.pick(
+                lambda v: (
+                    v.kind == "tensor"
+                    and v.static
+                    and v.name[0] == "t"
+                    and not v.writes
+                    and v.dtype in FLOATS + INTEGERS
+                )
+            )
+            if inner is not None:
+                sizes = [s for s in inner.shape if isinstance(s, int)]
+                extra = f"{inner.name}: {self.numbers(inner.dtype, sizes)}"
+                feeds = f"{{{extra}}}" if not feeds else f"{feeds[:-1]}, {extra}}}"
         names = [
             f"*([{v.name}] if {v.name} is not None else [])" if v.kind == "gradient" else v.name
             for v in chosen
@@ -1487,6 +1765,7 @@ class Drawer:
             self.variable()
             for _ in range(self.random.randint(4, 16)):
                 (method,) = self.random.choices([m for m, _ in weights], [w for _, w in weights])
+                self.looping = method in LOOPS
                 method(self)
             self.steps()
         return self.statements
@@ -1534,6 +1813,15 @@ WEIGHTS: dict[Callable[[Drawer], None], float] = {
     Drawer.take: 6,
     Drawer.sizes_of: 3,
     Drawer.classes: 1,
+    Drawer.images: 2,
+    Drawer.scopes: 1,
+    Drawer.saved: 0.5,
+    Drawer.nested_loops: 2,
+    Drawer.several: 2,
+    Drawer.placed: 4,
+    Drawer.counted: 2,
+    Drawer.looked_up: 3,
+    Drawer.asked: 1,
     Drawer.loss: 3,
     Drawer.random_numbers: 1,
     Drawer.cond: 4,
@@ -1554,6 +1842,9 @@ WEIGHTS: dict[Callable[[Drawer], None], float] = {
     Drawer.mistake: 2,
 }
 """What is drawn, and how often."""
+
+
+LOOPS = (Drawer.loop, Drawer.rows, Drawer.array_loop, Drawer.nested_loops)
 
 
 def draw(seed: int) -> list[Statement]:
