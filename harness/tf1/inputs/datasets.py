@@ -84,8 +84,6 @@ class ElementStream(Structured):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shapes: {self.output_shapes}, types: {self.output_types}>"
 
-    # -- one element after the other ---------------------------------------------------------------
-
     def map(
         self,
         map_func: Callable[..., Nest],
@@ -202,8 +200,6 @@ class ElementStream(Structured):
         return Dataset(
             self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened
         )
-
-    # -- which ones, and in which order ------------------------------------------------------------
 
     def repeat(self, count: Number = None) -> Dataset:
         """Repeats all elements; for ever by default, or for -1."""
@@ -331,8 +327,6 @@ class ElementStream(Structured):
         """Calls a function of datasets with this dataset."""
         return transformation_func(self)
 
-    # -- several as one ----------------------------------------------------------------------------
-
     def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
         """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
         return self._batch_elements(
@@ -403,8 +397,6 @@ class ElementStream(Structured):
             for c, s in zip(self.components, shapes, strict=True)
         ]
         return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
-
-    # -- iterators ---------------------------------------------------------------------------------
 
     def make_one_shot_iterator(self) -> iterators.Iterator:
         """Makes an iterator that needs no initializer, and passes over the elements once.

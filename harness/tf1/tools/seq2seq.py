@@ -383,14 +383,7 @@ def dynamic_decode(
                 ends = tf.logical_or(ends, finished)
             lengths = tf.where(finished, lengths, tf.fill(tf.shape(lengths), time + 1))
             if impute_finished:
-                outputs = jax.tree.map(
-                    lambda out: tf.where(finished, tf.zeros_like(out), out), outputs
-                )
-                after = jax.tree.map(
-                    lambda new, old: new if new.shape == () else tf.where(finished, old, new),
-                    after,
-                    state,
-                )
+                outputs, after = _imputed(finished, outputs, state, after)
             arrays = jax.tree.map(
                 lambda array, out: array.write(time, out), arrays, outputs, is_leaf=_is_array
             )
@@ -399,11 +392,22 @@ def dynamic_decode(
         begin = (tf.constant(0), arrays, state, inputs, finished, tf.zeros_like(finished, tf.int32))
         # A limit that is known before the step makes the derivative as cheap as the loop.
         _, arrays, state, _, _, lengths = tf.while_loop(going, step, begin, maximum_iterations=most)
-        outputs = jax.tree.map(lambda array: array.stack(), arrays, is_leaf=_is_array)
-        outputs, state = decoder.finalize(outputs, state, lengths)
+        outputs, state = decoder.finalize(_stacked(arrays), state, lengths)
         if not output_time_major:
             outputs = jax.tree.map(_batch_first, outputs)
         return outputs, state, lengths
+
+
+def _stacked(arrays: Nest) -> Nest:
+    return jax.tree.map(lambda array: array.stack(), arrays, is_leaf=_is_array)
+
+
+def _imputed(finished: Nest, outputs: Nest, before: State, after: State) -> tuple[Nest, State]:
+    """Returns outputs that are 0, and states that stay, where a sequence is finished."""
+    kept = jax.tree.map(
+        lambda new, old: new if new.shape == () else tf.where(finished, old, new), after, before
+    )
+    return jax.tree.map(lambda out: tf.where(finished, tf.zeros_like(out), out), outputs), kept
 
 
 def _is_array(value: object) -> bool:
