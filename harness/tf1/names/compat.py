@@ -33,25 +33,12 @@ def _never() -> bool:
 
 
 # Programs for TensorFlow 2 begin with `tf.disable_v2_behavior()`, or with its parts.
-_add_names(
-    "tf",
-    {
-        **dict.fromkeys(
-            (
-                "disable_control_flow_v2",
-                "disable_eager_execution",
-                "disable_resource_variables",
-                "disable_tensor_equality",
-                "disable_v2_behavior",
-                "disable_v2_tensorshape",
-                "enable_resource_variables",
-            ),
-            _keep_behaviour,
-        ),
-        "executing_eagerly": _never,
-        "executing_eagerly_outside_functions": _never,
-    },
-    "Others",
-)
+_SWITCHES = """
+    disable_control_flow_v2 disable_eager_execution disable_resource_variables disable_tensor_equality disable_v2_behavior
+    disable_v2_tensorshape enable_resource_variables
+    """.split()
+_add_names("tf", dict.fromkeys(_SWITCHES, _keep_behaviour), "Others")
+_ASKS = ("executing_eagerly", "executing_eagerly_outside_functions")
+_add_names("tf", dict.fromkeys(_ASKS, _never), "Others")
 
 __getattr__, _ = _namespace("tf.compat")

@@ -79,12 +79,10 @@ def unstack(
 ) -> list[rt.Tensor]:
     """Lists the slices along ``axis``; ``num`` is needed where the size is not known before the step runs."""
     tensor = as_tensor(value)
-    size = None
-    if tensor.shape is not None:
-        rank = len(tensor.shape)
-        if not -rank <= axis < rank:
-            raise ValueError(f"unstack: axis {axis} of {tensor.name!r}, which has {rank} axes")
-        size = tensor.shape[axis]
+    rank = None if tensor.shape is None else len(tensor.shape)
+    if rank is not None and not -rank <= axis < rank:
+        raise ValueError(f"unstack: axis {axis} of {tensor.name!r}, which has {rank} axes")
+    size = None if tensor.shape is None else tensor.shape[axis]
     if None not in (num, size) and num != size:
         raise ValueError(
             f"unstack: num is {num}, but the size of axis {axis} of {tensor.name!r} is {size}"
@@ -108,7 +106,7 @@ def _split_op(
     return tuple(jnp.split(value, at, axis))
 
 
-@public.add()
+@public.add("split", "split_v")
 def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """Splits by ``(value, num_or_size_splits, axis=0, name)``, or before 1.0 ``(split_dim, num_split, value, name)``.
 
@@ -135,12 +133,6 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
         at, total = np.cumsum(sizes)[:-1].tolist(), sum(sizes)
         value = _of_size(value, axis, total)
     return list(_split_op(value, at, axis, total, given.get("name")))
-
-
-@public.add()
-def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
-    """Calls ``split``."""
-    return split(*args, **kwargs)
 
 
 def _is_whole(value: rt.TensorLike) -> bool:

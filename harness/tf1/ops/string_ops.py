@@ -43,8 +43,7 @@ def decode_raw(
         if size % dtype.itemsize:
             raise rt.InvalidArgumentError(
                 f"Input to DecodeRaw has length {size} that is not a multiple of {dtype.itemsize}, "
-                "the size of "
-                f"{dtype_name(dtype)}"
+                f"the size of {dtype_name(dtype)}"
             )
         numbers = np.frombuffer(b"".join(given.ravel()), order).astype(dtype)
         return numbers.reshape(*given.shape, size // dtype.itemsize)
@@ -76,9 +75,8 @@ def _default_of_column(default: Values) -> tuple[Array, DType]:
     value = getattr(tensor.op.body, "value", None)
     if value is None:
         raise ValueError("decode_csv: record_defaults must be known when the graph is built")
-    return strings(
-        value.ravel().tolist()
-    ) if tensor.dtype.hasobject else value.ravel(), tensor.dtype
+    flat = value.ravel()
+    return strings(flat.tolist()) if tensor.dtype.hasobject else flat, tensor.dtype
 
 
 @public.add()
@@ -171,11 +169,7 @@ def string_split(
     def split(given: Array) -> list[object]:
         return list(matrix_of_rows([words(text) for text in given.ravel()], np.dtype(object)))
 
-    outputs: list[tuple[tuple[int | None, ...], object]] = [
-        ((None, 2), np.int64),
-        ((None,), object),
-        ((2,), np.int64),
-    ]
+    outputs = [((None, 2), np.int64), ((None,), object), ((2,), np.int64)]
     return SparseTensor(*host_ops(split, [source], outputs, name, "StringSplit"))
 
 
@@ -192,8 +186,9 @@ def as_string(
     """Numbers written down."""
     tensor = convert_to_tensor(input)
     kind = "d" if tensor.dtype.kind in "iu" else "e" if scientific else "g" if shortest else "f"
+    digits = f".{precision}" if precision >= 0 and kind != "d" else ""
     # TensorFlow writes numbers as printf of C does, and so does Python's operator.
-    form = f"%{fill}{width if width >= 0 else ''}{f'.{precision}' if precision >= 0 and kind != 'd' else ''}{kind}"
+    form = f"%{fill}{width if width >= 0 else ''}{digits}{kind}"
 
     def write(value: Values) -> bytes:
         return (str(bool(value)).lower() if tensor.dtype.kind == "b" else form % value).encode()
