@@ -104,24 +104,6 @@ def _convert_results(given: Any, types: Sequence[DType], listed: bool) -> Sequen
     return [_convert_result(part, t) for part, t in zip(parts, types, strict=True)]
 
 
-_ERRORS: dict[type[Exception], type[rt.OpError]] = {
-    TypeError: rt.InvalidArgumentError,
-    ValueError: rt.InvalidArgumentError,
-    StopIteration: rt.OutOfRangeError,
-    MemoryError: rt.ResourceExhaustedError,
-    NotImplementedError: rt.UnimplementedError,
-}
-"""TensorFlow's error for an exception of a Python function; UnknownError for all others."""
-
-
-def _as_error_of_step(error: Exception) -> rt.OpError:
-    """Returns the error of the step for an exception of a Python function."""
-    if isinstance(error, rt.OpError):
-        return error
-    fits = (known for kind, known in _ERRORS.items() if isinstance(error, kind))
-    return next(fits, rt.UnknownError)(f"{type(error).__name__}: {error}")
-
-
 @public.add()
 def py_func(
     func: Callable[..., object],
