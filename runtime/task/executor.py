@@ -257,7 +257,8 @@ class PreparedStage:
             self.check_generation()
         if self._executable is None:
             return ()
-        arguments = self._variables.take(self._task)
+        # A stage without variables saves the call.
+        arguments = self._variables.take(self._task) if self._variables.reads else []
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
         # Results of fewer than 8 bits an element have another layout than a program's arguments;

@@ -142,7 +142,8 @@ def test_assembly_opens_and_starts_nothing(backups: int, tmp_path: pathlib.Path)
     assemble(given).audit.close()  # finds the devices of this process, once
     threads, sockets = set(threading.enumerate()), _sockets()
     parts = assemble(given)
-    assert set(threading.enumerate()) == threads and _sockets() == sockets
+    # A thread of an earlier test may end meanwhile.
+    assert set(threading.enumerate()) <= threads and _sockets() <= sockets
     assert parts.tensors.port == 0 and parts.tensors.unix_path is None
     assert parts.peers.dialled == () and bool(parts.backup_holder) == bool(backups)
     parts.audit.close()

@@ -171,14 +171,15 @@ def test_queued_call_gets_its_turn() -> None:
     """A call that waits for its turn gets it, and one connection has at most half of the pool."""
     with serving(registrations=2) as server, contextlib.ExitStack() as stack:
         release, begun = threading.Event(), threading.Semaphore(0)
-        register = server.worker.register
+        registrar = server.worker.registrar
+        register = registrar.register
 
         def dawdle(*args: Any, **kwargs: Any) -> Any:
             begun.release()
             assert release.wait(60)
             return register(*args, **kwargs)
 
-        server.worker.register = dawdle  # type: ignore[method-assign]  # a compilation that takes its time
+        registrar.register = dawdle  # type: ignore[method-assign]  # a compilation that takes its time
         request = pb.RegisterRequest(incarnation=server.incarnation)
         one, other = (proven(stack.enter_context(connection(server)), server) for _ in range(2))
         stubs = [services_pb2_grpc.WorkerServiceStub(channel) for channel in (one, other)]

@@ -47,16 +47,17 @@ def test_plan_of_earlier_generation_is_dropped() -> None:
     """A plan that is registered while another thread adopts a generation is registered anew."""
     two = rt.constant(1.0) + 1.0
     with servers(worker=1) as cluster, rt.Session(cluster[TARGET].target) as session:
-        worker: Any = cluster[TARGET].worker
-        register, run = worker.register, worker.store.run
+        worker = cluster[TARGET].worker
+        registrar: Any = worker.registrar
+        register, run = registrar.register, worker.store.run
 
         def register_in_fence(*arguments: Any, **options: Any) -> Any:
-            worker.register, registered = register, register(*arguments, **options)
+            registrar.register, registered = register, register(*arguments, **options)
             run.generation += 1
             session.adopt_generations({TARGET: run.generation})
             return registered
 
-        worker.register = register_in_fence
+        registrar.register = register_in_fence
         with pytest.raises(rt.AbortedError, match="restored"):
             session.run(two)
         assert session.run(two) == 2.0
