@@ -349,7 +349,9 @@ class Session:
                 }
             for op in part.calls:
                 arrays = [
-                    t.op.body.value if isinstance(t.op.body, Constant) else known[t]
+                    t.op.body.value
+                    if isinstance(t.op.body, Constant) and t not in fed
+                    else known[t]
                     for t in op.inputs
                 ]
                 known |= zip(

@@ -26,3 +26,12 @@ def test_function_error_is_step_error(raised: Exception, wanted: type[Exception]
     with pytest.raises(wanted) as found:
         evaluate(lambda: tf.py_func(fail, [], tf.int64))
     assert raised in (found.value, found.value.__cause__)
+
+
+def test_function_receives_fed_constant() -> None:
+    """A value that is fed for a constant reaches the function that takes the constant."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        x = tf.constant([1.0, 2.0])
+        given = tf.py_func(lambda a: a, [x], tf.float32)
+        assert sess.run(given, {x: [5.0, 6.0]}).tolist() == [5.0, 6.0]
+        assert sess.run(given).tolist() == [1.0, 2.0]
