@@ -32,8 +32,9 @@ def traced(what: str) -> Iterator[None]:
     Args:
         what: name of the operation.
     """
-    token = _traced.set(what)
+    # A signal that raises between the set and the try would leave the name of the function behind.
     before = _random_states()
+    token = _traced.set(what)
     try:
         yield
     finally:
