@@ -27,7 +27,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a tensor without an engine.
+    """A tensor as far as it is known without an engine.
 
     Attributes:
         exact: True if its numbers hold no rounding.
@@ -75,7 +75,7 @@ LOOP = "a loop"
 FLOATS = ("float32", "float64")
 INTEGERS = ("int32", "int64")
 LARGE = 64.0
-"""What is larger is only drawn on through functions with a limit."""
+"""Larger numbers are only passed to functions with a limit."""
 
 UNARY: tuple[tuple[str, Callable[[float], float]], ...] = (
     ("tf.tanh({})", lambda b: 1),
@@ -225,7 +225,7 @@ class Drawer:
         beside: Iterable[Value] = (),
         large: bool = False,
     ) -> Value | None:
-        """A value drawn so far; the newer, the more often."""
+        """Returns a value drawn so far, newer values more often; None if no value fits."""
         found = [
             v
             for v in self.values
@@ -289,7 +289,7 @@ class Drawer:
         bound: float = 1.0,
         ranked: bool = True,
     ) -> Value:
-        """What is known of a tensor from what it is computed of."""
+        """Returns the description of a tensor, derived from its operands."""
         of = list(operands)
         return Value(
             name,
@@ -788,7 +788,7 @@ class Drawer:
             self.same(f"tf.tile({n}, {multiples})", x, (first * times, *rest))
 
     def sizes_of(self) -> None:
-        """What is computed of a shape."""
+        """Draws an operation on the shape of a tensor."""
         # A static shape is a constant in TensorFlow alone: what changes a variable is not run for it.
         x = self.pick(lambda v: v.dtype != "string" and not v.writes)
         if x is None:
@@ -935,7 +935,7 @@ class Drawer:
             self.values.append(self.known(each, x.dtype, shape, [x], False, 4 * x.bound))
 
     def placed(self) -> None:
-        """What moves numbers to other places."""
+        """Draws an operation that moves numbers to other places."""
         x = self.pick(
             lambda v: v.dtype in FLOATS + INTEGERS and v.ranked and v.static and bool(v.shape)
         )
@@ -980,7 +980,7 @@ class Drawer:
         self.define(source, x.dtype, shape, [x], True, x.bound * 4)
 
     def counted(self) -> None:
-        """What is computed of lengths and places."""
+        """Draws an operation on lengths and places."""
         n = self.random.randint(1, 5)
         lengths = [self.random.randint(0, 4) for _ in range(n)]
         source, dtype, shape = self.random.choice(
@@ -1370,7 +1370,7 @@ class Drawer:
         self.add_writer(self.known(name, v.dtype, v.shape, of, False, 50.0), v)
 
     def after(self) -> None:
-        """What is read or changed after something else."""
+        """Draws a read or an update under control dependencies."""
         u = self.pick(lambda v: bool(v.writes), large=True)
         if u is None:
             return
@@ -1677,7 +1677,7 @@ class Drawer:
     # -- steps
 
     def feed(self, needs: Iterable[str]) -> str:
-        """What is fed to placeholders, as source."""
+        """Returns the feeds of the placeholders, as source."""
         sizes: dict[str, int] = {}
         items = []
         for name in sorted(needs):
@@ -1841,7 +1841,7 @@ WEIGHTS: dict[Callable[[Drawer], None], float] = {
     Drawer.strings: 2,
     Drawer.mistake: 2,
 }
-"""What is drawn, and how often."""
+"""The kinds of statements, with their weights."""
 
 
 LOOPS = (Drawer.loop, Drawer.rows, Drawer.array_loop, Drawer.nested_loops)
