@@ -24,7 +24,7 @@ import numpy as np
 import harness
 from benchmarks import chaos_ledger
 from harness.command_line import ToolParser
-from harness.testing import PRELOAD, FaultPlan, Injected, Kind, LocalCluster, no_leaks
+from tests.faults import PRELOAD, FaultPlan, Injected, Kind, LocalCluster, no_leaks
 
 ACCURACY = 0.97
 ENOUGH_STEPS = 9000

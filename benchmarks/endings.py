@@ -28,7 +28,7 @@ import harness
 from benchmarks import chaos_ledger
 from harness import exit_codes
 from harness.command_line import ToolParser
-from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
+from tests.faults import PRELOAD, Life, Line, LocalCluster, no_leaks
 
 STYLES = (
     *("stop", "block", "close", "managed", "should_stop", "monitored", "after_stop", "saver_hook"),
@@ -412,7 +412,7 @@ class Run:
     def _lives(self, task: str) -> list[Life]:
         return self._cluster.lives(task)[self._before[task] :]
 
-    def _lines(self, task: str, pattern: str = "") -> list[harness.testing.Line]:
+    def _lines(self, task: str, pattern: str = "") -> list[Line]:
         return [
             line for line in self._cluster.lines(task, pattern) if line.life >= self._before[task]
         ]

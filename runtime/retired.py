@@ -44,6 +44,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "--sync=collective": _COLLECTIVE,
     "harness.CollectiveReplicas": _COLLECTIVE,
     "harness.join_group": _COLLECTIVE,
+    "harness.testing": "since 0.2 it is tests.faults of the repository, outside of the package",
     "harness.Tracker": _TRACKER,
     "harness.MlflowTracker": _TRACKER,
     "harness.WandbTracker": _TRACKER,

@@ -16,9 +16,9 @@ import jax
 import psutil
 import pytest
 
-from harness.testing.processes import ZygoteProcess
 from runtime.graph.placement import OpInfo, current_device, device
 from runtime.graph.tracing import x64_enabled
+from tests.faults.processes import ZygoteProcess
 
 # How many examples a property test tries. The first one may compile for a second: the time of one
 # says nothing.

@@ -3,10 +3,8 @@
 import contextlib
 import os
 import pathlib
-import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +15,7 @@ import orbax.checkpoint as ocp
 
 import harness
 import runtime as rt
-from tests.docs.blocks import ROOT, Block
+from tests.docs.blocks import Block
 
 BATCH = np.random.default_rng(0).normal(size=(8, 784)).astype(np.float32)
 LABELS = np.arange(8, dtype=np.int32)
@@ -267,24 +265,6 @@ class Design(Scene):
         self.names["server"].stop()
 
 
-class Faults(Scene):
-    """A program that a test of the page's reader would break."""
-
-    def graph(self) -> None:
-        pathlib.Path("train.py").write_text((ROOT / "models" / "mnist" / "minimal.py").read_text())
-        sys.argv = ["page"]
-
-    def after(self, block: Block) -> None:
-        if "def test_" not in block.code:
-            return
-        tests: list[Callable[[], None]] = [
-            v for name, v in self.names.items() if name.startswith("test_")
-        ]
-        assert tests
-        for test in tests:
-            test()
-
-
 SCENES: dict[str, type[Scene]] = {
     "checkpoints.md": Checkpoints,
     "checkpoint_files.md": Checkpoints,
@@ -293,6 +273,5 @@ SCENES: dict[str, type[Scene]] = {
     "optimizers.md": Optimizers,
     "monitoring.md": Monitoring,
     "architecture.md": Design,
-    "testing.md": Faults,
 }
 """Of the pages that need more than the model."""

@@ -1,4 +1,4 @@
-"""Programs in processes of their own: forked from the process that ``harness.testing`` keeps, read, told, and ended.
+"""Programs in processes of their own: forked from the process that ``tests.faults`` keeps, read, told, and ended.
 
 A ``Program`` is a command with its output; a ``Task`` is a function of a test module that talks
 with the test through a pipe. Both start in a tenth of a second, because JAX and the rest are
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from harness.testing import PRELOAD
-from harness.testing.processes import TaskProcesses, ZygoteProcess
+from tests.faults import PRELOAD
+from tests.faults.processes import TaskProcesses, ZygoteProcess
 from tests.kit.waits import TIMEOUT_SECS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

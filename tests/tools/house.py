@@ -51,7 +51,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
         ("optimizers",),
         ("data",),
-        ("testing", "status", "inspect_checkpoint", "certs", "manifests", "ray"),
+        ("status", "inspect_checkpoint", "certs", "manifests", "ray"),
         ("tf1", "bellwether"),
     ),
     "harness.tf1": (

@@ -17,8 +17,8 @@ import yaml
 from harness.exit_codes import PREEMPTED
 from harness.manifests.render import render
 from harness.manifests.request import ClusterRequest
-from harness.testing import PRELOAD, LocalCluster, no_leaks
 from runtime.server.training_end import DRAIN_VARIABLE
+from tests.faults import PRELOAD, LocalCluster, no_leaks
 from tests.harness.manifests.kubelet import Probe
 
 pytestmark = [pytest.mark.disk, pytest.mark.timeout(900)]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.testing.processes import ZygoteProcess
 from runtime.cluster.endpoint import host_id
 from runtime.wire import times
+from tests.faults.processes import ZygoteProcess
 from tests.kit.changes import SetTimes
 
 

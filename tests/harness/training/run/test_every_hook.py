@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import harness
-from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
+from tests.faults import PRELOAD, FaultPlan, LocalCluster, no_leaks
 from tests.kit.events import read_events
 
 pytestmark = pytest.mark.chaos

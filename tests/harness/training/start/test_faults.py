@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
+from tests.faults import PRELOAD, FaultPlan, LocalCluster, no_leaks
 from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos

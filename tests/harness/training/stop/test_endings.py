@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import exit_codes
-from harness.testing import PRELOAD, LocalCluster, no_leaks
+from tests.faults import PRELOAD, LocalCluster, no_leaks
 from tests.harness.cluster_kit import saved_step
 from tests.kit.waits import until
 

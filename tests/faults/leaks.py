@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from harness.testing.processes import ZygoteProcess
 from runtime import concurrency
+from tests.faults.processes import ZygoteProcess
 
 TIMEOUT_SECS = 5.0
 """How long what was told to end may take."""

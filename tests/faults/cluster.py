@@ -14,10 +14,10 @@ import runtime as rt
 from harness.launch.policy import PS, WORKER
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import ClusterTopology, arguments, environment
-from harness.testing.links import Links
-from harness.testing.plan import Fault, FaultPlan, Kind
-from harness.testing.processes import TIMEOUT_SECS, Life, TaskProcesses, ZygoteProcess
 from runtime import concurrency
+from tests.faults.links import Links
+from tests.faults.plan import Fault, FaultPlan, Kind
+from tests.faults.processes import TIMEOUT_SECS, Life, TaskProcesses, ZygoteProcess
 
 PRELOAD = (
     "harness.training.run.supervisor",

@@ -1,4 +1,4 @@
-"""The processes of ``harness.testing``, and the tests' own kit on top of them: programs forked from one process."""
+"""The processes of ``tests.faults``, and the tests' own kit on top of them: programs forked from one process."""
 
 import os
 import pathlib
@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.testing import PRELOAD, LocalCluster, no_leaks
-from harness.testing.processes import TaskProcesses, ZygoteProcess
+from tests.faults import PRELOAD, LocalCluster, no_leaks
+from tests.faults.processes import TaskProcesses, ZygoteProcess
 from tests.kit.processes import Program, Task, programs
 from tests.kit.waits import until
 

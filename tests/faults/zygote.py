@@ -1,6 +1,6 @@
 """The parent of the tasks of test clusters, which starts tasks on request and reports their ends.
 
-    python -c "from harness.testing.zygote import main; main(sys.argv[1:])" FD [MODULE...]
+    python -c "from tests.faults.zygote import main; main(sys.argv[1:])" FD [MODULE...]
 
 The zygote imports the modules once, so a Python program starts by a fork in milliseconds. Any other
 command is executed. The zygote starts neither JAX's backend nor gRPC, and no thread but those of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.testing import Fault, FaultPlan, Kind, Links, no_leaks
+from tests.faults import Fault, FaultPlan, Kind, Links, no_leaks
 
 TASKS = ["ps:0", "ps:1", "worker:0", "worker:1"]
 

@@ -22,8 +22,8 @@ import psutil
 from harness.launch import guard
 from harness.launch.output import LineBuffer
 from harness.launch.tasks import start_guarded
-from harness.testing import zygote
 from runtime import concurrency
+from tests.faults import zygote
 
 TIMEOUT_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""

@@ -1,6 +1,6 @@
 """Fault injection for tests: clusters of real processes, plans of what goes wrong in them, and leak checks.
 
-from harness.testing import FaultPlan, LocalCluster, no_leaks
+from tests.faults import FaultPlan, LocalCluster, no_leaks
 
 def test_training_survives_its_faults():
     plan = FaultPlan(seed=3).kill("worker", 1, at_step=200, restart_secs=1).freeze("ps", 0, secs=5)
@@ -10,11 +10,11 @@ def test_training_survives_its_faults():
         assert cluster.wait("worker:0") == 0
 """
 
-from harness.testing.cluster import PRELOAD, Injected, LocalCluster
-from harness.testing.leaks import no_leaks
-from harness.testing.links import Links
-from harness.testing.plan import Fault, FaultPlan, Kind
-from harness.testing.processes import Life, Line
+from tests.faults.cluster import PRELOAD, Injected, LocalCluster
+from tests.faults.leaks import no_leaks
+from tests.faults.links import Links
+from tests.faults.plan import Fault, FaultPlan, Kind
+from tests.faults.processes import Life, Line
 
 __all__ = [
     "PRELOAD",
