@@ -48,7 +48,7 @@ _RETIRED = frozenset(
     "CheckpointState CollectiveReplicas FeedFnHook FinalOpsHook GlobalStepWaiterHook MlflowTracker "
     "ProfilerHook QueueRunner SingularMonitoredSession Tracker WandbTracker add_queue_runner "
     "checkpoint_exists checkpoints_iterator export_function get_checkpoint_state "
-    "init_from_checkpoint join_group save_pytree start_queue_runners".split()
+    "init_from_checkpoint join_group save_pytree start_queue_runners testing".split()
 )
 """The names of earlier versions, each with a line in ``runtime.retired``."""
 
