@@ -44,6 +44,7 @@ from harness.launch.runner import LAUNCHER_NAME, ClusterRunner
 from harness.launch.tasks import (
     DRAIN_VARIABLE,
     PER_TASK_VARIABLE,
+    REQUIRE_GPU_VARIABLE,
     ClusterTopology,
     claimed_flags,
     gpus,
@@ -127,6 +128,12 @@ _GPUS_PER_WORKER = flags.DEFINE_integer(
     "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every "
     "worker sees all.",
     lower_bound=0,
+)
+_REQUIRE_GPU = flags.DEFINE_bool(
+    "require_gpu",
+    False,
+    "A worker without a GPU ends with one line and the code of a wrong configuration. "
+    "--gpus_per_worker has this effect too.",
 )
 
 
@@ -294,6 +301,8 @@ def _make_runner(
     held: Mapping[policy.LaunchTask, socket.socket],
     environ: Mapping[str, str],
 ) -> ClusterRunner:
+    if _REQUIRE_GPU.value or _GPUS_PER_WORKER.value:
+        environ = {**environ, REQUIRE_GPU_VARIABLE: "1"}
     # The names of all tasks count, so that the lines of several launchers are aligned.
     names = [str(task) for task in topology.tasks()]
     out, messages = (

@@ -20,6 +20,8 @@ PER_TASK_VARIABLE = "BELLWETHER_PER_TASK"
 """Set where a task has a launcher of its own (`--per_task`), which ends nobody else when the workers are done."""
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
+REQUIRE_GPU_VARIABLE = "BELLWETHER_REQUIRE_GPU"
+"""Set where a task other than a ps ends without a GPU (``Server(require_gpu=)``)."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 

@@ -36,6 +36,7 @@ _COLUMNS = {
     "APPLY MS": "{apply_ms:.2f}",
     "STALE": "{staleness_mean:.1f} max {staleness_max:.0f}",
     "QUEUE": "{queue_depth:.0f}",
+    "ON": "{computes_on}",
     "CPU": "{cpu_percent:.0f}%",
     "MEM": "{memory_size}",
     "BYTES": "{variable_size}",
@@ -48,7 +49,7 @@ _COLUMNS = {
 
 _NO_REPORT: dict[str, object] = {
     **dict.fromkeys(rt.TaskReport.__dataclass_fields__.keys() - {"cluster"}),
-    **{"values": {}, "staleness": (), "variables": (), "threads": ()},
+    **{"values": {}, "staleness": (), "variables": (), "threads": (), "devices": ()},
 }
 """The fields of a task that does not answer, in JSON."""
 
@@ -95,6 +96,7 @@ def _task_row(state: TaskStatus, now: float) -> list[str]:
         **state.figures,
         "memory_size": sizes(values.get("memory_bytes", 0)),
         "variable_size": sizes(values.get("variable_bytes", 0)),
+        "computes_on": _computing_devices(report),
         "incarnation": f"{report.incarnation:016x}"[:8],
     }
     return [
@@ -102,6 +104,13 @@ def _task_row(state: TaskStatus, now: float) -> list[str]:
         ", ".join(notes),
         *(_format_cell(form, shown) for form in _COLUMNS.values()),
     ]
+
+
+def _computing_devices(report: rt.TaskReport) -> str:
+    """Returns the devices on which a task computes, such as "8 GPU": the accelerators, or else the CPU."""
+    types = Counter(name.partition(":")[0] for name in report.devices)
+    computing = types.keys() - {"CPU"} or types.keys()
+    return ", ".join(f"{types[t]} {t}" if types[t] > 1 else t for t in sorted(computing))
 
 
 def _format_cell(form: str, shown: Mapping[str, float | str]) -> str:
@@ -152,6 +161,33 @@ def thread_rows(states: list[TaskStatus]) -> list[list[str]]:
     return rows
 
 
+def _ordered_devices(report: rt.TaskReport) -> list[tuple[str, str, dict[str, float | None]]]:
+    """Returns name, kind and memory of each device; the memory is None where the device does not report any."""
+    return [
+        (
+            name,
+            kind,
+            {
+                f"{figure}_bytes": report.values.get(f"device_{figure}_bytes/{name}")
+                for figure in ("memory", "peak_memory", "limit")
+            },
+        )
+        # GPU:10 comes after GPU:9.
+        for name, kind in sorted(report.devices.items(), key=lambda item: (len(item[0]), item[0]))
+    ]
+
+
+def device_rows(states: list[TaskStatus]) -> list[list[str]]:
+    """Returns the table of accelerators, with its heading."""
+    rows = [["DEVICE", "KIND", "IN USE", "PEAK", "LIMIT"]]
+    for state in states:
+        for name, kind, memory in _ordered_devices(state.report) if state.report else ():
+            if not name.startswith("CPU"):
+                cells = ["" if size is None else sizes(size) for size in memory.values()]
+                rows.append([f"{state.task}/device:{name}", kind, *cells])
+    return rows
+
+
 def as_json(states: list[TaskStatus]) -> dict[str, object]:
     """Returns the states as a JSON object."""
     tasks = []
@@ -163,6 +199,10 @@ def as_json(states: list[TaskStatus]) -> dict[str, object]:
             report = asdict(state.report)
             del report["cluster"]
             report["incarnation"] = f"{report['incarnation']:016x}"
+            report["devices"] = [
+                {"name": name, "kind": kind, **memory}
+                for name, kind, memory in _ordered_devices(state.report)
+            ]
             for variable in report["variables"]:
                 variable["bytes"] = _variable_bytes(variable["dtype"], variable["shape"])
                 variable["dtype"] = rt.lowlevel.dtype_name(variable["dtype"])
@@ -197,6 +237,9 @@ def _screen_lines(
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
     now = concurrency.wall_time()
     lines = table(as_rows(states, now)).splitlines()
+    # A cluster of CPUs needs no such table.
+    if len(found := device_rows(states)) > 1:
+        lines += ["", *table(found).splitlines()]
     if variables:
         lines += ["", *table(variable_rows(states)).splitlines()]
     if threads:

@@ -286,6 +286,26 @@ class MetricsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DevicesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TASK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_SECS_FIELD_NUMBER: _builtins.int
@@ -298,6 +318,7 @@ class MetricsResponse(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     THREADS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     incarnation: _builtins.int
     started_unix_secs: _builtins.float
@@ -317,6 +338,10 @@ class MetricsResponse(_message.Message):
     def cluster(self) -> _cluster_pb2.ClusterDef: ...
     @_builtins.property
     def threads(self) -> _containers.RepeatedCompositeFieldContainer[Global___ThreadDef]: ...
+    @_builtins.property
+    def devices(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """their kinds, by names such as GPU:0"""
+
     def __init__(
         self,
         *,
@@ -332,10 +357,11 @@ class MetricsResponse(_message.Message):
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
         threads: _abc.Iterable[Global___ThreadDef] | None = ...,
+        devices: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "host", b"host", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_unix_secs", b"last_error_unix_secs", "pid", b"pid", "staleness", b"staleness", "started_unix_secs", b"started_unix_secs", "task", b"task", "threads", b"threads", "values", b"values", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_unix_secs", b"last_error_unix_secs", "pid", b"pid", "staleness", b"staleness", "started_unix_secs", b"started_unix_secs", "task", b"task", "threads", b"threads", "values", b"values", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

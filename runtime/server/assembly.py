@@ -22,6 +22,7 @@ from runtime.errors import InvalidArgumentError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.master import tasks
 from runtime.master.master import Master
+from runtime.observe import device_report
 from runtime.observe.audit import AuditLog
 from runtime.rpc.rpc import ClientCheck
 from runtime.server import binding
@@ -256,7 +257,7 @@ def _assemble_worker(
     )
     # XLA makes its threads when the worker looks for the devices of this process.
     with cpu_share.limited(cluster, task):
-        return Worker(
+        worker = Worker(
             task.job,
             task.index,
             tasks.make_fetcher(peers.find),
@@ -267,6 +268,13 @@ def _assemble_worker(
             check_is_one_of=peers.check_is_one_of,
             backups=backups,
         )
+    # A ps adds numbers, on the CPU.
+    if task.job != "ps":
+        if options.require_gpu and not device_report.accelerators(worker.devices):
+            text = f"a GPU is required, and JAX has none: {device_report.why_no_gpu(os.environ)}"
+            raise InvalidArgumentError(text, task=str(task))
+        logging.info("%s computes on %s", task, worker.computes_on)
+    return worker
 
 
 def _limits_of_process(limits: Limits) -> Limits:

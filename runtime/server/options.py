@@ -161,6 +161,13 @@ class ServerOptions:
         default="no file",
         variable=AUDIT_VARIABLE,
     )
+    require_gpu: bool | None = _option(
+        "True refuses to start without a GPU; a ps needs none.",
+        bool,
+        default="False",
+        variable="BELLWETHER_REQUIRE_GPU",
+        parse=lambda text: text != "0",
+    )
 
     def __post_init__(self) -> None:
         """Checks the cluster, the task and the kind of each value."""

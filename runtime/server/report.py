@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import psutil
@@ -17,13 +17,13 @@ from runtime.cluster.spec import ClusterSpec
 from runtime.concurrency import RunningThread, list_threads
 from runtime.graph.op_kinds import VariableSpec
 from runtime.master.tasks import find_local
+from runtime.observe import device_report
 from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.rpc import rpc
 from runtime.server.assembly import TaskCredential, TaskParts
 from runtime.server.pools import WAITING
-from runtime.task.worker import Worker
 from runtime.tensor_spec import canonical_dtype
 from runtime.trust.security import Security
 from runtime.wire.messages import spec_to_proto
@@ -50,6 +50,8 @@ class TaskReport:
         last_error_unix_secs: Time of the last error, seconds since the epoch.
         variables: The task's variables, if the request asked for them.
         threads: The running threads of the task's process, if the request asked for them.
+        devices: The kind of each device, such as ``NVIDIA H100 80GB HBM3``, by names such as
+            ``GPU:0``.
     """
 
     task: str
@@ -64,6 +66,7 @@ class TaskReport:
     last_error_unix_secs: float
     variables: tuple[VariableSpec, ...] = ()
     threads: tuple[RunningThread, ...] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 class _ReportingServer(Protocol):
@@ -92,7 +95,7 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         "bytes_sent_total": counted.bytes_out,
         **_security_figures(parts.credential),
         **_host_figures(),
-        **_device_figures(worker),
+        **device_report.memory_figures(worker.devices),
         "remote_sessions": len(parts.remote_sessions),
         "remote_calls": parts.pools.running(WAITING),
         "updates_dropped_total": sum(r.dropped_gradients for r in worker.store.resources()),
@@ -122,6 +125,7 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         threads=(
             pb.ThreadDef(owner=t.owner, name=t.name) for t in (list_threads() if threads else ())
         ),
+        devices=device_report.kinds(worker.devices),
     )
 
 
@@ -148,22 +152,6 @@ def _host_figures() -> dict[str, float]:
     }
 
 
-def _device_figures(worker: Worker) -> dict[str, float]:
-    """Returns the memory figures of all devices with a backend that reports memory."""
-    found: dict[str, float] = {}
-    for device, local in worker.devices.items():
-        # CPU devices use the memory of the process, which _host_figures reports.
-        stats = local.memory_stats() if device.type != "CPU" else None
-        for name, key in (
-            ("bytes_in_use", "memory"),
-            ("peak_bytes_in_use", "peak_memory"),
-            ("bytes_limit", "limit"),
-        ):
-            if stats and name in stats:
-                found[f"device_{key}_bytes/{device.type}:{device.index}"] = float(stats[name])
-    return found
-
-
 def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
     """Returns a report from its message."""
     return TaskReport(
@@ -182,6 +170,7 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
             for v in message.variables
         ),
         tuple(RunningThread(thread.owner, thread.name) for thread in message.threads),
+        dict(message.devices),
     )
 
 

@@ -49,8 +49,7 @@ class Server:
         task: The task.
         listens_on: Addresses of this machine at which both ports are open.
         config: Default options of sessions.
-        limits: Limits on the use of the task. With few open files, the connections are fewer than
-            were given.
+        limits: Limits on the use of the task; fewer connections where few files may be open.
         security: Security settings; None if the task has drawn a token for the processes of its
             user.
         certificates: Certificates of the task; None without.
@@ -63,7 +62,7 @@ class Server:
     Raises:
         InvalidArgumentError: The job or index is not in the cluster; the address is unusable or not
             this machine's; no next task can hold a backup; other machines reach the task and no
-            security is given; or ``jax_disable_jit`` is set. The message says which.
+            security is given; a required GPU is missing; or ``jax_disable_jit`` is set.
         UnauthenticatedError: The token's file cannot be read, or other users can read the file; or
             the host has no certificate, or an expired one.
         PermissionDeniedError: No directory for a token is private to this user; or the certificate
@@ -94,13 +93,14 @@ class Server:
         security: Security | None = None,
         limits: Limits | None = None,
         audit_log: str | os.PathLike[str] | None = None,
+        require_gpu: bool | None = None,
     ) -> None:
         retired.check_environment(os.environ)
         # Variables fill in what the program leaves out, so the program is checked before them.
         options = ServerOptions(
             ClusterSpec(cluster),
             *(job_name, task_index, config, data_port, unix_socket, ps_backups, ps_backups_lag),
-            *(checkpoint_root, bind, security, limits, audit_log),
+            *(checkpoint_root, bind, security, limits, audit_log, require_gpu),
         )
         self._serve_parts(options.filled(os.environ))
         if start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging as std_logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -18,6 +19,7 @@ from runtime.errors import (
     HungUpError,
     InvalidArgumentError,
 )
+from runtime.observe import device_report
 from runtime.observe.audit import AuditLog
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
@@ -121,6 +123,7 @@ class Worker:
         self.task = f"/job:{job}/task:{index}"
         self.presence = TaskPresence(self.task)
         self.devices = local_devices(job, index)
+        self.computes_on = device_report.describe(self.devices, os.environ)
         self.ledger = Ledger(limits, self.task)
         self.store = Store(self.ledger, environment)
         self.rendezvous = Rendezvous(self.ledger)

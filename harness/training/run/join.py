@@ -192,6 +192,11 @@ def join_cluster(
         with server or contextlib.nullcontext():
             if server is not None and me.job == "ps":
                 raise SystemExit(exit_codes.of_join(server.join()))
+            # The server has logged the line at a level that few programs show.
+            if server is not None and not logging.level_info():
+                print(
+                    f"{me.job} {me.index} computes on {server.worker.computes_on}", file=sys.stderr
+                )
             # A port 0 in the cluster has become a real one when the server is up.
             cluster = server.cluster if server is not None else me.cluster or rt.ClusterSpec({})
             try:

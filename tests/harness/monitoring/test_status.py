@@ -1,6 +1,7 @@
 """The status command, the standard series and the Prometheus endpoint, on real tasks."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
@@ -164,6 +165,37 @@ def test_missing_backup_is_shown() -> None:
     ]
 
 
+GPUS = {"GPU:0": "NVIDIA H100", "GPU:1": "NVIDIA H100", "CPU:0": "cpu"}
+
+
+def test_devices_and_memory_are_shown() -> None:
+    """A task's row names what computes, and each accelerator has a row with its memory."""
+    memory = {"device_memory_bytes/GPU:0": 12.5e9, "device_limit_bytes/GPU:0": 60e9}
+    with_gpus = dataclasses.replace(
+        report({**memory, "device_peak_memory_bytes/GPU:0": 40e9}), devices=GPUS
+    )
+    without = dataclasses.replace(report({}), task="/job:worker/task:0", devices={"CPU:0": "cpu"})
+    states = [TaskStatus(r.task, "a:1", r) for r in (with_gpus, without)]
+    heading, *rows = status.as_rows(states, 15.0)
+    assert [row[heading.index("ON")] for row in rows] == ["2 GPU", "CPU"]
+    assert status.device_rows(states)[1:] == [
+        ["/job:ps/task:0/device:GPU:0", "NVIDIA H100", "12.5 GB", "40.0 GB", "60.0 GB"],
+        ["/job:ps/task:0/device:GPU:1", "NVIDIA H100", "", "", ""],
+    ]
+    gpu, cpu = (
+        json.loads(json.dumps(status.as_json([state])))["tasks"][0]["devices"] for state in states
+    )
+    assert gpu[1] == {
+        "name": "GPU:0",
+        "kind": "NVIDIA H100",
+        "memory_bytes": 12.5e9,
+        "peak_memory_bytes": 40e9,
+        "limit_bytes": 60e9,
+    }
+    assert [device["name"] for device in gpu] == ["CPU:0", "GPU:0", "GPU:1"]
+    assert [(device["name"], device["limit_bytes"]) for device in cpu] == [("CPU:0", None)]
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +219,8 @@ def test_one_target_shows_the_cluster(run_status: Callable[..., Ran]) -> None:
     by_task = {task["task"]: task for task in found["tasks"]}
     assert by_task["/job:ps/task:0"]["values"]["global_step"] == 5
     assert by_task[TARGET]["values"]["steps_total"] == 5
+    assert {device["name"] for device in by_task[TARGET]["devices"]} >= {"CPU:0"}
+    assert "DEVICE" not in shown.stdout
     assert by_task[TARGET]["incarnation"] == f"{made[TARGET].incarnation:016x}"
 
 

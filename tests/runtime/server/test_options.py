@@ -22,6 +22,7 @@ FROM_ENVIRONMENT = {
     "security": ("insecure", rt.Security.insecure()),
     "limits": ("connections=7", rt.Limits(connections=7)),
     "audit_log": ("audit.log", "audit.log"),
+    "require_gpu": ("1", True),
 }
 """By option, a text of the environment variable and its value."""
 BAD: dict[str, Any] = {
@@ -36,6 +37,7 @@ BAD: dict[str, Any] = {
     "security": "certs",
     "limits": {"connections": 7},
     "audit_log": 7,
+    "require_gpu": "yes",
 }
 
 
@@ -74,7 +76,12 @@ def test_argument_outranks_its_variable(name: str) -> None:
     text, value = FROM_ENVIRONMENT[name]
     assert getattr(options().filled({row.variable: text}), name) == value
     assert getattr(options().filled({row.variable: ""}), name) is None
-    other = {"security": rt.Security("token"), "limits": rt.Limits(connections=8)}.get(name, "mine")
+    others = {
+        "security": rt.Security("token"),
+        "limits": rt.Limits(connections=8),
+        "require_gpu": False,
+    }
+    other = others.get(name, "mine")
     assert getattr(options(**{name: other}).filled({row.variable: text}), name) == other
 
 
@@ -122,6 +129,7 @@ def test_server_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
             "security": rt.Security.insecure(),
             "limits": rt.Limits(),
             "audit_log": str(tmp_path / "log"),
+            "require_gpu": True,
         },
     }
     assert given.keys() == {row.name for row in ROWS}

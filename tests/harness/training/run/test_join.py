@@ -512,6 +512,7 @@ def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
         alone.expect(
             "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step: this process trains alone"
         )
+        alone.expect(r"^worker 0 computes on CPU:0 \(\d+ cores\)$")
         alone.expect("BLOCK worker")
     ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
     hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--steps=3")
@@ -519,7 +520,7 @@ def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
         with Program("python", script, "--job_name=worker", *hosts) as trains:
             assert trains.wait() == 0, trains.story()
         assert server.wait() == 0, server.story()
-        assert not server.lines("BLOCK")
+        assert not server.lines("BLOCK|computes on")
 
 
 @pytest.mark.chaos
@@ -542,6 +543,20 @@ def test_buggy_program_is_not_restarted(
         assert program.wait() == row.plain, program.story()
         assert len(program.lines("Traceback")) == starts
         assert len(program.lines(rf"\({name}: it would end so again\)")) == (starts == 1)
+
+
+@pytest.mark.chaos
+def test_required_gpu_is_no_restart(tmp_path: pathlib.Path) -> None:
+    """A worker that lacks its required GPU ends with one line and code 2, and is not started again."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    launch = ("python", "-m", "harness.launch", "--ps=1", "--workers=1", "--require_gpu")
+    with Program(*launch, "--", sys.executable, "train.py", "--steps=3", cwd=tmp_path) as program:
+        assert program.wait() == exit_codes.CONFIGURATION.plain, program.story()
+        assert program.lines(
+            r"^worker/0 \| /job:worker/task:0: a GPU is required, and JAX has none: "
+        )
+        assert program.lines(r"worker/0 exited .* \(configuration: it would end so again\)")
+        assert not program.lines("Traceback|BLOCK")
 
 
 @pytest.mark.cluster
