@@ -16,6 +16,8 @@ RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --p
 # What the development environment has of the optional dependencies: all but ray, which has its own.
 EXTRAS := build cartpole dev digits docs mnist models safetensors tensorboard test
 LOGDIR ?= runs
+# The rooms whose code meets an accelerator.
+STAND_INS := checkpoint graph kernels session state task
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-busy test-unit test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-busy test-unit test-stand-ins test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -62,15 +64,19 @@ cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends 
 		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
 
 # Most of what tests compile runs once: optimising it would take longer. test-rest and all examples compile as users do.
-test test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
-test test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
+test test-stand-ins test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
+test test-stand-ins test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
+	$(if $(TESTS),,@$(MAKE) --no-print-directory test-stand-ins)
 
 # What fails beside them fails on a busy machine: a defect of the test or of the product.
 test-busy: $(STAMP) ## Run make test beside two busy loops, one for each of the usual two cores; TESTS as for make test.
 	@for loop in 1 2; do (while :; do :; done) & loops="$$loops $$!"; done; trap "kill $$loops" EXIT; \
 		$(MAKE) --no-print-directory test
+
+test-stand-ins: $(STAMP) ## Run the quick tests of what a worker computes, with stand-in GPUs; make test ends with them.
+	$(PYTEST) -p tests.kit.stand_in_gpus -m unit $(STAND_INS:%=tests/runtime/%)
 
 test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.

@@ -114,7 +114,7 @@ class PreparedStage:
         self._generation = generation
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._variables = StageVariables.find(self._store, stage)
-        self._on_host = device is None or device.platform == "cpu"
+        self._on_host = stage.device.type == "CPU"
         self._device = device
         # With one device no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1
@@ -320,9 +320,9 @@ class PreparedStage:
     def _here(self, value: AnyArray) -> AnyArray:
         """Returns a value on the device of this stage.
 
-        A value on another device of the task is copied.
+        A value on another device of the task is copied. On the host XLA reads numpy arrays in place.
         """
-        if not isinstance(value, jax.Array) or value.device == self._device:
+        if value.device == self._device if isinstance(value, jax.Array) else self._on_host:
             return value
         with jax.enable_x64(True):
             here: jax.Array = jax.device_put(value, self._device, may_alias=False)

@@ -1,0 +1,85 @@
+"""GPUs for tests on a machine without a GPU: ``pytest -p tests.kit.stand_in_gpus``, or an import before JAX starts.
+
+The process has three CPU devices of JAX. The first two are GPU:0 and GPU:1 of each worker, the last
+is CPU:0 of each task. So the default device of JAX is a GPU, as with CUDA. The copies that a GPU
+makes are made here too, and are counted.
+"""
+
+import os
+import weakref
+from collections import Counter
+from typing import Any
+
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=3"
+)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+
+from runtime.plan.place import Device
+from runtime.task import worker
+
+COPIES: Counter[str] = Counter()
+"""Copies since the last ``clear``.
+
+"in": arrays from the host to a GPU. "out": arrays from a GPU to the host. "late": those of "out" that
+began when they were needed, and not before.
+"""
+
+_device_put, _asarray, _array = jax.device_put, np.asarray, np.array
+_ArrayImpl: Any = type(jax.numpy.zeros(()))
+_copy_to_host_async = _ArrayImpl.copy_to_host_async
+_begun: dict[int, Any] = {}
+_GPUS = jax.local_devices()[:-1]
+
+
+def _local_devices(job: str, task: int) -> dict[Device, jax.Device]:
+    *gpus, cpu = jax.local_devices()
+    named = {Device(job, task, "CPU", 0, "cpu"): cpu}
+    if job != "ps":
+        named |= {Device(job, task, "GPU", i, "cpu"): gpu for i, gpu in enumerate(gpus)}
+    return named
+
+
+def _put(value: Any, device: Any = None, *arguments: Any, **options: Any) -> Any:
+    if isinstance(value, np.ndarray) and device in _GPUS:
+        COPIES["in"] += 1
+        # JAX would read aligned memory in place, which no GPU does.
+        room = np.empty(value.nbytes + 80, np.uint8)
+        start = -room.ctypes.data % 64 + 16
+        copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        copy[...] = value
+        value = copy
+    return _device_put(value, device, *arguments, **options)
+
+
+def _is_new_on_host(value: Any) -> bool:
+    """Returns True if an array lies on a GPU, and its copy to the host has not begun."""
+    if not isinstance(value, _ArrayImpl) or not value.devices().intersection(_GPUS):
+        return False
+    if (known := _begun.get(id(value))) is not None and known() is value:
+        return False
+    number = id(value)
+    _begun[number] = weakref.ref(value, lambda _: _begun.pop(number, None))
+    COPIES["out"] += 1
+    return True
+
+
+def _counted(convert: Any) -> Any:
+    def counting(value: Any, *arguments: Any, **options: Any) -> Any:
+        COPIES["late"] += _is_new_on_host(value)
+        return convert(value, *arguments, **options)
+
+    return counting
+
+
+def _begin_copy(self: Any) -> None:
+    _is_new_on_host(self)
+    _copy_to_host_async(self)
+
+
+worker.local_devices = _local_devices
+jax.device_put, np.asarray, np.array = _put, _counted(_asarray), _counted(_array)
+_ArrayImpl.copy_to_host_async = _begin_copy
