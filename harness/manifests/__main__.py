@@ -29,7 +29,9 @@ _ELASTIC = flags.DEFINE_bool(
     False,
     "Workers come and go: their number may be changed while they train. For jobset and tfjob.",
 )
-_GPUS = flags.DEFINE_integer("gpus", 0, "GPUs for each worker; a ps needs none.", lower_bound=0)
+_GPUS = flags.DEFINE_integer(
+    "gpus", 0, "GPUs for each worker; a ps and an evaluator have none.", lower_bound=0
+)
 _MODEL_MB = flags.DEFINE_float(
     "model_mb", 1.0, "Size of all trained variables, in 10^6 bytes.", lower_bound=0.0
 )

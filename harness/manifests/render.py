@@ -50,8 +50,9 @@ def render(engine: str, request: ClusterRequest) -> str:
     values = request.values(engine) | {"max_restarts": MAX_RESTARTS, "never_again": NEVER_AGAIN}
     values["heading"] = fill_template("heading.yaml", values)
     if engine == "slurm":
-        command = shlex.join([*request.command, f"--preempt_grace_secs={SAVE_SECS - 10}"])
-        return fill_template("slurm.sh", {**values, "command": command, "save_secs": SAVE_SECS})
+        values["command"] = shlex.join([*request.command, f"--preempt_grace_secs={SAVE_SECS - 10}"])
+        values |= {"save_secs": SAVE_SECS, "groups": " --het-group=0,1" if request.gpus else ""}
+        return fill_template("slurm.sh", values)
     values["volume"] = fill_template("volume.yaml", values)
     counts = _count_tasks(engine, request)
     assert sum(counts.values()) == request.ps + request.workers + request.evaluators
@@ -124,8 +125,7 @@ def _render_job(
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
         "mib": request.memory_mib(job),
-        # A ps computes on the CPU.
-        "gpus": 0 if is_ps else request.gpus,
+        "gpus": request.gpus_of(job),
         "serves": job != EVALUATOR,
         "is_ps": is_ps,
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.launch.policy import PS, WORKER
-from harness.launch.tasks import PS_ENVIRONMENT
-from harness.manifests.sizing import MIB, JobSizes, JobWorkload, sizes
+from harness.launch.policy import EVALUATOR, PS, TRAINERS, WORKER
+from harness.launch.tasks import PS_ENVIRONMENT, REQUIRE_GPU_VARIABLE
+from harness.manifests.sizing import MIB, SHARED_BYTES, JobSizes, JobWorkload, sizes
 
 PORT = 2222
 SAVE_SECS = 30
@@ -24,6 +26,19 @@ NEVER_AGAIN = 42
 """The exit code, of the codes for JobSet, of a process that would end so again: wrong flags, damaged data."""
 RUNS = "/runs"
 TRAINER = ("python", "-m", "models.mnist.trainer")
+_FLAGS: Mapping[str, tuple[str, float]] = {
+    "name": ("name", 0),
+    "image": ("image", 0),
+    "ps": ("ps", 0),
+    "workers": ("workers", 0),
+    "evaluators": ("evaluators", 0),
+    "gpus": ("gpus", 0),
+    "model_mb": ("model_bytes", 1e6),
+    "slots": ("slots", 1),
+    "step_ms": ("compute_secs", 1e-3),
+    "network_gbit": ("network_bytes_per_s", 1e9 / 8),
+}
+"""Flags of ``harness.manifests``, with their fields of a request and their units; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,6 @@ class ClusterRequest(JobWorkload):
     Attributes:
         name: Name of the job and of all its objects.
         image: Image of the containers.
-        gpus: GPUs of each worker.
         evaluators: Number of evaluators, 0 or 1.
         command: Program and arguments of every task.
         elastic: True if workers come and go. Then the number of workers may change while they
@@ -44,7 +58,6 @@ class ClusterRequest(JobWorkload):
 
     name: str = "bellwether"
     image: str = "bellwether:latest"
-    gpus: int = 0
     evaluators: int = 0
     command: Sequence[str] = TRAINER
     exit_codes: bool = True
@@ -77,11 +90,17 @@ class ClusterRequest(JobWorkload):
         return {
             **(PS_ENVIRONMENT if job == PS else {}),
             **({"BELLWETHER_DRAIN_SECS": str(PS_DRAIN_SECS)} if job == PS else {}),
+            **({REQUIRE_GPU_VARIABLE: "1"} if self.gpus_of(job) else {}),
         }
+
+    def gpus_of(self, job: str) -> int:
+        """Returns the GPUs of a task: only tasks that train compute on GPUs."""
+        return self.gpus if job in TRAINERS else 0
 
     def memory_mib(self, job: str) -> int:
         """Returns the memory of a task in MiB, rounded up to a multiple of 64."""
-        needed = self.sizes.ps_bytes if job == PS else self.sizes.worker_bytes
+        found = self.sizes
+        needed = {PS: found.ps_bytes, EVALUATOR: found.evaluator_bytes}.get(job, found.worker_bytes)
         return math.ceil(needed / MIB / 64) * 64
 
     def cores(self, job: str) -> float:
@@ -90,17 +109,37 @@ class ClusterRequest(JobWorkload):
         A ps has the cores that the steps keep busy, and a half for gRPC and checkpoints. A worker
         has one, and one for each GPU.
         """
-        return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10 if job == PS else 1.0 + self.gpus
+        if job == PS:
+            return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10
+        return 1.0 + self.gpus_of(job)
+
+    def flags(self, engine: str) -> str:
+        """Returns the command line of ``harness.manifests`` that makes this request."""
+        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        words = [f"--for={engine}"]
+        for flag, (name, unit) in _FLAGS.items():
+            value = getattr(self, name)
+            if value != defaults[name]:
+                words.append(f"--{flag}={value / unit:g}" if unit else f"--{flag}={value}")
+        words += ["--elastic"] * self.elastic
+        return shlex.join([*words, *(["--", *self.command] if self.command != TRAINER else [])])
 
     def values(self, engine: str) -> dict[str, object]:
         """Returns the values that the templates of all engines fill in."""
-        found, tasks = self.sizes, self.ps + self.workers
-        # Slurm gives every task of a step the same room, so the largest task counts.
-        mib, cores = (max(of(PS), of(WORKER)) for of in (self.memory_mib, self.cores))
-        flags = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
+        found = self.sizes
+        # Slurm gives every task of a group the same room, so the largest task counts. Workers with
+        # GPUs are a group of their own.
+        groups = [(PS,), (WORKER,)] if self.gpus else [(PS, WORKER)]
+        counts = {PS: self.ps, WORKER: self.workers}
+        slurm: dict[str, object] = {}
+        for group, jobs in zip(("first", "second"), groups, strict=False):
+            mib, cores = (max(map(of, jobs)) for of in (self.memory_mib, self.cores))
+            slurm[f"{group}_tasks"] = sum(counts[job] for job in jobs)
+            slurm[f"{group}_cores"] = math.ceil(cores)
+            slurm[f"{group}_core_mib"] = math.ceil(mib / math.ceil(cores))
         return {
             "engine": engine,
-            "flags": flags + " --elastic" * self.elastic,
+            "flags": self.flags(engine),
             "name": self.name,
             "image": self.image,
             "ps": self.ps,
@@ -113,7 +152,6 @@ class ClusterRequest(JobWorkload):
             "steps_per_s": f"{found.steps_per_s:.3g}",
             "busiest": found.busiest,
             "storage_gib": max(1, math.ceil(found.run_bytes / 2**30)),
-            "tasks": tasks,
-            "task_cores": math.ceil(cores),
-            "core_mib": math.ceil(mib / math.ceil(cores)),
+            "shared_mib": SHARED_BYTES // MIB,
+            **slurm,
         }

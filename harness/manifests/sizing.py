@@ -11,6 +11,10 @@ from dataclasses import dataclass
 MIB = 2**20
 PROCESS_BYTES = 740 * MIB
 """A process with its compiled programs: of the ps of docs/memory.md, which holds 128 variables."""
+GPU_PROCESS_BYTES = 4 * 1024 * MIB
+"""What a GPU adds to a process of a worker: CUDA's context, its libraries and pinned memory; estimated."""
+SHARED_BYTES = 1024 * MIB
+"""/dev/shm of a worker with GPUs, for NCCL and data loaders. A container has 64 MiB by default."""
 HEADROOM = 7 / 6
 """The limit of a container, over the sum of the formula (docs/memory.md)."""
 NETWORK_EFFICIENCY = 0.94
@@ -37,6 +41,7 @@ class JobWorkload:
         compute_secs: Seconds of a worker's forward and backward pass.
         network_bytes_per_s: Nominal rate of every host's network card, each way.
         activation_bytes: Bytes of a worker's step beside parameters and gradients, and of its data.
+        gpus: GPUs of each worker.
 
     Raises:
         ValueError: A number is out of range.
@@ -49,6 +54,7 @@ class JobWorkload:
     compute_secs: float = 0.1
     network_bytes_per_s: float = 10e9 / 8
     activation_bytes: float = 1024 * MIB
+    gpus: int = 0
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -69,6 +75,7 @@ class JobSizes:
     Attributes:
         ps_bytes: Memory of each ps while it trains and writes a checkpoint.
         worker_bytes: Memory of each worker.
+        evaluator_bytes: Memory of an evaluator: of a worker without GPUs.
         ps_cores: Cores that the workers' steps keep busy on each ps, 0 to 1. A ps serves on one
             core.
         steps_per_s: Steps of all workers together, as the busiest place permits.
@@ -78,6 +85,7 @@ class JobSizes:
 
     ps_bytes: int
     worker_bytes: int
+    evaluator_bytes: int
     ps_cores: float
     steps_per_s: float
     busiest: str
@@ -89,13 +97,14 @@ def sizes(job: JobWorkload) -> JobSizes:
 
     A ps has ``B + P + S + (W + 1) P`` while ``W`` workers train, ``P + S`` more while a checkpoint
     is written, and a sixth above that. A worker has ``2 P`` of the whole model beside its process
-    and activations. The steps are those of workers that never wait, bounded by the busiest place of
-    a ps.
+    and activations, and ``2 P`` more to stage the copies of its GPUs. The steps are those of
+    workers that never wait, bounded by the busiest place of a ps.
     """
     there = job.model_bytes / job.ps
     held = there * (1 + job.slots)
     ps_bytes = PROCESS_BYTES + held + (job.workers + 1) * there + held
     worker_bytes = PROCESS_BYTES + 2 * job.model_bytes + job.activation_bytes
+    gpu_bytes = GPU_PROCESS_BYTES + 2 * job.model_bytes + SHARED_BYTES if job.gpus else 0
     rate = job.network_bytes_per_s * NETWORK_EFFICIENCY
     network, core = there / rate, PS_STEP_SECS + PS_BYTE_SECS * there
     # Pull and push cross the network once each, and each waits for a round trip.
@@ -115,6 +124,7 @@ def sizes(job: JobWorkload) -> JobSizes:
     steps = limits[busiest]
     return JobSizes(
         math.ceil(ps_bytes * HEADROOM),
+        math.ceil((worker_bytes + gpu_bytes) * HEADROOM),
         math.ceil(worker_bytes * HEADROOM),
         min(1.0, steps * core),
         steps,

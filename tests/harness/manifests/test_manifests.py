@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,14 @@ from absl.testing import flagsaver
 
 from harness.manifests.render import ENGINES, render
 from harness.manifests.request import ClusterRequest
-from harness.manifests.sizing import HEADROOM, MIB, JobWorkload, sizes
+from harness.manifests.sizing import (
+    GPU_PROCESS_BYTES,
+    HEADROOM,
+    MIB,
+    SHARED_BYTES,
+    JobWorkload,
+    sizes,
+)
 from models.mnist.config import RunConfig
 from tests.harness.manifests import schema
 from tests.kit.changes import SetVariables
@@ -279,13 +287,67 @@ def test_statefulset_pods_find_their_place(clean: SetVariables) -> None:
 
 def test_batch_script_is_valid_bash() -> None:
     """The batch script for Slurm is valid bash with the numbers that were asked for."""
-    text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0))
+    text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0, gpus=0))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    assert (
-        "#SBATCH --ntasks=10\n" in text
-        and "--gpus-per-task=1" in text
-        and "--ps=2 --workers=8" in text
+    assert "#SBATCH --ntasks=10\n" in text and "--ps=2 --workers=8" in text
+    assert "gpu" not in text.lower() and "hetjob" not in text
+
+
+def test_slurm_gives_gpus_to_workers() -> None:
+    """A batch script with GPUs has two groups: first the ps, then the workers with the GPUs."""
+    asked = dataclasses.replace(REQUESTS["large"], evaluators=0)
+    text = render("slurm", asked)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    ps, workers = text.partition("set -eu")[0].split("#SBATCH hetjob\n")
+    assert "--ntasks=2\n" in ps and "gpu" not in ps.partition("#SBATCH")[2]
+    assert "--ntasks=8\n" in workers and "--gpus-per-task=1\n" in workers
+    cores = int(asked.cores("worker"))
+    assert f"--mem-per-cpu={asked.memory_mib('worker') // cores}M" in workers
+    assert "srun --het-group=0,1 python" in text and "BELLWETHER_REQUIRE_GPU=1" in text
+
+
+@pytest.mark.parametrize("engine", ["jobset", "tfjob"])
+def test_only_trainers_have_gpus(engine: str) -> None:
+    """The pods that train ask for GPUs, memory for CUDA and shared memory; ps and evaluators do not."""
+    asked = REQUESTS["large"]
+    without = dict(pods(engine, dataclasses.replace(asked, gpus=0)))
+    seen = set()
+    for job, pod in pods(engine, asked):
+        (container,) = pod["containers"]
+        if job in ("ps", "evaluator"):
+            assert pod == without[job]
+            continue
+        seen.add(job)
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert {"name": "BELLWETHER_REQUIRE_GPU", "value": "1"} in container["env"]
+        assert {"name": "shared", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        (shared,) = (volume for volume in pod["volumes"] if volume["name"] == "shared")
+        assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{SHARED_BYTES // MIB}Mi"}
+        (before,) = without[job]["containers"]
+        more = memory(container) - memory(before)
+        # Beside the estimate of CUDA there is room for /dev/shm and for staged copies.
+        assert more >= (GPU_PROCESS_BYTES + SHARED_BYTES + 2 * asked.model_bytes) / MIB
+    assert seen == ({"worker"} if engine == "jobset" else {"chief", "worker"})
+
+
+def memory(container: Any) -> int:
+    """The memory of a container, in MiB."""
+    return int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_heading_repeats_the_command(asked: ClusterRequest) -> None:
+    """The command in the head of a launch file prints the file again."""
+    text = render("jobset", asked)
+    command = text.partition("`python -m harness.manifests ")[2].partition("`")[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.manifests", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
+    assert done.stdout == text
 
 
 # -- the tool ------------------------------------------------------------------------------------------------------
