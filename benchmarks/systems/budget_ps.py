@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 import runtime as rt
@@ -77,7 +76,6 @@ def _aligned(value: Any) -> Any:
 
 def main(cluster_json: str) -> None:
     """Serves until standard input ends."""
-    jax.config.update("jax_platforms", "cpu")
     with rt.Server(json.loads(cluster_json), "ps", 0) as server:
         watch = Stopwatch(server.worker)
         words = {"tell": watch.tell, "alone": watch.alone}

@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -47,8 +46,6 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
     """Serves as a ps, or measures as a worker."""
     cluster = json.loads(cluster_json)
     options = json.loads(options_json)
-    if job == "ps":
-        jax.config.update("jax_platforms", "cpu")  # it adds; the accelerators are for the workers
     backups = json.loads(os.environ.get("BENCH_BACKUPS", "{}")) if job == "ps" else {}
     server = rt.Server(cluster, job, index, **backups)
     if job == "ps":

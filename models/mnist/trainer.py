@@ -31,7 +31,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -84,9 +83,6 @@ def between_graph(config: RunConfig) -> None:
     """Serves as a ps, or trains as a worker, until training is over."""
     if config.logdir:
         harness.keep_compilations()
-    if config.me.job == "ps":
-        # A ps only adds numbers. The accelerators of the host are for workers.
-        jax.config.update("jax_platforms", "cpu")
     with (
         make_server(config) as server,
         monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host),

@@ -12,6 +12,8 @@ from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError, UnknownError
 from runtime.graph.placement import device, replica_device_setter
 from runtime.server.server import Server
+from runtime.task import cpu_share
+from runtime.task.devices import local_devices
 
 _TRIES = 5
 
@@ -95,6 +97,9 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
         cluster = ClusterSpec(
             {job: own for job, own in (("ps", hosts[:ps]), ("worker", hosts[ps:])) if own}
         )
+        # JAX starts for the workers: a ps that was first would keep JAX off the accelerators.
+        with cpu_share.limited(cluster, next(iter(cluster.tasks()))):
+            local_devices("worker", 0)
         with contextlib.ExitStack() as started:
             try:
                 servers = {

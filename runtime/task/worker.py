@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging as std_logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +22,6 @@ from runtime.observe import device_report
 from runtime.observe.audit import AuditLog
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
-from runtime.plan.place import Device
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
@@ -32,6 +30,7 @@ from runtime.state.participants import TaskEnvironment
 from runtime.state.store import Store
 from runtime.state.write_gate import WriteGate
 from runtime.task.call_waits import CallWaits
+from runtime.task.devices import local_devices
 from runtime.task.executor import Executor
 from runtime.task.presence import TaskPresence
 from runtime.task.program_watch import ProgramWatch
@@ -60,33 +59,6 @@ _FIXED: Mapping[int, TensorLayout | None] = {
 """The input layouts of the fixed handles, which are not registered."""
 assert _FIXED.keys() == ORDERS.keys(), "a fixed handle has no layout, or gives no order"
 _thread = concurrency.local()
-
-
-def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
-    """Returns the devices of this process by their names as devices of a task.
-
-    Args:
-        job: name of the job.
-        task: index of the task.
-    """
-    found: dict[Device, jax.Device] = {}
-    # At INFO, JAX's first look at the devices tells of every platform that is not installed.
-    std_logging.getLogger("jax._src.xla_bridge").setLevel(std_logging.WARNING)
-    locals_ = list(jax.local_devices())
-    if all(d.platform != "cpu" for d in locals_):
-        locals_ += jax.local_devices(backend="cpu")
-    for kind in dict.fromkeys(d.platform for d in locals_):
-        for index, device in enumerate(d for d in locals_ if d.platform == kind):
-            name = "GPU" if kind in ("gpu", "cuda", "rocm") else kind.upper()
-            platform = device.client.platform_version and _export_platform(device)
-            found[Device(job, task, name, index, platform)] = device
-    return found
-
-
-def _export_platform(device: jax.Device) -> str:
-    if device.platform != "gpu":
-        return str(device.platform)
-    return "rocm" if "rocm" in str(device.client.platform_version).lower() else "cuda"
 
 
 class Worker:

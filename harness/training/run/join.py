@@ -172,12 +172,6 @@ def join_cluster(
             )
             if me.cluster is None:
                 logging.warning("%s: this process trains alone", me.source)
-            if me.job == "ps":
-                import jax
-
-                # A ps adds numbers. JAX would take most of an accelerator's memory, which the
-                # workers need.
-                jax.config.update("jax_platforms", "cpu")
             # An evaluator serves no task.
             server = None
             if me.job != "evaluator":
