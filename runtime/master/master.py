@@ -35,7 +35,7 @@ from runtime.master.tasks import LocalTask, RemoteTask, Task, meet_tasks
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
-from runtime.plan.plan import COMPUTE, Plan
+from runtime.plan.plan import COMPUTE, PUSH, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.forks import HomeProcess
@@ -193,8 +193,9 @@ class MasterSession:
         # begins.
         for phase in prepared.phases:
             # A send of a result would wait for the end of its program. So the wait comes first, and
-            # the time of computing and the time of sending are counted apart.
-            if phase.remote and run.running:
+            # the time of computing and the time of sending are counted apart. An update that ran
+            # with a failed gradient would lose its variables.
+            if run.running and (phase.remote or phase.part == PUSH):
                 run.wait()
                 watch.count(COMPUTE)
             if phase.flow:

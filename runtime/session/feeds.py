@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
 from runtime import concurrency
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError
 from runtime.graph.graph import FeedDict, Graph, Operation, Tensor, show_shape
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
 
+_NAMED_FEEDS = 3
+"""Most feeds that an error names."""
 WARN_SHAPES = 32
 """Shapes of one placeholder after which a session warns that each shape is compiled anew."""
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -220,3 +222,22 @@ def _find_change(array: Array, cast: Array) -> str | None:
         return None
     where = np.unravel_index(int(differs.argmax()), differs.shape)
     return f"{array[where]} became {cast[where]}"
+
+
+def name_batch(error: OpError, tensors: Sequence[Tensor], values: Sequence[Array]) -> None:
+    """Adds the largest feeds of a step to an error that a smaller batch would cure.
+
+    Args:
+        error: error of the step.
+        tensors: fed tensors.
+        values: their values.
+    """
+    # With lost values the cure is a restored checkpoint, which the error names already.
+    if not isinstance(error, ResourceExhaustedError) or not error.out_of_memory:
+        return
+    fed = sorted(zip(tensors, values, strict=True), key=lambda pair: -pair[1].nbytes)[:_NAMED_FEEDS]
+    batch = ", ".join(f"{t.op.name} {v.dtype.name}{show_shape(v.shape)}" for t, v in fed)
+    error.message += (
+        f"{f'; the batch was {batch}' * bool(fed)}; no variable has lost its value: feed a smaller "
+        "batch, or give the task more memory (docs/gpu.md)"
+    )

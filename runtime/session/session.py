@@ -57,7 +57,7 @@ from runtime.plan.prune import prune_graph
 from runtime.plan.substeps import Substep, split_step
 from runtime.session.engine import Engine, PlanHandle, RemoteEngine, sign_errors
 from runtime.session.engine import reset as reset_master
-from runtime.session.feeds import ShapeWatch, read_feeds
+from runtime.session.feeds import ShapeWatch, name_batch, read_feeds
 from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
@@ -374,15 +374,19 @@ class Session:
         run_metadata: RunMetadata | None,
     ) -> list[AnyArray | None]:
         """Runs a registered plan, and with ``run_metadata`` traces the step."""
-        if run_metadata is None:
-            results = self._engine.run(prepared.handle, values, timeout_secs)
-        else:
-            results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
-            part = prepared.part
-            describe_outputs(
-                stats, find_specs(part.fetches, _describe_feeds(part, values), part.done)
-            )
-            run_metadata.step_stats.CopyFrom(stats)
+        part = prepared.part
+        try:
+            if run_metadata is None:
+                results = self._engine.run(prepared.handle, values, timeout_secs)
+            else:
+                results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
+                describe_outputs(
+                    stats, find_specs(part.fetches, _describe_feeds(part, values), part.done)
+                )
+                run_metadata.step_stats.CopyFrom(stats)
+        except OpError as error:
+            name_batch(error, part.feeds, values)
+            raise
         for i in prepared.given:
             results[i] = np.array(results[i])
         return results

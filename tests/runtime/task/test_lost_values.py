@@ -99,6 +99,36 @@ def test_memory_error_may_lose_nothing() -> None:
         assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(("sockets", "prefetch"), [(False, 0), (True, 0), (True, 1)])
+def test_worker_without_memory_names_batch(sockets: bool, prefetch: int) -> None:
+    """A training step that is too large for its worker names the batch and a cure, and changes no variable."""
+    with rt.device("/job:ps"):
+        w = rt.Variable(np.arange(4, dtype=np.float32), name="w")
+    x = rt.placeholder(np.float32, [None, 3], name="x")
+    with rt.device("/job:worker/task:0"):
+        slope = rt.call(lambda w, x: w + sorted_out(w[0]) * x.sum(), w, x, name="slope")
+        small = rt.call(lambda w, x: w + x.sum(), w, x, name="small")
+    too_large, fitting = (w.assign_sub(gradient).op for gradient in (slope, small))
+    config = rt.SessionConfig(prefetch=prefetch)
+    with (
+        servers(sockets=sockets, ps=1, worker=1) as made,
+        rt.Session(made[TARGET].target, config=config) as session,
+    ):
+        session.run(rt.global_variables_initializer())
+        with pytest.raises(
+            rt.ResourceExhaustedError,
+            match=r"worker/task:0: out of memory running \[.*slope.*"
+            r"; the batch was x float32\(256, 3\); no variable has lost its value: feed a smaller",
+        ) as raised:
+            # A pipeline reports a failed step at the latest with the next.
+            for _ in range(1 + prefetch):
+                session.run(too_large, {x: np.ones((256, 3), np.float32)})
+        assert raised.value.out_of_memory
+        assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]
+        session.run(fitting, {x: np.zeros((2, 3), np.float32)})
+        assert session.run(w).tolist() == [0.0] * 4
+
+
 @pytest.mark.cluster
 def test_memory_error_on_asking_thread() -> None:
     """An update that runs out of memory on the thread that asks names the variable that it has
