@@ -12,10 +12,6 @@ from tests.harness.tf1.oracle.drawing import Statement, draw
 RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "drawn_2_21.json").read_text())
 TENSORFLOW = pathlib.Path(".venv-bench/bin/python")
 PARTS = 4
-OPEN = {
-    106: "TensorFlow's optimisation of t * t overrides the value that is fed for it",
-}
-"""Seeds whose difference is known and not mended: the record and harness.tf1 must differ until it is."""
 
 
 def test_record_holds_programs_drawn_today() -> None:
@@ -35,10 +31,7 @@ def test_drawn_programs_match_record(part: int) -> None:
     for seed in range(part, len(RECORD), PARTS):
         program = draw(seed)
         found = running.difference(running.outcome(tf, program), RECORD[seed]["outcome"])
-        if seed in OPEN:
-            if found is None:
-                wrong.append(f"seed {seed} is no different: {OPEN[seed]}")
-        elif found is not None:
+        if found is not None:
             at, kind, both = found
             text = "\n".join(s.source for s in program[: at + 1])
             wrong.append(f"seed {seed}: {kind}\n{text}\n{both}")

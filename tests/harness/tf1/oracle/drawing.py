@@ -1461,7 +1461,9 @@ class Drawer:
             body = f"opt = {optimizer}\n    {body}"
         else:
             body = f"{name} = {optimizer}.minimize({loss})"
-        self.say(f"with tf.control_dependencies([{loss}]):\n    {body}", name)
+        # TensorFlow never applies an update after a loop that the derivative goes through again.
+        before = "" if LOOP in told.reads else loss
+        self.say(f"with tf.control_dependencies([{before}]):\n    {body}", name)
         changed = frozenset(v.name for v in self.variables if v.kind == "variable") | {step}
         self.values.append(
             Value(

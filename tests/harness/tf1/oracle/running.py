@@ -52,11 +52,23 @@ def told(tf: Any, value: Any) -> Any:
     return {"dtype": dtype, "shape": list(array.shape), "values": plain(array)}
 
 
+def plainly(tf: Any) -> Any:
+    """Returns the configuration of a session that computes what the program says.
+
+    TensorFlow's graph optimizers change the results of a few programs: they compute a tensor such as
+    ``t * t`` or a shape in another way, and ignore the value that a step feeds for the tensor.
+    """
+    config = tf.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+    if hasattr(config, "graph_options") and hasattr(config.graph_options, "rewrite_options"):
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = -1
+    return config
+
+
 def outcome(tf: Any, program: Sequence[Statement]) -> Outcome:
     """Returns what each statement of a program gives; one that fails binds nothing."""
     found: Outcome = []
-    config = tf.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-    with tf.Graph().as_default(), tf.Session(config=config) as sess, warnings.catch_warnings():
+    with tf.Graph().as_default(), tf.Session(config=plainly(tf)) as sess, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names: dict[str, Any] = {"tf": tf, "np": np, "sess": sess}
         for statement in program:
