@@ -30,13 +30,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from absl import app, flags
 
 from harness import exit_codes
-from harness.launch import guard, policy
+from harness.launch import gpus, guard, policy
 from harness.launch.output import LinePrinter, wants_colour
 from harness.launch.place import TaskPlace
 from harness.launch.ports import hold_ports
@@ -47,7 +47,6 @@ from harness.launch.tasks import (
     REQUIRE_GPU_VARIABLE,
     ClusterTopology,
     claimed_flags,
-    gpus,
     takes_flags,
 )
 
@@ -124,9 +123,10 @@ _TERMINATION_LOG = flags.DEFINE_string(
 )
 _GPUS_PER_WORKER = flags.DEFINE_integer(
     "gpus_per_worker",
-    0,
-    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every "
-    "worker sees all.",
+    None,
+    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. By default "
+    "the workers divide all GPUs, or the memory of GPUs that are fewer than the workers. 0: every "
+    "task but a ps sees all.",
     lower_bound=0,
 )
 _REQUIRE_GPU = flags.DEFINE_bool(
@@ -185,11 +185,6 @@ def _check_flags(command: list[str], argv: list[str]) -> None:
         _refuse_flags(
             f"{command[0]}: no such program: write one that is on PATH, or its path, after --"
         )
-    if _GPUS_PER_WORKER.value:
-        try:
-            gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), _WORKERS.value - 1, _GPUS_PER_WORKER.value)
-        except ValueError as error:
-            _refuse_flags(str(error))
 
 
 def main(argv: list[str]) -> int:
@@ -315,16 +310,29 @@ def _make_runner(
         policy.LaunchOptions(
             max_restarts=_MAX_RESTARTS.value,
             grace_secs=_GRACE_SECS.value,
-            gpus_per_worker=_GPUS_PER_WORKER.value,
             per_task=_PER_TASK.value,
             joins=not _PER_TASK.value and not takes_flags(command),
         ),
         tasks,
         held,
         environ=environ,
+        shares=_share_gpus(tasks, environ),
         tasks_out=out,
         messages=messages,
     )
+
+
+def _share_gpus(
+    tasks: Collection[policy.LaunchTask], environ: Mapping[str, str]
+) -> dict[policy.LaunchTask, dict[str, str]]:
+    each = _GPUS_PER_WORKER.value
+    # An engine that starts each task by itself has given the task its GPUs.
+    if each == 0 or (each is None and _PER_TASK.value):
+        return {}
+    try:
+        return gpus.share_gpus(tasks, environ, gpus.find_gpus(environ), each)
+    except ValueError as error:
+        _refuse_flags(str(error))
 
 
 def run() -> None:

@@ -68,7 +68,6 @@ class LaunchOptions:
     backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     forgive_secs: float = 60.0
-    gpus_per_worker: int = 0
     per_task: bool = False
     """There is one task, of a cluster that an engine has spread: after a signal the code is its own."""
     joins: bool = False

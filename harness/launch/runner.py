@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from harness.launch import guard, policy
+from harness.launch.gpus import describe_shares
 from harness.launch.output import LineBuffer, LinePrinter
 from harness.launch.policy import Event, Instruction, LaunchTask
 from harness.launch.ports import listens
@@ -74,6 +75,7 @@ class ClusterRunner:
         held: Mapping[LaunchTask, socket.socket],
         *,
         environ: Mapping[str, str],
+        shares: Mapping[LaunchTask, Mapping[str, str]],
         tasks_out: LinePrinter,
         messages: LinePrinter,
     ) -> None:
@@ -87,6 +89,7 @@ class ClusterRunner:
             options: Restarts and grace periods.
             held: Sockets that keep the tasks' ports free until the first start.
             environ: Environment of the tasks, beside what the launcher sets.
+            shares: Variables of single tasks, which give them their GPUs.
             tasks_out: Printer of the tasks' lines.
             messages: Printer of the launcher's own lines, under the name LAUNCHER_NAME, and of the
                 last lines of a task that failed for good.
@@ -97,6 +100,7 @@ class ClusterRunner:
         self._tasks = dict(tasks)
         self._held = dict(held)
         self._environ = environ
+        self._shares = shares
         self.failure: policy.TaskFailure | None = None
         """After ``run``: the first task that failed for good."""
         self._tasks_out = tasks_out
@@ -121,6 +125,8 @@ class ClusterRunner:
             if PER_TASK_VARIABLE not in self._environ:
                 for line in watching(self._topology, self._command):
                     self._log_line(line)
+            if self._shares:
+                self._log_line(describe_shares(self._shares))
             state, instructions = policy.begin(self._tasks, time.monotonic())
             self._follow_instructions(instructions)
             while state.stage is not policy.RunStage.FINISHED:
@@ -227,12 +233,11 @@ class ClusterRunner:
         popen = start_guarded(
             arguments(self._command, self._topology, task),
             environment(
-                self._environ,
+                {**self._environ, **self._shares.get(task, {})},
                 self._topology,
                 task,
                 attempt,
                 self._tasks[task],
-                self._options.gpus_per_worker,
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.launch import guard
+from harness.launch.gpus import NO_GPU
 from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER, LaunchTask
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
@@ -22,14 +23,12 @@ DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
 REQUIRE_GPU_VARIABLE = "BELLWETHER_REQUIRE_GPU"
 """Set where a task other than a ps ends without a GPU (``Server(require_gpu=)``)."""
-_GPUS = "CUDA_VISIBLE_DEVICES"
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
 PS_ENVIRONMENT = {
     # A ps only adds and copies; on a GPU it would take memory from the workers and move every
     # update across the bus.
-    "CUDA_VISIBLE_DEVICES": "",
-    "JAX_PLATFORMS": "cpu",
+    **NO_GPU,
     # Large buffers straight from mmap, so that freed ones go back to the system; set, glibc does
     # not let it drift up.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
@@ -115,7 +114,6 @@ def environment(
     task: LaunchTask,
     attempt: int,
     number: int | None = None,
-    gpus_per_worker: int = 0,
 ) -> dict[str, str]:
     """Returns the environment of one task.
 
@@ -125,8 +123,6 @@ def environment(
         task: The task.
         attempt: Number of earlier starts; 0 for the first start.
         number: Number of the task among those of its host; by default its place in the topology.
-        gpus_per_worker: Number of visible GPUs that each worker gets for itself; 0 leaves all to
-            all.
     """
     number = topology.tasks().index(task) if number is None else number
     cluster = {
@@ -146,8 +142,6 @@ def environment(
         ATTEMPT_VARIABLE: str(attempt),
         "TF_CONFIG": json.dumps(config),
     }
-    if gpus_per_worker and task.job == WORKER:
-        own[_GPUS] = gpus(base.get(_GPUS), task.index, gpus_per_worker)
     return {**base, **own, **(PS_ENVIRONMENT if task.job == PS else {})}
 
 
@@ -159,33 +153,6 @@ def attempt(environ: Mapping[str, str]) -> int:
 def launcher_ends_ps(environ: Mapping[str, str]) -> bool:
     """Returns True if the launcher of a task ends the ps tasks when the workers have ended."""
     return ATTEMPT_VARIABLE in environ and PER_TASK_VARIABLE not in environ
-
-
-def gpus(visible: str | None, index: int, each: int) -> str:
-    """Returns CUDA_VISIBLE_DEVICES of a worker that has GPUs for itself.
-
-        >>> gpus("4,5,6,7", index=1, each=2)
-        '6,7'
-
-    Args:
-        visible: The launcher's own CUDA_VISIBLE_DEVICES; None for all GPUs of the machine, by
-            number.
-        index: Index of the worker.
-        each: Number of GPUs of each worker.
-
-    Raises:
-        ValueError: There are not so many.
-    """
-    assert index >= 0 and each > 0
-    first, end = index * each, (index + 1) * each
-    if visible is None:
-        return ",".join(map(str, range(first, end)))
-    found = [name for name in visible.split(",") if name.strip()]
-    if end > len(found):
-        raise ValueError(
-            f"--gpus_per_worker={each}: worker {index} finds none left in {_GPUS}={visible}"
-        )
-    return ",".join(found[first:end])
 
 
 def watching(topology: ClusterTopology, command: Sequence[str]) -> list[str]:

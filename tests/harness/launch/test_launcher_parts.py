@@ -408,7 +408,7 @@ def test_workers_end_with_the_chief() -> None:
 
 
 def test_chief_and_evaluator_arguments() -> None:
-    """A chief and an evaluator receive their flags, and an evaluator keeps its GPU."""
+    """A chief and an evaluator receive their flags."""
     topology = ClusterTopology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
     assert [str(task) for task in topology.tasks()] == [
         "ps/0",
@@ -424,4 +424,3 @@ def test_chief_and_evaluator_arguments() -> None:
         "--task_index=0",
     ]
     assert arguments(["x"], topology, EVALUATOR) == ["x", *own]
-    assert "CUDA_VISIBLE_DEVICES" not in environment({}, topology, EVALUATOR, 0)

@@ -20,7 +20,6 @@ from harness.launch.tasks import (
     ClusterTopology,
     arguments,
     environment,
-    gpus,
     takes_flags,
     watching,
 )
@@ -324,28 +323,6 @@ def test_joining_program_receives_no_flags(tmp_path: pathlib.Path) -> None:
                 "--job_name=worker",
                 "--task_index=0",
             ]
-
-
-def test_workers_have_own_gpus() -> None:
-    """Each worker has GPUs of its own, and a ps has none."""
-
-    def visible(job: str, index: int, base: dict[str, str], each: int) -> str | None:
-        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, gpus_per_worker=each).get(
-            "CUDA_VISIBLE_DEVICES"
-        )
-
-    assert [visible("worker", i, {}, 2) for i in range(2)] == ["0,1", "2,3"]
-    assert [visible("worker", i, {"CUDA_VISIBLE_DEVICES": "4,7"}, 1) for i in range(2)] == [
-        "4",
-        "7",
-    ]
-    assert visible("ps", 0, {}, 1) == ""
-    assert visible("worker", 0, {"CUDA_VISIBLE_DEVICES": "4,7"}, 0) == "4,7"
-    with pytest.raises(
-        ValueError,
-        match="--gpus_per_worker=2: worker 1 finds none left in CUDA_VISIBLE_DEVICES=4,7",
-    ):
-        gpus("4,7", 1, 2)
 
 
 def test_unknown_flags_are_refused(environ: Any) -> None:
