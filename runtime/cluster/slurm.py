@@ -10,6 +10,7 @@ where.
 """
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +18,14 @@ from collections.abc import Mapping
 from runtime.cluster.resolvers import ClusterResolver
 from runtime.cluster.spec import ClusterSpec
 from runtime.retired import explains_arguments
+
+_MEMORY = {
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+}
+"""Variables by which a user divides the memory of a GPU. JAX refuses both fractions at once."""
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -65,23 +74,35 @@ class SlurmClusterResolver(ClusterResolver):
                 f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
                 "the ranks must lie in blocks on the nodes, use srun --distribution=block"
             )
-        own = _group_of(groups, rank)
-        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
-        # Tasks of a node share its GPUs evenly. GPUs that are left over stay unused.
-        each = on_node // max(*groups[own].values(), 1)
-        self._gpus: tuple[int, int, int] | None = None
-        if each and rank < len(places):
-            node, number = places[rank]
-            # The groups before have no part in this group's GPUs.
-            number -= sum(nodes.get(node, 0) for nodes in groups[:own])
-            self._gpus = (number * each, each, on_node)
+        # A ps computes on the CPU, and other groups have GPUs of their own.
+        ranks = [
+            other
+            for other, (job, _) in enumerate(order)
+            if job != "ps" and _group_of(groups, other) == _group_of(groups, rank)
+        ]
+        self._sharing: tuple[int, int] | None = None
+        if rank in ranks:
+            nodes = [places[other][0] for other in ranks]
+            own = nodes[ranks.index(rank)]
+            self._sharing = nodes[: ranks.index(rank)].count(own), max(map(nodes.count, nodes))
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster of the step, and gives this task its share of the node's GPUs by CUDA_VISIBLE_DEVICES."""
-        if self._gpus is not None:
+        """Returns the cluster of the step, and gives this task its share of the node's GPUs.
+
+        CUDA_VISIBLE_DEVICES has the GPUs of the task. XLA_CLIENT_MEM_FRACTION has its part of the
+        memory where tasks are more than GPUs.
+        """
+        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
+        if on_node and self._sharing is not None:
+            number, tasks = self._sharing
+            # All tasks have equally many GPUs. GPUs that are left over stay unused.
+            each = max(1, on_node // tasks)
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(
-                os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus
+                os.environ.get("CUDA_VISIBLE_DEVICES"), number * each % on_node, each, on_node
             )
+            if tasks > on_node and _MEMORY.isdisjoint(os.environ):
+                # JAX would take three quarters of the memory for each task.
+                os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{0.9 / math.ceil(tasks / on_node):.3g}"
         return self._cluster_spec
 
     def _task(self) -> tuple[str | None, int | None]:

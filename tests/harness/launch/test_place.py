@@ -56,7 +56,7 @@ def test_slurm_step_places_a_task(set_variables: SetVariables) -> None:
     )
     assert (place.job, place.index, place.number) == ("worker", 0, 1)
     assert place.stop == ("scancel", "--signal=TERM", "707.0")
-    assert place.environ == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert place.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}  # the ps beside it takes none
     assert place.said == ""  # the first task says it for all
     set_variables(SLURM_PROCID="0")
     assert in_slurm(1, 2).said == "job 707 was requeued, this is restart 2"

@@ -133,6 +133,44 @@ def test_slurm_shares_out_gpus(slurm: SetVariables) -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+@pytest.mark.parametrize(
+    ("ps", "workers", "gpus", "want"),
+    [
+        (1, 2, 2, ["0", "1"]),
+        (1, 4, 4, ["0", "1", "2", "3"]),
+        (1, 3, 8, ["0,1", "2,3", "4,5"]),
+        (2, 3, 2, ["0 0.45", "1 0.45", "0 0.45"]),
+        (1, 3, 1, ["0 0.3", "0 0.3", "0 0.3"]),
+    ],
+)
+def test_slurm_ps_takes_no_gpu(
+    slurm: SetVariables, ps: int, workers: int, gpus: int, want: list[str]
+) -> None:
+    """The workers of a Slurm node share its GPUs, or the memory of fewer GPUs; a ps has no part."""
+    found: list[str] = []
+    for rank in range(ps + workers):
+        slurm(dict.fromkeys(["CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION"]))
+        slurm(
+            SLURM_PROCID=str(rank),
+            SLURM_STEP_NUM_TASKS=str(ps + workers),
+            SLURM_STEP_NODELIST="n1",
+            SLURM_STEP_TASKS_PER_NODE=str(ps + workers),
+            SLURMD_NODENAME="n1",
+            SLURM_GPUS_ON_NODE=str(gpus),
+        )
+        SlurmClusterResolver({"ps": ps, "worker": workers}).cluster_spec()
+        names = ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")
+        found.append(" ".join(os.environ[name] for name in names if name in os.environ))
+    assert found == [""] * ps + want
+
+
+def test_slurm_keeps_memory_of_user(slurm: SetVariables) -> None:
+    """Where the user divides the memory of a GPU, a Slurm step sets no fraction, which JAX would refuse."""
+    slurm(SLURM_GPUS_ON_NODE="1", XLA_PYTHON_CLIENT_MEM_FRACTION=".4", XLA_CLIENT_MEM_FRACTION=None)
+    SlurmClusterResolver().cluster_spec()
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+
+
 @pytest.fixture
 def het(slurm: SetVariables) -> SetVariables:
     """A step over the groups of a heterogeneous job, as Slurm 22.05 tells of it: group 0 is on n9 and n2, 1 on n1."""
