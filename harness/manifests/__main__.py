@@ -48,6 +48,9 @@ _NAME = flags.DEFINE_string("name", "bellwether", "Name of the job; a DNS label.
 _IMAGE = flags.DEFINE_string(
     "image", "bellwether:latest", "Image of the containers; configs/docker makes one."
 )
+_PS_IMAGE = flags.DEFINE_string(
+    "ps_image", "", "Image of the ps, which need no CUDA; that of the others by default."
+)
 flags.register_validator(  # type: ignore[no-untyped-call]
     "name",
     lambda name: re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name),
@@ -64,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
             model_bytes=_MODEL_MB.value * 1e6,
             name=_NAME.value,
             image=_IMAGE.value,
+            ps_image=_PS_IMAGE.value,
             gpus=_GPUS.value,
             evaluators=_EVALUATORS.value,
             elastic=_ELASTIC.value,

@@ -125,6 +125,7 @@ def _render_job(
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
         "mib": request.memory_mib(job),
+        "image": request.image_of(job),
         "gpus": request.gpus_of(job),
         "serves": job != EVALUATOR,
         "is_ps": is_ps,

@@ -29,6 +29,7 @@ TRAINER = ("python", "-m", "models.mnist.trainer")
 _FLAGS: Mapping[str, tuple[str, float]] = {
     "name": ("name", 0),
     "image": ("image", 0),
+    "ps_image": ("ps_image", 0),
     "ps": ("ps", 0),
     "workers": ("workers", 0),
     "evaluators": ("evaluators", 0),
@@ -48,6 +49,7 @@ class ClusterRequest(JobWorkload):
     Attributes:
         name: Name of the job and of all its objects.
         image: Image of the containers.
+        ps_image: Image of the ps, which need no CUDA; that of the others by default.
         evaluators: Number of evaluators, 0 or 1.
         command: Program and arguments of every task.
         elastic: True if workers come and go. Then the number of workers may change while they
@@ -58,6 +60,7 @@ class ClusterRequest(JobWorkload):
 
     name: str = "bellwether"
     image: str = "bellwether:latest"
+    ps_image: str = ""
     evaluators: int = 0
     command: Sequence[str] = TRAINER
     exit_codes: bool = True
@@ -96,6 +99,10 @@ class ClusterRequest(JobWorkload):
     def gpus_of(self, job: str) -> int:
         """Returns the GPUs of a task: only tasks that train compute on GPUs."""
         return self.gpus if job in TRAINERS else 0
+
+    def image_of(self, job: str) -> str:
+        """Returns the image of a task."""
+        return (self.ps_image if job == PS else "") or self.image
 
     def memory_mib(self, job: str) -> int:
         """Returns the memory of a task in MiB, rounded up to a multiple of 64."""

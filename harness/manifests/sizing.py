@@ -11,6 +11,8 @@ from dataclasses import dataclass
 MIB = 2**20
 PROCESS_BYTES = 740 * MIB
 """A process with its compiled programs: of the ps of docs/memory.md, which holds 128 variables."""
+CUDA_BYTES = 400 * MIB
+"""What CUDA's libraries add to each process that finds them, on CPUs too: measured without a card."""
 GPU_PROCESS_BYTES = 4 * 1024 * MIB
 """What a GPU adds to a process of a worker: CUDA's context, its libraries and pinned memory; estimated."""
 SHARED_BYTES = 1024 * MIB
@@ -102,9 +104,12 @@ def sizes(job: JobWorkload) -> JobSizes:
     """
     there = job.model_bytes / job.ps
     held = there * (1 + job.slots)
-    ps_bytes = PROCESS_BYTES + held + (job.workers + 1) * there + held
-    worker_bytes = PROCESS_BYTES + 2 * job.model_bytes + job.activation_bytes
-    gpu_bytes = GPU_PROCESS_BYTES + 2 * job.model_bytes + SHARED_BYTES if job.gpus else 0
+    process, gpu_bytes = PROCESS_BYTES, 0.0
+    if job.gpus:
+        process += CUDA_BYTES
+        gpu_bytes = GPU_PROCESS_BYTES + 2 * job.model_bytes + SHARED_BYTES
+    ps_bytes = process + held + (job.workers + 1) * there + held
+    worker_bytes = process + 2 * job.model_bytes + job.activation_bytes
     rate = job.network_bytes_per_s * NETWORK_EFFICIENCY
     network, core = there / rate, PS_STEP_SECS + PS_BYTE_SECS * there
     # Pull and push cross the network once each, and each waits for a round trip.

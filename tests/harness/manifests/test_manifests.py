@@ -19,6 +19,7 @@ from absl.testing import flagsaver
 from harness.manifests.render import ENGINES, render
 from harness.manifests.request import ClusterRequest
 from harness.manifests.sizing import (
+    CUDA_BYTES,
     GPU_PROCESS_BYTES,
     HEADROOM,
     MIB,
@@ -36,7 +37,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 REQUESTS = {
     "small": ClusterRequest(1, 1, 1e6),
     "large": ClusterRequest(
-        2, 8, 400e6, name="large", gpus=1, evaluators=1, image="registry.example/b:1"
+        2,
+        8,
+        400e6,
+        name="large",
+        gpus=1,
+        evaluators=1,
+        image="registry.example/b:1",
+        ps_image="registry.example/ps:1",
     ),
     "elastic": ClusterRequest(2, 4, 1e6, elastic=True),
     "own command": ClusterRequest(4, 64, 1e9, command=("python", "-m", "mine"), exit_codes=False),
@@ -314,7 +322,12 @@ def test_only_trainers_have_gpus(engine: str) -> None:
     seen = set()
     for job, pod in pods(engine, asked):
         (container,) = pod["containers"]
+        before = without[job]["containers"][0]
+        assert container["image"] == ("registry.example/ps:1" if job == "ps" else asked.image)
         if job in ("ps", "evaluator"):
+            # CUDA's libraries are read on CPUs too.
+            assert memory(container) - memory(before) >= CUDA_BYTES / MIB
+            container["resources"] = before["resources"]
             assert pod == without[job]
             continue
         seen.add(job)
@@ -323,7 +336,6 @@ def test_only_trainers_have_gpus(engine: str) -> None:
         assert {"name": "shared", "mountPath": "/dev/shm"} in container["volumeMounts"]
         (shared,) = (volume for volume in pod["volumes"] if volume["name"] == "shared")
         assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{SHARED_BYTES // MIB}Mi"}
-        (before,) = without[job]["containers"]
         more = memory(container) - memory(before)
         # Beside the estimate of CUDA there is room for /dev/shm and for staged copies.
         assert more >= (GPU_PROCESS_BYTES + SHARED_BYTES + 2 * asked.model_bytes) / MIB
