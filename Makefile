@@ -15,6 +15,7 @@ RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --p
 	--generate-hashes --no-header --no-annotate
 # What the development environment has of the optional dependencies: all but ray, which has its own.
 EXTRAS := build cartpole dev digits docs mnist models safetensors tensorboard test
+TRAIN_EXTRAS := --extra=mnist --extra=digits --extra=tensorboard --extra=build
 LOGDIR ?= runs
 # The rooms whose code meets an accelerator.
 STAND_INS := checkpoint graph kernels session state task
@@ -37,7 +38,7 @@ setup: $(STAMP) ## Make .venv from requirements-dev.lock (only when that or pypr
 
 # Another interpreter has an environment of its own: make test-unit PYTHON=python3.13 VENV=.venv-3.13
 $(STAMP): $(LOCK) pyproject.toml
-	$(call install,$(LOCK),1.4 GB in all and some minutes)
+	$(call install,$(LOCK),$(if $(findstring cuda,$(LOCK)),5.8,1.4) GB in all and some minutes)
 	@touch $@ $(TRAINS)
 
 # What training needs is in every other lock too, so an environment for tests trains; and make test adds to this one.
@@ -147,8 +148,9 @@ dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
-	$(RESOLVE) --extra=mnist --extra=digits --extra=tensorboard --extra=build --constraint=requirements-dev.lock \
-		--output-file=requirements.lock
+	$(RESOLVE) $(TRAIN_EXTRAS) --constraint=requirements-dev.lock --output-file=requirements.lock
+	$(RESOLVE) $(UPGRADE) $(TRAIN_EXTRAS) --extra=cuda12 --constraint=requirements-dev.lock --output-file=requirements-cuda12.lock
+	$(RESOLVE) $(UPGRADE) $(TRAIN_EXTRAS) --extra=cuda13 --constraint=requirements-dev.lock --output-file=requirements-cuda13.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	@# Newer versions of JAX ask for a newer Python than the oldest that can train.

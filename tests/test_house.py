@@ -20,8 +20,11 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+_TRAINING = ("digits", "mnist", "tensorboard")
 APART = {
-    "requirements-ray.lock": ("ray",),
+    "requirements-ray.lock": ("ray", "test"),
+    "requirements-cuda12.lock": ("cuda12", *_TRAINING),
+    "requirements-cuda13.lock": ("cuda13", *_TRAINING),
 }
 """Extras that are large, or need older packages than others, have environments of their own."""
 LOCKS = (
@@ -70,27 +73,32 @@ def test_lock_holds_every_dependency() -> None:
     # large, and in no test: tests/docs/notebooks.py runs the cells
     assert extras.pop("notebooks") == ["jupyterlab>=4"]
     for lock, names in APART.items():
-        apart = [
-            *project["dependencies"],
-            *(text for name in names for text in extras.pop(name)),
-            *extras["test"],
-        ]
+        apart = [*project["dependencies"], *(text for name in names for text in extras[name])]
         assert {_canonical(Requirement(text).name) for text in apart} <= _pins(lock).keys()
+    for names in APART.values():
+        del extras[names[0]]
     wanted = project["dependencies"] + [name for extra in extras.values() for name in extra]
     assert {_canonical(Requirement(text).name) for text in wanted} <= _pins(
         "requirements-dev.lock"
     ).keys()
     wanted = [
         *project["dependencies"],
-        *(
-            name
-            for e in ("mnist", "digits", "tensorboard")
-            for name in project["optional-dependencies"][e]
-        ),
+        *(name for e in _TRAINING for name in project["optional-dependencies"][e]),
     ]
     assert {_canonical(Requirement(text).name) for text in wanted} <= _pins(
         "requirements.lock"
     ).keys()
+
+
+@pytest.mark.parametrize("cuda", ["cuda12", "cuda13"])
+def test_cuda_lock_fits_tested_jax(cuda: str) -> None:
+    """A lock with CUDA has the packages of the lock without, and CUDA's plugin of the same JAX."""
+    plain, pins = _pins("requirements.lock"), _pins(f"requirements-{cuda}.lock")
+    assert _project()["optional-dependencies"][cuda] == [f"jax[{cuda}]"]
+    assert plain.items() <= pins.items()
+    assert pins[f"jax-{cuda}-plugin"] == pins[f"jax-{cuda}-pjrt"] == plain["jax"]
+    for other in {*LOCKS} - {f"requirements-{cuda}.lock"}:
+        assert f"jax-{cuda}-plugin" not in _pins(other), other
 
 
 def test_dependency_floors_are_tested() -> None:

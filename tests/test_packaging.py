@@ -94,7 +94,7 @@ def test_index_page_links_to_addresses(archives: pathlib.Path) -> None:
         "Homepage",
         "Changelog",
     }
-    extras = {"notebooks", "ray", "tensorboard"}
+    extras = {"cuda12", "cuda13", "notebooks", "ray", "tensorboard"}
     assert extras <= set(metadata.get_all("Provides-Extra", []))
     text = metadata.get_payload()
     links = re.findall(r"\]\(([^)\s]+)\)", text)

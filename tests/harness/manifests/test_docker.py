@@ -27,14 +27,16 @@ USER = int(
 
 
 def steps() -> list[tuple[str, str]]:
-    """The instructions of the Dockerfile with their arguments."""
+    """The instructions of the Dockerfile with their arguments; an ARG has its default."""
     lines = (ROOT / "configs/docker/Dockerfile").read_text()
     joined = re.sub(
         r"\\\n", " ", "\n".join(line for line in lines.splitlines() if not line.startswith("#"))
     )
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)", joined, re.MULTILINE))
+    filled = re.sub(r"\$\{(\w+)\}", lambda name: defaults[name[1]], joined)
     return [
         (word, rest.strip())
-        for word, _, rest in (line.partition(" ") for line in joined.splitlines())
+        for word, _, rest in (line.partition(" ") for line in filled.splitlines())
         if word
     ]
 
@@ -65,8 +67,19 @@ def test_packages_are_pinned_by_lock() -> None:
     assert any(line.startswith("setuptools==") for line in lines), (
         "the build has no isolation: it takes it from here"
     )
-    version = next(line.partition("==")[2] for line in lines if line.startswith("jax=="))
-    assert f"jax[cuda12]=={version}" in (ROOT / "configs/docker/Dockerfile").read_text()
+    assert not any("cuda" in line or line.startswith("nvidia") for line in lines), (
+        "a ps has no CUDA"
+    )
+
+
+def test_worker_image_has_cuda() -> None:
+    """An image for workers with a GPU takes the lock with CUDA, and asks the host for its driver."""
+    text = (ROOT / "configs/docker/Dockerfile").read_text()
+    assert of("ARG") == ["LOCK=requirements.lock"]
+    (lock,) = re.findall(r"--build-arg LOCK=(\S+)", text)
+    assert "jax-cuda12-plugin==" in (ROOT / lock).read_text()
+    assert "docker run --init --gpus all" in text
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in of("ENV")[0].split()
 
 
 def test_image_runs_without_root() -> None:
