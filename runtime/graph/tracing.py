@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
@@ -64,6 +64,55 @@ def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> Clo
     with jax.enable_x64(wide):
         jaxpr: ClosedJaxpr = jax.jit(fn).trace(*avals).jaxpr
         return jaxpr
+
+
+def resize(jaxpr: ClosedJaxpr, sizes: Mapping[Any, int]) -> ClosedJaxpr:
+    """Returns a jaxpr with numbers for symbols.
+
+    Args:
+        jaxpr: a jaxpr that was traced with symbols.
+        sizes: the number for each symbol.
+
+    Raises:
+        KeyError: the jaxpr computes with a symbol, or has a symbol without a number.
+    """
+    made: dict[Var, Var] = {}
+
+    def find_size(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return resize(value, sizes)
+        return sizes[value] if jax.export.is_symbolic_dim(value) else value
+
+    def renew(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return atom
+        if atom not in made:
+            made[atom] = Var(atom.aval.update(shape=tuple(map(find_size, atom.aval.shape))))
+        return made[atom]
+
+    def renew_all(atoms: Sequence[Any]) -> list[Any]:
+        return [renew(atom) for atom in atoms]
+
+    inner = jaxpr.jaxpr
+    equations = []
+    for equation in inner.eqns:
+        # The size is a value here. The same function has a literal for a number.
+        if equation.primitive.name == "dim_as_value":
+            raise KeyError(equation.params["dim"])
+        equations.append(
+            equation.replace(
+                invars=renew_all(equation.invars),
+                outvars=renew_all(equation.outvars),
+                params=jax.tree.map(find_size, equation.params),
+            )
+        )
+    resized = inner.replace(
+        constvars=renew_all(inner.constvars),
+        invars=renew_all(inner.invars),
+        outvars=renew_all(inner.outvars),
+        eqns=equations,
+    )
+    return ClosedJaxpr(resized, jaxpr.consts)
 
 
 _guessing: ContextVar[bool] = ContextVar("guessing", default=False)
@@ -224,12 +273,12 @@ def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> b
 
 
 def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct([_make_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
+    return jax.ShapeDtypeStruct([make_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
 def _trace_symbols(places: Sequence[_Place], run: _TrialRun) -> list[object]:
     """Traces with a symbol for each unknown dimension, or for each axis, or for all, if sizes must be equal."""
-    distinct = dict(zip(places, _make_symbols(len(places)), strict=True))
+    distinct = dict(zip(places, make_symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
         return found
     # Most functions that refuse different sizes combine their inputs axis by axis.
@@ -276,11 +325,11 @@ def _trace_fitting(places: Sequence[_Place], run: _TrialRun) -> list[object]:
         [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES)
     ):
         found += run({**dict.fromkeys(places, base), larger: base * size})
-    return found or run(dict(zip(places, _make_symbols(len(places), _FAR), strict=True)))
+    return found or run(dict(zip(places, make_symbols(len(places), _FAR), strict=True)))
 
 
 @functools.cache
-def _make_symbols(count: int, least: int = 1) -> Sequence[Any]:
+def make_symbols(count: int, least: int = 1) -> Sequence[Any]:
     """Returns ``count`` symbols for dimensions of ``least`` or more."""
     # JAX refuses symbols of two scopes in one function. Each call makes a scope, so the result is
     # kept.

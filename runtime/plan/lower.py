@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.extend
@@ -27,7 +27,7 @@ from runtime.graph.op_kinds import (
     VariableSpec,
     runs_on_host,
 )
-from runtime.graph.tracing import aval, needs_64_bit, trace
+from runtime.graph.tracing import aval, needs_64_bit, resize, trace
 from runtime.plan.draws import describe_jaxpr, draw_alike
 from runtime.plan.exporting import own_program, write_program
 from runtime.plan.partition import is_write
@@ -91,13 +91,68 @@ class _VariableAccesses(NamedTuple):
     writes: tuple[int, ...]
 
 
+class _GradientKey(NamedTuple):
+    """The description of a gradient. JAX derives gradients of equal descriptions once.
+
+    Attributes:
+        forward: the description of the forward function's jaxpr.
+        needed: places of the inputs whose cotangents are returned.
+        used: places of the outputs whose cotangents are given.
+        wide: True for a trace in 64-bit mode.
+        arguments: shape and dtype of each argument.
+    """
+
+    forward: Hashable
+    needed: tuple[int, ...]
+    used: tuple[int, ...]
+    wide: bool
+    arguments: tuple[TensorSpec, ...]
+
+
+class SizelessStep(NamedTuple):
+    """A step that was traced with symbols for the sizes of its feeds.
+
+    Attributes:
+        jaxprs: the jaxprs with symbols.
+        sizes: the number of this step for each symbol.
+    """
+
+    jaxprs: Mapping[Operation, ClosedJaxpr]
+    sizes: Mapping[Any, int]
+
+    def find_gradient(self, op: Operation, key: _GradientKey) -> ClosedJaxpr | None:
+        """Returns the jaxpr of a gradient for the sizes of this step; None if JAX must derive the gradient.
+
+        The derivative of a jaxpr with symbols holds for all sizes. But a function may depend on a
+        size in any way. So the forward function was traced for the sizes of this step, and its
+        jaxpr must be the one with symbols.
+        """
+        fn = getattr(op.body, "fn", None)
+        assert isinstance(fn, Backward), "only a gradient has a key"
+        if not {op, fn.forward} <= self.jaxprs.keys():
+            return None
+        try:
+            if describe_jaxpr(resize(self.jaxprs[fn.forward], self.sizes)) == key.forward:
+                return resize(self.jaxprs[op], self.sizes)
+        # A function computes with a size, such as the number of elements.
+        except KeyError:
+            pass
+        return None
+
+
 def trace_all(
     operations: Sequence[Operation],
     feeds: Mapping[Tensor, TensorSpec],
     alias: Mapping[Tensor, Tensor],
-    is_rare: bool,
+    sizeless: SizelessStep | None = None,
 ) -> TracedStep:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
+
+    Args:
+        operations: in the order in which the operations run.
+        feeds: the fed tensors with their shapes.
+        alias: second names of tensors.
+        sizeless: a trace of the step for rare shapes.
 
     Raises:
         InvalidArgumentError: an operation does not fit these shapes. The message names the
@@ -105,7 +160,7 @@ def trace_all(
     """
     specs: dict[Tensor, TensorSpec] = dict(feeds)
     jaxprs: dict[Operation, ClosedJaxpr] = {}
-    gradients: dict[Hashable, ClosedJaxpr] = {}
+    gradients: dict[_GradientKey | None, ClosedJaxpr] = {}
     for op in operations:
         body = op.body
         if isinstance(body, Pure | Update):
@@ -113,42 +168,87 @@ def trace_all(
             # JAX takes longer to derive a gradient than to trace its function, and the gradients of
             # equal functions are equal.
             key = _describe_gradient(op, jaxprs, arguments)
-            jaxprs[op] = gradients.get(key) or _trace_one(op, body, arguments)
-            if key is not None:
-                gradients[key] = jaxprs[op]
-            results = [TensorSpec.of(a) for a in jaxprs[op].out_avals]
-            # The outputs of a deferred update are the kernel's.
-            if isinstance(body, Deferred):
-                results += map(static_spec, op.outputs)
-            if isinstance(body, Update):
-                results = _check_new_values(op, body, results)
-            found = list(zip(op.outputs, results, strict=True))
-        elif isinstance(body, Constant):
-            found = [(op.outputs[0], TensorSpec.of(body.value))]
-        elif isinstance(body, Read):
-            found = [(op.outputs[0], TensorSpec.of(body.variable))]
-        # Nothing is known of the outputs of a host kernel but the declared shapes.
-        else:
-            found = [
-                (t, static_spec(t))
-                for t in op.outputs
-                if t.shape is not None and None not in t.shape
-            ]
+            found_before = key and _find_gradient(op, key, gradients, sizeless)
+            jaxprs[op] = found_before or _trace_one(op, body, arguments)
+            gradients[key] = jaxprs[op]
         # A fed tensor keeps the shape of the fed value.
-        for tensor, spec in found:
+        for tensor, spec in _describe_outputs(op, jaxprs.get(op)):
             specs.setdefault(tensor, spec)
-    return TracedStep(jaxprs, specs, alias, is_rare)
+    return TracedStep(jaxprs, specs, alias, sizeless is not None)
+
+
+def _describe_outputs(
+    op: Operation, jaxpr: ClosedJaxpr | None
+) -> Sequence[tuple[Tensor, TensorSpec]]:
+    """Returns the outputs of an operation with their specs; without those that only the step knows."""
+    body = op.body
+    if jaxpr is not None:
+        results = [TensorSpec.of(a) for a in jaxpr.out_avals]
+        # The outputs of a deferred update are the kernel's.
+        if isinstance(body, Deferred):
+            results += map(static_spec, op.outputs)
+        if isinstance(body, Update):
+            results = _check_new_values(op, body, results)
+        return list(zip(op.outputs, results, strict=True))
+    if isinstance(body, Constant):
+        return [(op.outputs[0], TensorSpec.of(body.value))]
+    if isinstance(body, Read):
+        return [(op.outputs[0], TensorSpec.of(body.variable))]
+    # Nothing is known of the outputs of a host kernel but the declared shapes.
+    return [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
+
+
+def trace_sizeless(
+    operations: Sequence[Operation],
+    feeds: Mapping[Tensor, jax.ShapeDtypeStruct],
+    traced: TracedStep,
+) -> Mapping[Operation, ClosedJaxpr]:
+    """Traces the pure operations behind the feeds with symbols for sizes.
+
+    An operation that JAX cannot trace so is left out.
+
+    Args:
+        operations: in the order in which the operations run.
+        feeds: the fed tensors with symbols.
+        traced: the step with numbers.
+    """
+    avals: dict[Tensor, Any] = dict(feeds)
+    jaxprs: dict[Operation, ClosedJaxpr] = {}
+    for op in operations:
+        inputs = [traced.real(t) for t in op.inputs]
+        if isinstance(op.body, Pure) and avals.keys() & inputs:
+            given = [avals.get(t, traced.specs[t]) for t in inputs]
+            try:
+                jaxprs[op] = _trace_one(op, op.body, given)
+            except InvalidArgumentError:
+                continue
+            for tensor, found in zip(op.outputs, jaxprs[op].out_avals, strict=True):
+                avals.setdefault(tensor, found)
+    return jaxprs
+
+
+def _find_gradient(
+    op: Operation,
+    key: _GradientKey,
+    gradients: Mapping[_GradientKey | None, ClosedJaxpr],
+    sizeless: SizelessStep | None,
+) -> ClosedJaxpr | None:
+    """Finds the jaxpr of a gradient among those of this step, and then among those with symbols."""
+    known = gradients.get(key)
+    return sizeless.find_gradient(op, key) if known is None and sizeless is not None else known
 
 
 def _describe_gradient(
     op: Operation, jaxprs: Mapping[Operation, ClosedJaxpr], arguments: Sequence[TensorSpec]
-) -> Hashable:
+) -> _GradientKey | None:
     """Describes a gradient by the jaxpr of its forward function; None for any other operation."""
     fn = getattr(op.body, "fn", None)
     if not isinstance(fn, Backward) or fn.forward not in jaxprs:
         return None
     form = describe_jaxpr(jaxprs[fn.forward])
-    return form and (form, fn.needed, fn.used, op.wide, *arguments)
+    if form is None:
+        return None
+    return _GradientKey(form, fn.needed, fn.used, op.wide, tuple(arguments))
 
 
 def static_spec(tensor: Tensor) -> TensorSpec:

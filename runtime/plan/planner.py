@@ -8,15 +8,31 @@ graphs have equal plans in every process.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import ClosedJaxpr
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
-from runtime.plan.lower import StageSource, TracedStep, lower_stage, static_spec, trace_all
+from runtime.graph.tracing import aval, make_symbols
+from runtime.plan.lower import (
+    SizelessStep,
+    StageSource,
+    TracedStep,
+    lower_stage,
+    static_spec,
+    trace_all,
+    trace_sizeless,
+)
 from runtime.plan.partition import StagePartition, find_awaited_stages, partition_operations
 from runtime.plan.place import Device, DeviceChoices, place_operations
 from runtime.plan.plan import HeldOutput, Plan, RemoteInput, StageCall
 from runtime.plan.prune import NeededOperations, drop_identities, prune_graph
 from runtime.tensor_spec import Array, TensorSpec
+
+SizelessTraces: TypeAlias = "dict[Hashable, Mapping[Operation, ClosedJaxpr] | None]"
+"""The jaxprs of a step by its feeds with symbols for sizes; None for feeds of one step so far."""
 
 
 def make_plan(
@@ -24,7 +40,7 @@ def make_plan(
     feeds: Mapping[Tensor, TensorSpec],
     devices: DeviceChoices,
     done: Collection[Operation] = frozenset(),
-    is_rare: bool = False,
+    sizeless: SizelessTraces | None = None,
 ) -> Plan:
     """Plans one step.
 
@@ -34,7 +50,8 @@ def make_plan(
             values.
         devices: the devices of the session.
         done: operations of an earlier substep (``runtime/plan/substeps.py``).
-        is_rare: True for shapes that are not worth a compilation yet.
+        sizeless: the traces of these fetches for rare shapes, to which this step may add one; None
+            for shapes that are worth a compilation.
 
     Raises:
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit.
@@ -49,7 +66,7 @@ def make_plan(
     # device.
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
-    traced = _trace_needed(needed, feeds, is_rare)
+    traced = _trace_needed(needed, feeds, sizeless)
 
     def find_place(op: Operation) -> Hashable:
         # Another session may run a deferred update. So a deferred update shares its stage with no
@@ -93,10 +110,38 @@ def _fetch_updated_counters(
 
 
 def _trace_needed(
-    needed: NeededOperations, feeds: Mapping[Tensor, TensorSpec], is_rare: bool = False
+    needed: NeededOperations,
+    feeds: Mapping[Tensor, TensorSpec],
+    traces: SizelessTraces | None = None,
 ) -> TracedStep:
+    operations = needed.operations
     specs = {**feeds, **{t: static_spec(t) for t in needed.given}}
-    return trace_all(needed.operations, specs, needed.alias, is_rare)
+    if traces is None:
+        return trace_all(operations, specs, needed.alias)
+    avals, sizes = _replace_sizes(feeds)
+    key = tuple(avals.values())
+    traced = trace_all(operations, specs, needed.alias, SizelessStep(traces.get(key) or {}, sizes))
+    # Many programs have two sizes only, so the first of the rare sizes is not traced with symbols.
+    if key not in traces:
+        traces[key] = None
+    elif traces[key] is None:
+        traces[key] = trace_sizeless(operations, avals, traced)
+    return traced
+
+
+def _replace_sizes(
+    feeds: Mapping[Tensor, TensorSpec],
+) -> tuple[dict[Tensor, jax.ShapeDtypeStruct], dict[Any, int]]:
+    """Returns the feeds with a symbol for each unknown size, equal for equal sizes, and the sizes by symbol."""
+    shapes = {t: t.shape or (None,) * len(spec.shape) for t, spec in feeds.items()}
+    pairs = {t: list(zip(shapes[t], spec.shape, strict=True)) for t, spec in feeds.items()}
+    numbers = list(dict.fromkeys(n for pair in pairs.values() for d, n in pair if d is None))
+    symbols = dict(zip(numbers, make_symbols(len(numbers)), strict=True))
+    avals = {
+        t: aval([symbols[n] if d is None else n for d, n in pair], t.dtype)
+        for t, pair in pairs.items()
+    }
+    return avals, dict(zip(symbols.values(), symbols, strict=True))
 
 
 def _number_given(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -14,8 +14,21 @@ from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError
 from runtime.graph.graph import FeedDict, Graph, Operation, Tensor, show_shape
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
+from runtime.plan.planner import SizelessTraces
+from runtime.plan.substeps import Substep
+from runtime.session.recent import RecentValues
 from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
 
+COMPILED_AT_STEP = 8
+"""The step at which shapes have a compiled program.
+
+An evaluated step takes some milliseconds, and a compilation half a second.
+"""
+MOST_EVALUATED = 2**16
+"""Elements of the feeds of a step that may be evaluated.
+
+A compiled program computes more elements so much faster that the compilation pays at once.
+"""
 _NAMED_FEEDS = 3
 """Most feeds that an error names."""
 WARN_SHAPES = 32
@@ -91,7 +104,7 @@ def _find_fed_tensor(graph: Graph, key: object) -> Tensor:
 
 
 class ShapeWatch:
-    """The shapes that each tensor was fed with, counted to warn of shapes without end.
+    """The shapes that each tensor was fed with. The shapes decide between a compilation and an evaluation.
 
     Thread safe.
     """
@@ -99,6 +112,23 @@ class ShapeWatch:
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self._seen: dict[Tensor, set[tuple[int, ...]]] = {}
+        self._step_counts: RecentValues[int] = RecentValues()
+        """Numbers of the steps without a compiled plan, by substep and shapes."""
+        self._traces: RecentValues[SizelessTraces] = RecentValues()
+
+    def find_traces(
+        self, key: Hashable, part: Substep, values: Sequence[Array]
+    ) -> SizelessTraces | None:
+        """Counts a step, and returns the traces of its substep; None for shapes that are worth a compilation."""
+        family = part, tuple(v.ndim for v in values)
+        traces = self._traces.find(family)
+        # Most substeps have one size for ever, so the first size is compiled.
+        times = COMPILED_AT_STEP if traces is None else (self._step_counts.find(key) or 0) + 1
+        traces = {} if traces is None else traces
+        self._traces.keep(family, traces)
+        self._step_counts.keep(key, times)
+        is_rare = times < COMPILED_AT_STEP and sum(v.size for v in values) <= MOST_EVALUATED
+        return traces if is_rare else None
 
     def note(self, specs: Mapping[Tensor, TensorSpec]) -> None:
         """Counts the shapes of a step, and logs a warning at each multiple of ``WARN_SHAPES``."""

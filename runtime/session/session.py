@@ -8,19 +8,17 @@ plan. The master (``runtime/master/master.py``) sends the stages to their tasks.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from absl import logging
 from jax.tree_util import PyTreeDef
 
-from runtime import concurrency
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.errors import (
     AbortedError,
@@ -60,6 +58,7 @@ from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import ShapeWatch, name_batch, read_feeds
 from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
+from runtime.session.recent import MOST, RecentValues
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.state.forks import HomeProcess
 from runtime.state.interrupts import uninterrupted
@@ -69,55 +68,7 @@ from runtime.trust.security import Security
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
 
-COMPILED_AT_STEP = 8
-"""The step at which shapes have a compiled program.
-
-An evaluated step takes some milliseconds, and a compilation half a second.
-"""
-MOST_EVALUATED = 2**16
-"""Elements of the feeds of a step that may be evaluated.
-
-A compiled program computes more elements so much faster that the compilation pays at once.
-"""
-
 _Placed = TypeVar("_Placed", bound="Variable | Tensor")
-
-_Value = TypeVar("_Value")
-
-MAX_PLANS = 256
-"""Plans that a session keeps. The least recently used plan is dropped first."""
-
-
-class _RecentValues(Generic[_Value]):
-    """The values by key that were used last, ``MAX_PLANS`` at most."""
-
-    def __init__(self) -> None:
-        self._lock = concurrency.Lock()
-        self._items: OrderedDict[Hashable, _Value] = OrderedDict()
-
-    def find(self, key: Hashable) -> _Value | None:
-        """Returns a value, None if there is none."""
-        found = self._items.get(key)
-        # Each step looks up its plan, so the lookup takes no lock. Another thread may drop the
-        # value meanwhile. The caller still has the value.
-        try:
-            if found is not None:
-                self._items.move_to_end(key)
-        except KeyError:
-            return found
-        return found
-
-    def keep(self, key: Hashable, value: _Value) -> None:
-        """Adds a value, and drops the value that was not used for the longest time."""
-        with self._lock:
-            self._items[key] = value
-            while len(self._items) > MAX_PLANS:
-                self._items.popitem(last=False)
-
-    def list_items(self) -> dict[Hashable, _Value]:
-        """Returns all values by key, the values that were used last at the end."""
-        with self._lock:
-            return dict(self._items)
 
 
 @dataclass(frozen=True)
@@ -225,13 +176,11 @@ class Session:
         """The leadership of this session's orders to tasks."""
         self.checkpoint_coordinator = CheckpointCoordinator(self._engine, self.authority.over)
         """The coordinator that saves and restores variables on their tasks."""
-        self._plans: _RecentValues[_PreparedSubstep] = _RecentValues()
-        self._splits: _RecentValues[_SplitFetches] = _RecentValues()
+        self._plans: RecentValues[_PreparedSubstep] = RecentValues()
+        self._splits: RecentValues[_SplitFetches] = RecentValues()
         self._taken: dict[Hashable, Plan] = {}
         """Plans that another session has made, and that this session has not registered yet."""
         self._shapes = ShapeWatch()
-        self._step_counts: _RecentValues[int] = _RecentValues()
-        """Numbers of the steps without a compiled plan, by substep and shapes."""
         self._closed = False
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -393,13 +342,13 @@ class Session:
 
     def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _PreparedSubstep:
         """Plans a substep and registers the plan; a plan for rare shapes is evaluated until the shapes return."""
-        is_rare = self._are_rare(key, part, values)
+        traces = self._shapes.find_traces(key, part, values)
         rare_key = key, "rare"
-        if is_rare and (known := self._plans.find(rare_key)):
+        if traces is not None and (known := self._plans.find(rare_key)):
             return known
         specs = _describe_feeds(part, values)
-        plan = self._taken.pop(rare_key if is_rare else key, None) or make_plan(
-            part.fetches, specs, self._devices, part.done, is_rare
+        plan = self._taken.pop(key if traces is None else rare_key, None) or make_plan(
+            part.fetches, specs, self._devices, part.done, traces
         )
         if not plan.is_evaluated:
             # Each new shape compiles a program.
@@ -415,19 +364,6 @@ class Session:
         prepared = _PreparedSubstep(self._engine.prepare(plan), plan, part, given)
         plans.keep(rare_key if plan.is_evaluated else key, prepared)
         return prepared
-
-    def _are_rare(self, key: Hashable, part: Substep, values: list[Array]) -> bool:
-        """Counts a step, and returns True if its shapes are not worth a compilation yet."""
-        # Most substeps have one size for ever, so the first size is compiled.
-        family = part, tuple(v.ndim for v in values)
-        times = (
-            COMPILED_AT_STEP
-            if self._step_counts.find(family) is None
-            else (self._step_counts.find(key) or 0) + 1
-        )
-        self._step_counts.keep(family, 1)
-        self._step_counts.keep(key, times)
-        return times < COMPILED_AT_STEP and sum(v.size for v in values) <= MOST_EVALUATED
 
     def take_plans(self, other: Session) -> None:
         """Takes over the plans of another session of this graph.
@@ -457,7 +393,7 @@ class Session:
             **{key: prepared.plan for key, prepared in other._plans.list_items().items()},
         }
         # The plans that were used last stand at the end.
-        self._taken = dict(list(plans.items())[-MAX_PLANS:])
+        self._taken = dict(list(plans.items())[-MOST:])
 
     def _find_elements(self, fetches: object) -> list[Tensor | Operation]:
         """Finds the tensors and operations that the leaves of a fetch structure mean."""
@@ -518,7 +454,7 @@ class Session:
         """
         if self._engine.adopt_generations(generations):
             self._take_plans(self)
-            self._plans = _RecentValues()
+            self._plans = RecentValues()
 
     def list_devices(self) -> list[Device]:
         """Returns the devices of all tasks that the session may touch."""

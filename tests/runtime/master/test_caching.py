@@ -119,7 +119,7 @@ def test_least_used_plan_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plans of a session are bounded, and the least recently used plan goes."""
-    monkeypatch.setattr(runtime.session.session, "MAX_PLANS", 3)
+    monkeypatch.setattr(runtime.session.recent, "MOST", 3)
     x = rt.placeholder(np.float32, [None], name="x")
     y = x + 1.0
     config = rt.SessionConfig(log_device_placement=True)  # it logs when it plans

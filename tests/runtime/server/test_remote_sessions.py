@@ -372,7 +372,7 @@ def test_dropped_sessions_are_closed(kind: str) -> None:
 def test_dropped_plans_lose_their_stages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task forgets the stages of plans that a session has dropped."""
     plans, shapes = 4, 24
-    monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
+    monkeypatch.setattr(runtime.session.recent, "MOST", plans)
     with (
         rt.Graph().as_default(),
         # nothing is kept without a session

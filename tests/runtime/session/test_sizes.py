@@ -10,7 +10,7 @@ import pytest
 import runtime as rt
 from runtime import concurrency
 from runtime.graph.graph import FeedDict
-from runtime.session.session import COMPILED_AT_STEP, MOST_EVALUATED
+from runtime.session.feeds import COMPILED_AT_STEP, MOST_EVALUATED
 from runtime.task.executor import Executor
 
 
@@ -179,6 +179,26 @@ def test_equal_gradients_are_derived_once() -> None:
         assert sorted(called) == [2.5, 2.5, 2.5, 3.5, 3.5]
         assert [v[0] for v in values] == [32, 32, 128]
         assert [s[0] for s in slopes] == [20, 20, 112]
+
+
+def test_a_new_size_traces_no_gradient() -> None:
+    """A function is called once for a new size, and JAX does not differentiate the function again."""
+    called = []
+
+    def square(a: jax.Array) -> jax.Array:
+        called.append(a.shape)
+        return a * a
+
+    with rt.Graph().as_default(), rt.Session() as session:
+        x = rt.placeholder(np.float32, [None])
+        y = rt.call(square, x)
+        fetches = [y, rt.gradients(y, x)]
+        for size in (4, 5, 6):
+            session.run(fetches, {x: np.ones(size)})
+        called.clear()
+        value, slope = session.run(fetches, {x: np.full(7, 3)})
+        assert called == [(7,)]
+        assert (value.tolist(), slope.tolist()) == ([9] * 7, [6] * 7)
 
 
 def test_results_are_the_callers() -> None:
