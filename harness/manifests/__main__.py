@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
             compute_secs=_STEP_MS.value / 1e3,
             network_bytes_per_s=_NETWORK.value * 1e9 / 8,
         )
-        print(render(_FOR.value, request), end="")
+        print(render(_FOR.value, request, sys.argv[1:]), end="")
     except ValueError as error:
         print(f"manifests: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain

@@ -10,7 +10,7 @@ import pathlib
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER
 from harness.manifests.request import (
@@ -39,8 +39,13 @@ _JOBSET_LABELS = {
 _POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
-def render(engine: str, request: ClusterRequest) -> str:
+def render(engine: str, request: ClusterRequest, arguments: Sequence[str] = ()) -> str:
     """Returns the launch file of a request.
+
+    Args:
+        engine: the engine.
+        request: the cluster.
+        arguments: command line of the request, for the head of the file.
 
     Raises:
         ValueError: the engine cannot start such a cluster; says why.
@@ -48,6 +53,7 @@ def render(engine: str, request: ClusterRequest) -> str:
     if engine == "slurm" and request.evaluators:
         raise ValueError("--evaluators: with slurm start one by hand, with --job_name=evaluator")
     values = request.values(engine) | {"max_restarts": MAX_RESTARTS, "never_again": NEVER_AGAIN}
+    values["flags"] = shlex.join(arguments)
     values["heading"] = fill_template("heading.yaml", values)
     if engine == "slurm":
         values["command"] = shlex.join([*request.command, f"--preempt_grace_secs={SAVE_SECS - 10}"])

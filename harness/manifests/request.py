@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.launch.policy import EVALUATOR, PS, TRAINERS, WORKER
@@ -26,20 +24,6 @@ NEVER_AGAIN = 42
 """The exit code, of the codes for JobSet, of a process that would end so again: wrong flags, damaged data."""
 RUNS = "/runs"
 TRAINER = ("python", "-m", "models.mnist.trainer")
-_FLAGS: Mapping[str, tuple[str, float]] = {
-    "name": ("name", 0),
-    "image": ("image", 0),
-    "ps_image": ("ps_image", 0),
-    "ps": ("ps", 0),
-    "workers": ("workers", 0),
-    "evaluators": ("evaluators", 0),
-    "gpus": ("gpus", 0),
-    "model_mb": ("model_bytes", 1e6),
-    "slots": ("slots", 1),
-    "step_ms": ("compute_secs", 1e-3),
-    "network_gbit": ("network_bytes_per_s", 1e9 / 8),
-}
-"""Flags of ``harness.manifests``, with their fields of a request and their units; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +104,6 @@ class ClusterRequest(JobWorkload):
             return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10
         return 1.0 + self.gpus_of(job)
 
-    def flags(self, engine: str) -> str:
-        """Returns the command line of ``harness.manifests`` that makes this request."""
-        defaults = {each.name: each.default for each in dataclasses.fields(self)}
-        words = [f"--for={engine}"]
-        for flag, (name, unit) in _FLAGS.items():
-            value = getattr(self, name)
-            if value != defaults[name]:
-                words.append(f"--{flag}={value / unit:g}" if unit else f"--{flag}={value}")
-        words += ["--elastic"] * self.elastic
-        return shlex.join([*words, *(["--", *self.command] if self.command != TRAINER else [])])
-
     def values(self, engine: str) -> dict[str, object]:
         """Returns the values that the templates of all engines fill in."""
         found = self.sizes
@@ -146,7 +119,6 @@ class ClusterRequest(JobWorkload):
             slurm[f"{group}_core_mib"] = math.ceil(mib / math.ceil(cores))
         return {
             "engine": engine,
-            "flags": self.flags(engine),
             "name": self.name,
             "image": self.image,
             "ps": self.ps,

@@ -347,19 +347,17 @@ def memory(container: Any) -> int:
     return int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
 
 
-@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-def test_heading_repeats_the_command(asked: ClusterRequest) -> None:
-    """The command in the head of a launch file prints the file again."""
-    text = render("jobset", asked)
-    command = text.partition("`python -m harness.manifests ")[2].partition("`")[0]
+def test_heading_repeats_the_command() -> None:
+    """The head of a launch file has the whole command that has printed the file."""
+    given = "--for=jobset --ps=2 --gpus=1 --evaluators=1 -- python 'my program.py' --rate=1"
     done = subprocess.run(
-        [sys.executable, "-m", "harness.manifests", *shlex.split(command)],
+        [sys.executable, "-m", "harness.manifests", *shlex.split(given)],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
     )
-    assert done.stdout == text
+    assert f"made by `python -m harness.manifests {given}`." in done.stdout
 
 
 # -- the tool ------------------------------------------------------------------------------------------------------
