@@ -76,12 +76,14 @@ class LocalCall:
         registered: the stage as registered with the worker.
         inline: slots of the inputs, without those fetched from other tasks.
         outputs: slots of the outputs.
+        leaving: slots of the outputs that an accelerator has computed and the host takes.
     """
 
     worker: Worker
     registered: RegisteredCall
     inline: tuple[int, ...]
     outputs: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

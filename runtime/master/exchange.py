@@ -5,8 +5,9 @@ All calls are sent, and then all replies are collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,8 @@ from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
 from runtime.wire.codec import TensorBuffer
 
+Moves = Mapping[int, Callable[[AnyArray], AnyArray]]
+"""Slot -> the copy of a value to the accelerator whose stage alone takes the value."""
 _clock = concurrency.perf_counter_ns
 
 
@@ -52,6 +55,7 @@ class StepRun:
         deadline: monotonic time at which calls fail.
         ending: the means of another thread to end the step.
         values: the values of the step, by slot.
+        moves: the copies to accelerators, which begin when a value is there.
         borrowed: memory of replies, with the calls that receive the memory back at the end.
         running: computations under way on this task, each with the argument for
             ``PreparedStage.wait``.
@@ -62,6 +66,7 @@ class StepRun:
     deadline: float | None
     ending: StepEnding | None
     values: list[AnyArray]
+    moves: Moves
     borrowed: list[tuple[RemoteCall, TensorBuffer]] = field(default_factory=list)
     running: list[tuple[LocalCall, jax.Array | None]] = field(default_factory=list)
 
@@ -73,9 +78,9 @@ class StepRun:
 
     def put(self, slots: Sequence[int], results: Iterable[AnyArray]) -> None:
         """Puts results into their slots."""
-        values = self.values
+        values, moves = self.values, self.moves
         for slot, value in zip(slots, results, strict=True):
-            values[slot] = value
+            values[slot] = moves[slot](value) if slot in moves else value
 
     def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
         """Returns the values of slots. Slot -1 is an operation, whose value is None."""
@@ -89,6 +94,10 @@ class StepRun:
         )
         self.put(call.outputs, outputs)
         self.running.append((call, done))
+        # All copies to the host travel together, and while the program still runs.
+        for slot in call.leaving:
+            value: Any = self.values[slot]
+            value.copy_to_host_async()
 
     def wait(self) -> None:
         """Waits for the computations on this task. Raises the error of a failed stage."""

@@ -146,14 +146,20 @@ class MasterSession:
         prepared = register_plan(self, plan, times, traced=traced)
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(
-                prepared.phases, plan, self.id, prepared.values, self._step_ids, lambda: self.closed
+                prepared.phases,
+                plan,
+                self.id,
+                prepared.values,
+                prepared.moves,
+                self._step_ids,
+                lambda: self.closed,
             )
         return prepared
 
     def run(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Array],
+        feeds: Sequence[AnyArray],
         timeout: float | None = None,
         ending: StepEnding | None = None,
     ) -> list[AnyArray | None]:
@@ -185,7 +191,8 @@ class MasterSession:
         if self._ahead:
             # This step must read the values that earlier steps have written.
             self._flush_pipelines()
-        run = StepRun(self.id, step, deadline, ending, prepared.values(feeds, self._step_ids))
+        values = prepared.values(feeds, self._step_ids)
+        run = StepRun(self.id, step, deadline, ending, values, prepared.moves)
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
         watch = Stopwatch(times.parts_ns)
@@ -216,7 +223,7 @@ class MasterSession:
         self,
         prepared: PreparedPlan,
         pipeline: Pipeline,
-        feeds: Sequence[Array],
+        feeds: Sequence[AnyArray],
         step: int,
         deadline: float | None,
     ) -> list[AnyArray | None]:
@@ -242,7 +249,7 @@ class MasterSession:
     def run_traced(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Array],
+        feeds: Sequence[AnyArray],
         timeout: float | None = None,
         ending: StepEnding | None = None,
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:

@@ -23,7 +23,7 @@ from absl import logging
 from runtime import concurrency, timeouts
 from runtime.errors import OpError
 from runtime.master.calls import StepPhase
-from runtime.master.exchange import Exchange, StepRun
+from runtime.master.exchange import Exchange, Moves, StepRun
 from runtime.plan.plan import Plan
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
@@ -65,6 +65,7 @@ class Pipeline:
         plan: the plan.
         session: id of the session.
         values: the function that makes the table of values of a step (``PreparedPlan.values``).
+        moves: the copies to accelerators.
         step_ids: the ids of the next steps.
         closed: a function that returns True after the end of the session.
     """
@@ -74,7 +75,8 @@ class Pipeline:
         phases: Sequence[StepPhase],
         plan: Plan,
         session: int,
-        values: Callable[[Sequence[Array], Iterator[Array]], list[AnyArray]],
+        values: Callable[[Sequence[AnyArray], Iterator[Array]], list[AnyArray]],
+        moves: Moves,
         step_ids: Iterator[Array],
         closed: Callable[[], bool],
     ) -> None:
@@ -83,6 +85,7 @@ class Pipeline:
         self._plan = plan
         self._session = session
         self._values = values
+        self._moves = moves
         self._step_ids = step_ids
         self._lock = concurrency.Lock()
         self._closed = closed
@@ -98,7 +101,7 @@ class Pipeline:
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
     def run(
-        self, feeds: Sequence[Array], step: int, deadline: float | None
+        self, feeds: Sequence[AnyArray], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
         """Runs one step; see ``MasterSession.run``."""
         with self._lock:
@@ -155,14 +158,15 @@ class Pipeline:
             self._pulled = None
 
     def _run_step(
-        self, feeds: Sequence[Array], step: int, deadline: float | None
+        self, feeds: Sequence[AnyArray], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
         # The first step, or a step after a flush, has nothing pulled ahead.
         if self._pulled is None:
             self._pulled = self._pull_parameters(step, deadline)
         pulled, pull = self._pulled
         self._pulled = None
-        run = StepRun(self._session, step, deadline, None, self._values(feeds, self._step_ids))
+        values = self._values(feeds, self._step_ids)
+        run = StepRun(self._session, step, deadline, None, values, self._moves)
         run.put(list(pulled), pulled.values())
         for local in self._compute_phase.local:
             run.execute(local)
@@ -182,7 +186,7 @@ class Pipeline:
 
     def _pull_parameters(self, step: int, deadline: float | None) -> tuple[_Pulled, StepRun]:
         """Pulls the parameters. Returns the parameters, and the run that owns their memory."""
-        run = StepRun(self._session, step, deadline, None, [])
+        run = StepRun(self._session, step, deadline, None, [], {})
         exchange = Exchange(run)
         pulled: _Pulled = {}
         calls = self._pull_phase.remote

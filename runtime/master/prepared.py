@@ -17,12 +17,12 @@ import numpy as np
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall, StepPhase
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import later, when_dropped
-from runtime.master.exchange import Exchange, StepRun, TracedExchange
+from runtime.master.exchange import Exchange, Moves, StepRun, TracedExchange
 from runtime.master.pipeline import Pipeline
 from runtime.master.tasks import RemoteTask, Task
 from runtime.observe.counters import StepTimes
 from runtime.plan.phases import group_waves
-from runtime.plan.plan import Plan
+from runtime.plan.plan import Plan, StageCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 
@@ -50,6 +50,7 @@ class PreparedPlan:
         exchange: makes the object for a step's calls to other tasks.
         times: the counters of the plan's steps.
         wire_bytes: bytes of tensors of fixed size in the messages of a step.
+        moves: the copies to accelerators, which begin when a value is there.
         traced: the same plan, registered with timing.
         pipeline: the overlapped steps of the plan, for a session with ``prefetch``.
     """
@@ -59,6 +60,7 @@ class PreparedPlan:
     exchange: Callable[[StepRun], Exchange]
     times: StepTimes
     wire_bytes: int
+    moves: Moves
     traced: PreparedPlan | None = None
     pipeline: Pipeline | None = None
 
@@ -69,9 +71,16 @@ class PreparedPlan:
             step_id in call.inputs for call in plan.stages
         )
         # Each step copies this list, which is faster than to build the table slot by slot.
-        self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
+        self._rest: list[AnyArray] = [*plan.constants, *[NOT_COMPUTED] * (plan.slots - step_id)]
+        self._early = []
+        for slot, move in self.moves.items():
+            if plan.feeds <= slot < step_id:
+                # A constant moves once, and not in each step.
+                self._rest[slot - plan.feeds] = move(self._rest[slot - plan.feeds])
+            elif slot <= step_id:
+                self._early.append(slot)
 
-    def values(self, feeds: Sequence[Array], step_ids: Iterator[Array]) -> list[AnyArray]:
+    def values(self, feeds: Sequence[AnyArray], step_ids: Iterator[Array]) -> list[AnyArray]:
         """Returns the table of values of a new step, with ``NOT_COMPUTED`` for the outputs of stages.
 
         Args:
@@ -81,9 +90,11 @@ class PreparedPlan:
         """
         plan = self.plan
         # The order of the slots is that of ``Plan``.
-        values: list[AnyArray] = [*feeds, *plan.constants, *self._empty]
+        values: list[AnyArray] = [*feeds, *self._rest]
         if self._uses_step_id:
             values[plan.step_id_slot] = next(step_ids)
+        for slot in self._early:
+            values[slot] = self.moves[slot](values[slot])
         return values
 
 
@@ -117,7 +128,8 @@ def register_plan(
         own_device = next(d for d in worker.devices if d.type == "CPU").name
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
     phases = _make_phases(plan, calls)
-    prepared = PreparedPlan(plan, phases, exchange, times, plan.wire_bytes(worker.task))
+    moves = _find_moves(plan, calls)
+    prepared = PreparedPlan(plan, phases, exchange, times, plan.wire_bytes(worker.task), moves)
     # A step under way holds its plan, so no stage is unregistered during a step.
     if registered:
         when_dropped(prepared, unregister)
@@ -146,8 +158,32 @@ def _register_stages(
         else:
             local = task.register(call, writes, traced, session.foreign)
             inline = tuple(call.inputs[i] for i in local.inline)
-            calls.append(LocalCall(task.server.worker, local, inline, call.outputs))
+            leaving = _find_leaving(plan, call)
+            calls.append(LocalCall(task.server.worker, local, inline, call.outputs, leaving))
     return calls
+
+
+def _is_accelerated(call: StageCall) -> bool:
+    return call.stage.device.is_accelerator and not call.stage.host
+
+
+def _find_leaving(plan: Plan, call: StageCall) -> tuple[int, ...]:
+    """Returns the slots of an accelerator's outputs that the host takes, in the order of their readers."""
+    taken = [slot for c in plan.stages if not _is_accelerated(c) for slot in c.inputs]
+    leaving = dict.fromkeys((*taken, *plan.fetches))
+    return tuple(s for s in leaving if s in call.outputs) if _is_accelerated(call) else ()
+
+
+def _find_moves(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> Moves:
+    """Returns the copies of the values that one stage on an accelerator takes, and nothing else."""
+    readers = Counter((*plan.fetches, *(slot for c in plan.stages for slot in c.inputs)))
+    return {
+        slot: local.registered.prepared.place
+        for call, local in zip(plan.stages, calls, strict=True)
+        if isinstance(local, LocalCall) and _is_accelerated(call)
+        for slot in local.inline
+        if readers[slot] == 1
+    }
 
 
 def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:

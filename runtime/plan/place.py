@@ -33,6 +33,11 @@ class Device:
     is_own: bool = False
 
     @property
+    def is_accelerator(self) -> bool:
+        """Returns True for a device of this process that has memory of its own."""
+        return self.is_own and self.type != "CPU"
+
+    @property
     def task_name(self) -> str:
         """Returns the name of the task, ``/job:worker/task:1``."""
         return f"/job:{self.job}/task:{self.task}"

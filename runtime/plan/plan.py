@@ -183,6 +183,7 @@ class StageCall:
         remote: the inputs that come straight from another task, by input index.
         holds: the outputs that other tasks will fetch, by output index.
         replies: indices of the outputs that the master needs.
+        owned: the inputs that an accelerator receives as copies, because a host makes them.
     """
 
     stage: Stage
@@ -192,6 +193,7 @@ class StageCall:
     remote: Mapping[int, RemoteInput] = field(default_factory=dict)
     holds: Mapping[int, HeldOutput] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
+    owned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

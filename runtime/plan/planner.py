@@ -178,7 +178,7 @@ class _PlanAssembly:
         self._partitions = partitions
         self._placed = placed
         self._traced = traced
-        self._tasks = [placed[c.operations[0]].task_name for c in partitions]
+        self._tasks = [self._find_device(i).task_name for i in range(len(partitions))]
         self._master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
         self._slots, self._constants = _number_given(feeds, given)
         made_in = [
@@ -224,9 +224,8 @@ class _PlanAssembly:
         """Lowers a stage, and lays the edges that lead to the stage and away."""
         inputs, outputs = self._inputs[index], self._outputs[index]
         operations = self._partitions[index].operations
-        stage = lower_stage(
-            StageSource(self._placed[operations[0]], operations, inputs, outputs, self._traced)
-        )
+        device = self._find_device(index)
+        stage = lower_stage(StageSource(device, operations, inputs, outputs, self._traced))
         makers = [(i, t, self._makers[t]) for i, t in enumerate(inputs) if t in self._makers]
         remote = {
             i: RemoteInput(self._tasks[m], self._slots[t])
@@ -250,6 +249,18 @@ class _PlanAssembly:
                 for i, t in enumerate(outputs)
                 if t in self._fetched or len(direct[i]) < len(readers[i])
             ),
+            owned=self._find_owned(index),
+        )
+
+    def _find_device(self, index: int) -> Device:
+        return self._placed[self._partitions[index].operations[0]]
+
+    def _find_owned(self, index: int) -> tuple[int, ...]:
+        makers = [self._makers.get(tensor) for tensor in self._inputs[index]]
+        return tuple(
+            i
+            for i, maker in enumerate(makers)
+            if maker is not None and not self._find_device(maker).is_accelerator
         )
 
     def _find_inputs(self, index: int) -> list[Tensor]:

@@ -251,13 +251,13 @@ class RemoteEngine:
             ).plan, plan
 
     def run(
-        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
+        self, prepared: tuple[int, Plan], feeds: Sequence[AnyArray], timeout: float | None = None
     ) -> list[AnyArray | None]:
         """Runs one step of a registered plan."""
         return self._run_step(prepared, feeds, timeout, False)[0]
 
     def run_traced(
-        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
+        self, prepared: tuple[int, Plan], feeds: Sequence[AnyArray], timeout: float | None = None
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step of a registered plan, and returns also the StepStats."""
         return self._run_step(prepared, feeds, timeout, True)
@@ -265,7 +265,7 @@ class RemoteEngine:
     def _run_step(
         self,
         prepared: tuple[int, Plan],
-        feeds: Sequence[Array],
+        feeds: Sequence[AnyArray],
         timeout: float | None,
         traced: bool,
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
@@ -274,7 +274,7 @@ class RemoteEngine:
         request = pb.RunStepRequest(
             session=self.id,
             plan=number,
-            feeds=pack(feeds),
+            feeds=pack([np.asarray(value) for value in feeds]),
             timeout_secs=limit or 0.0,
             traced=traced,
         )

@@ -17,7 +17,7 @@ from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.plan.planner import SizelessTraces
 from runtime.plan.substeps import Substep
 from runtime.session.recent import RecentValues
-from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
+from runtime.tensor_spec import AnyArray, Array, DType, TensorSpec, shape_fits
 
 COMPILED_AT_STEP = 8
 """The step at which shapes have a compiled program.
@@ -37,7 +37,7 @@ _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders with a logged warning: a fed value did not fit their dtype."""
 
 
-def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
+def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[AnyArray]]:
     """Returns the tensors and the arrays of a ``feed_dict``.
 
     Args:
@@ -53,7 +53,7 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
             f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}"
         )
     # A name and its tensor are one key here, so that a tensor that is fed twice is found.
-    fed: dict[Tensor, Array] = {}
+    fed: dict[Tensor, AnyArray] = {}
     for given, values in feed_dict.items():
         for key, value in (
             _flatten_feed(given, values) if isinstance(given, tuple) else ((given, values),)
@@ -117,7 +117,7 @@ class ShapeWatch:
         self._traces: RecentValues[SizelessTraces] = RecentValues()
 
     def find_traces(
-        self, key: Hashable, part: Substep, values: Sequence[Array]
+        self, key: Hashable, part: Substep, values: Sequence[AnyArray]
     ) -> SizelessTraces | None:
         """Counts a step, and returns the traces of its substep; None for shapes that are worth a compilation."""
         family = part, tuple(v.ndim for v in values)
@@ -146,7 +146,7 @@ class ShapeWatch:
                     )
 
 
-def feed_value(tensor: Tensor, value: object) -> Array:
+def feed_value(tensor: Tensor, value: object) -> AnyArray:
     """Returns ``value`` as an array that fits ``tensor``.
 
     An array of another dtype is converted if no value changes, apart from the rounding of reals. A
@@ -162,13 +162,18 @@ def feed_value(tensor: Tensor, value: object) -> Array:
     """
     # A training loop feeds arrays that fit, and each step pays for this line only.
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
-        array = value
+        array: AnyArray = value
     elif is_tensor(value):
         raise TypeError(
             f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string"
         )
-    elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
-        array = np.asarray(value)
+    # A batch on an accelerator stays there.
+    elif (
+        isinstance(value, jax.Array)
+        and value.dtype == tensor.dtype
+        and len(value.sharding.device_set) == 1
+    ):
+        array = value
     else:
         array = _convert_value(tensor, value)
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
@@ -254,7 +259,7 @@ def _find_change(array: Array, cast: Array) -> str | None:
     return f"{array[where]} became {cast[where]}"
 
 
-def name_batch(error: OpError, tensors: Sequence[Tensor], values: Sequence[Array]) -> None:
+def name_batch(error: OpError, tensors: Sequence[Tensor], values: Sequence[AnyArray]) -> None:
     """Adds the largest feeds of a step to an error that a smaller batch would cure.
 
     Args:

@@ -62,7 +62,7 @@ from runtime.session.recent import MOST, RecentValues
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.state.forks import HomeProcess
 from runtime.state.interrupts import uninterrupted
-from runtime.tensor_spec import AnyArray, Array, TensorSpec
+from runtime.tensor_spec import AnyArray, TensorSpec
 from runtime.trust.security import Security
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Session:
     def _run_split(
         self,
         split: _SplitFetches,
-        fed: Mapping[Tensor, Array],
+        fed: Mapping[Tensor, AnyArray],
         timeout_secs: float | None,
         run_metadata: RunMetadata | None,
     ) -> list[object]:
@@ -318,7 +318,7 @@ class Session:
     def _run_prepared(
         self,
         prepared: _PreparedSubstep,
-        values: list[Array],
+        values: Sequence[AnyArray],
         timeout_secs: float | None,
         run_metadata: RunMetadata | None,
     ) -> list[AnyArray | None]:
@@ -340,7 +340,9 @@ class Session:
             results[i] = np.array(results[i])
         return results
 
-    def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _PreparedSubstep:
+    def _prepare(
+        self, key: Hashable, part: Substep, values: Sequence[AnyArray]
+    ) -> _PreparedSubstep:
         """Plans a substep and registers the plan; a plan for rare shapes is evaluated until the shapes return."""
         traces = self._shapes.find_traces(key, part, values)
         rare_key = key, "rare"
@@ -705,7 +707,7 @@ def _read_options(
     return options.timeout_in_ms / 1000 or timeout_secs, run_metadata if is_traced else None
 
 
-def _describe_feeds(part: Substep, values: Sequence[Array]) -> dict[Tensor, TensorSpec]:
+def _describe_feeds(part: Substep, values: Sequence[AnyArray]) -> dict[Tensor, TensorSpec]:
     return {t: TensorSpec(v.shape, v.dtype) for t, v in zip(part.feeds, values, strict=True)}
 
 

@@ -62,7 +62,11 @@ class Executor:
     compiler: Compiler = _process_compiler
 
     def prepare(
-        self, stage: Stage, generation: int = 0, watched: WatchedProgram | None = None
+        self,
+        stage: Stage,
+        generation: int = 0,
+        watched: WatchedProgram | None = None,
+        owned: Sequence[int] = (),
     ) -> PreparedStage:
         """Compiles a stage and finds its variables, so that a run looks nothing up.
 
@@ -71,6 +75,7 @@ class Executor:
             generation: Generation of the run record. In a later generation the stage refuses to
                 run.
             watched: Program of the stage if another process has sent the program.
+            owned: Inputs that arrive as copies. On an accelerator results take over their memory.
 
         Raises:
             InvalidArgumentError: The device is not here, or the program is refused.
@@ -83,7 +88,7 @@ class Executor:
                 f"no device {stage.device.type}:{stage.device.index} here, only {have}",
                 task=self.task,
             )
-        return PreparedStage(self, stage, device, generation, watched)
+        return PreparedStage(self, stage, device, generation, watched, owned)
 
 
 class PreparedStage:
@@ -95,6 +100,7 @@ class PreparedStage:
         device: Device of the stage; None for a stage of host kernels whose device is not here.
         generation: Generation of the run record.
         watched: Program of the stage if another process has sent the program.
+        owned: Inputs that arrive as copies.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class PreparedStage:
         device: jax.Device | None,
         generation: int,
         watched: WatchedProgram | None,
+        owned: Sequence[int],
     ) -> None:
         self.stage = stage
         self.watched = watched
@@ -116,10 +123,13 @@ class PreparedStage:
         self._variables = StageVariables.find(self._store, stage)
         self._on_host = stage.device.type == "CPU"
         self._device = device
-        # With one device no value can lie elsewhere, and each step saves the look.
-        self._one_device = len(executor.devices) == 1
+        # Where JAX has this device only, no value can lie elsewhere, and each step saves the look.
+        self._one_device = len(executor.devices) == 1 and device in (None, jax.local_devices()[0])
         self._find_conversions(stage)
-        self._executable = None if device is None else self._compiled(executor.compiler, device)
+        donated = _find_donated(stage, () if self._on_host else owned)
+        self._executable = (
+            None if device is None else self._compiled(executor.compiler, donated, device)
+        )
         assert self._kernels or device is not None, "a stage without kernels needs its device"
 
     def _find_conversions(self, stage: Stage) -> None:
@@ -134,15 +144,15 @@ class PreparedStage:
         self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
         self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
 
-    def _compiled(self, compiler: Compiler, device: jax.Device) -> Executable | None:
+    def _compiled(
+        self, compiler: Compiler, donated: Sequence[int], device: jax.Device
+    ) -> Executable | None:
         """Returns the executable of the stage's program; None for a stage without a program."""
         stage = self.stage
         if stage.program is None:
             return None
-        # An update reuses the memory of the old value. A variable that is only read keeps its own.
-        donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
         try:
-            return compiler.executable(stage.program, donate, device)
+            return compiler.executable(stage.program, donated, device)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"the program of [{self._label}] is refused: {error.message}", task=self._task
@@ -198,10 +208,8 @@ class PreparedStage:
     def _run_program(
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
-        if self._wide:
-            inputs = self._widened(inputs)
-        if not self._one_device:
-            inputs = [self._here(value) for value in inputs]
+        if self._wide or not self._one_device:
+            inputs = [self.place(value) for value in inputs]
         pinned: list[AnyArray] = []
         try:
             if not self._variables.slots:
@@ -260,7 +268,7 @@ class PreparedStage:
         # A stage without variables saves the call.
         arguments = self._variables.take(self._task) if self._variables.reads else []
         if not self._one_device:
-            arguments = [self._here(value) for value in arguments]
+            arguments = [self.place(value) for value in arguments]
         # Results of fewer than 8 bits an element have another layout than a program's arguments;
         # numpy arrays fit.
         if self._narrow:
@@ -303,29 +311,28 @@ class PreparedStage:
             if self.watched is not None:
                 self._watch.finish(done)
 
-    def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        """Returns the inputs, of which those of 64 bits are on the device now.
-
-        JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
-        """
-        arrays = list(inputs)
-        with jax.enable_x64(True):
-            for i in self._wide:
-                if not isinstance(arrays[i], jax.Array):
-                    arrays[i] = jax.device_put(
-                        arrays[i], None if self._one_device else self._device
-                    )
-        return arrays
-
-    def _here(self, value: AnyArray) -> AnyArray:
+    def place(self, value: AnyArray) -> AnyArray:
         """Returns a value on the device of this stage.
 
-        A value on another device of the task is copied. On the host XLA reads numpy arrays in place.
+        A value elsewhere is copied. The value may change when a run that takes the copy is done. On
+        the host XLA reads numpy arrays in place, but those of 64 bits.
+
+        Raises:
+            ResourceExhaustedError: The device has no memory for the value.
         """
-        if value.device == self._device if isinstance(value, jax.Array) else self._on_host:
+        if isinstance(value, jax.Array):
+            stays = value.device == self._device
+        # JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
+        else:
+            stays = self._on_host and not is_64_bit(value.dtype)
+        if stays:
             return value
-        with jax.enable_x64(True):
-            here: jax.Array = jax.device_put(value, self._device, may_alias=False)
+        device = None if self._one_device else self._device
+        try:
+            with jax.enable_x64(True):
+                here: jax.Array = jax.device_put(value, device, may_alias=False)
+        except Exception as error:
+            raise self._failed(error) from error
         return here
 
     def _run_host(
@@ -434,6 +441,20 @@ class PreparedStage:
     @property
     def _label(self) -> str:
         return ", ".join(self.stage.operations[:5])
+
+
+def _find_donated(stage: Stage, owned: Sequence[int]) -> list[int]:
+    """Finds the arguments of a stage's program whose memory the results take over."""
+    # An update reuses the memory of the old value. A variable that is only read keeps its own.
+    donated = [k for k, i in enumerate(stage.reads) if i in stage.writes]
+    if stage.program is not None and not stage.host:
+        free = list(stage.program.results[len(stage.writes) :])
+        for k in (len(stage.reads) + i for i in owned):
+            # JAX warns of memory that fits no result.
+            if (spec := stage.program.arguments[k]) in free:
+                free.remove(spec)
+                donated.append(k)
+    return donated
 
 
 def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:

@@ -100,7 +100,7 @@ class StageRegistrar:
         call = known
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
         digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
-        registration = CallRegistration(digest, generation, of_plan, traced, foreign)
+        registration = CallRegistration(digest, generation, of_plan, traced, foreign, call.owned)
         # A registration that comes after the goodbye of its session would be held for ever.
         if self._waits.has_ended(session):
             session = NOBODY
@@ -119,7 +119,7 @@ class StageRegistrar:
                 call.stage.program.sha256, call.stage.operations, rpc.peer(), sender
             )
             self._executor.watch.start()
-        prepared = self._executor.prepare(call.stage, generation, watched)
+        prepared = self._executor.prepare(call.stage, generation, watched, call.owned)
         registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
             registered.prepared = TracedStage(prepared, call, self._tracer)

@@ -39,6 +39,7 @@ class CallRegistration(NamedTuple):
             a single stage.
         traced: True for a call whose runs are timed.
         foreign: True for a program that another process has made.
+        owned: Inputs that an accelerator receives as copies.
     """
 
     call: bytes
@@ -46,6 +47,7 @@ class CallRegistration(NamedTuple):
     writes: tuple[tuple[str, int], ...] = ()
     traced: bool = False
     foreign: bool = False
+    owned: tuple[int, ...] = ()
 
 
 class RegisteredCall:

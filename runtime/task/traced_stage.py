@@ -37,6 +37,10 @@ class TracedStage:
     call: StageCall
     tracer: Tracer
 
+    def place(self, value: AnyArray) -> AnyArray:
+        """Returns a value on the device of the stage; see ``PreparedStage.place``."""
+        return self.prepared.place(value)
+
     def wait(self, done: jax.Array | None) -> None:
         """Waits until a run is done; see ``PreparedStage.wait``."""
         self.prepared.wait(done)

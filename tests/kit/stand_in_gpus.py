@@ -18,6 +18,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 
+from runtime.master.exchange import Exchange
 from runtime.plan.place import Device
 from runtime.task import worker
 
@@ -27,6 +28,17 @@ COPIES: Counter[str] = Counter()
 "in": arrays from the host to a GPU. "out": arrays from a GPU to the host. "late": those of "out" that
 began when they were needed, and not before.
 """
+PLACED: list[jax.Array] = []
+"""The arrays that were copied to a GPU, since the last ``clear``."""
+AT_MESSAGES: list[int] = []
+"""The number of copies to GPUs at the begin of each send and each receive of a master, since the last ``clear``."""
+
+
+def clear() -> None:
+    """Forgets all copies."""
+    for noted in (COPIES, PLACED, AT_MESSAGES):
+        noted.clear()
+
 
 _device_put, _asarray, _array = jax.device_put, np.asarray, np.array
 _ArrayImpl: Any = type(jax.numpy.zeros(()))
@@ -51,7 +63,8 @@ def _put(value: Any, device: Any = None, *arguments: Any, **options: Any) -> Any
         start = -room.ctypes.data % 64 + 16
         copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
         copy[...] = value
-        value = copy
+        PLACED.append(_device_put(copy, device, *arguments, **options))
+        return PLACED[-1]
     return _device_put(value, device, *arguments, **options)
 
 
@@ -75,6 +88,14 @@ def _counted(convert: Any) -> Any:
     return counting
 
 
+def _noting(method: Any) -> Any:
+    def noted(*arguments: Any) -> Any:
+        AT_MESSAGES.append(COPIES["in"])
+        return method(*arguments)
+
+    return noted
+
+
 def _begin_copy(self: Any) -> None:
     _is_new_on_host(self)
     _copy_to_host_async(self)
@@ -83,3 +104,4 @@ def _begin_copy(self: Any) -> None:
 worker.local_devices = _local_devices
 jax.device_put, np.asarray, np.array = _put, _counted(_asarray), _counted(_array)
 _ArrayImpl.copy_to_host_async = _begin_copy
+Exchange.send, Exchange.receive = _noting(Exchange.send), _noting(Exchange.receive)  # type: ignore[method-assign]

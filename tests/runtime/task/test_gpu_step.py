@@ -1,6 +1,7 @@
 """The copies between the host and a GPU in a training step, on the GPUs of ``tests.kit.stand_in_gpus``."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,54 +11,136 @@ import pytest
 import runtime as rt
 from tests.runtime.kit import TARGET, servers
 
-pytestmark = pytest.mark.skipif(
-    "tests.kit.stand_in_gpus" not in sys.modules, reason="needs GPUs: make test-stand-ins"
-)
+if "tests.kit.stand_in_gpus" not in sys.modules:
+    pytest.skip("needs GPUs: make test-stand-ins", allow_module_level=True)
+
+from tests.kit.stand_in_gpus import AT_MESSAGES, COPIES, PLACED, clear
+
 VARIABLES = 6
 SIZE = 40_000
 """Elements of a variable."""
+GIVEN = 3
+"""The batch, its factor, and the id of the step."""
 
 
 class Training:
-    """A model of variables on two ps, which trains on the GPU of a worker."""
+    """A model of variables on two ps, which trains on a device of a worker."""
 
-    def __init__(self, cluster: dict[str, rt.Server], prefetch: int) -> None:
-        self.expected = [np.full(SIZE, i, np.float32) for i in range(VARIABLES)]
-        setter = rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)
-        with rt.device(setter):
-            weights = [rt.Variable(v, name=f"w{i}") for i, v in enumerate(self.expected)]
+    def __init__(
+        self, cluster: dict[str, rt.Server], prefetch: int, device: str = "/gpu:0"
+    ) -> None:
+        spec = cluster[TARGET].cluster
+        with rt.device(rt.replica_device_setter(cluster=spec, worker_device=TARGET + device)):
+            self.weights = [rt.Variable(np.full(SIZE, i, np.float32)) for i in range(VARIABLES)]
             self.x = rt.placeholder(np.float32, [SIZE], name="x")
             self.factor = rt.placeholder(np.int64, [], name="factor")
 
             def loss_fn(key: jax.Array, x: jax.Array, factor: jax.Array, *w: jax.Array) -> Any:
-                loss = sum(((a - x * factor.astype(np.float32)) ** 2).sum() for a in w)
-                return loss + 0 * jax.random.uniform(key)
+                target = x * factor.astype(np.float32)
+                return sum(((a - target) ** 2).sum() for a in w) + 0 * jax.random.uniform(key)
 
-            self.loss = rt.call(
-                loss_fn, rt.random_key(), self.x, self.factor, *weights, name="loss"
-            )
-            gradients = rt.gradients(self.loss, weights)
-            updates = [w.assign_sub(0.25 * g).op for w, g in zip(weights, gradients, strict=True)]
-        self.fetches = [rt.group(*updates, name="train"), self.loss]
-        self.weights = weights
+            loss = rt.call(loss_fn, rt.random_key(), self.x, self.factor, *self.weights)
+            pairs = zip(self.weights, rt.gradients(loss, self.weights), strict=True)
+            self.fetches = [rt.group(*(w.assign_sub(0.25 * g).op for w, g in pairs)), loss]
         self.session = rt.Session(
             cluster[TARGET].target, config=rt.SessionConfig(prefetch=prefetch)
         )
         self.session.run(rt.global_variables_initializer())
 
-    def step(self, x: Any, factor: int = 1) -> None:
-        self.session.run(self.fetches, {self.x: x, self.factor: factor})
+    def step(self, x: Any, factor: int = 1) -> float:
+        """Trains one step; returns the loss."""
+        clear()
+        loss: float = self.session.run(self.fetches, {self.x: x, self.factor: factor})[1]
+        return loss
 
 
-def test_copies_of_a_step_are_counted() -> None:
-    """A warm step copies each parameter, each feed and its id in, and each gradient and its loss out."""
-    from tests.kit.stand_in_gpus import COPIES
-
+@pytest.fixture(params=[0, 1], ids=["strict", "pipelined"])
+def training(request: pytest.FixtureRequest) -> Iterator[Training]:
     with servers(sockets=True, ps=2, worker=1) as cluster:
-        training = Training(cluster, prefetch=0)
+        made = Training(cluster, request.param)
+        for _ in range(3):
+            made.step(np.ones(SIZE, np.float32))
+        yield made
+        made.session.close()
+
+
+def test_step_copies_each_array_once(training: Training) -> None:
+    """A step copies what a program takes in and what it gives out, and the copies out begin with the program."""
+    training.step(np.ones(SIZE, np.float32))
+    assert (COPIES["in"], COPIES["out"]) == (VARIABLES + GIVEN, VARIABLES + 1)
+    assert COPIES["late"] == 0
+
+
+def test_values_are_those_of_hosts(training: Training) -> None:
+    """A GPU computes what a host computes, also when the batch changes after its step."""
+    weights, batch = training.session.run(training.weights), np.ones(SIZE, np.float32)
+    for step in range(1, 4):
+        batch[:] = step
+        loss = training.step(batch, factor=2)
+        batch[:] = np.nan
+        assert np.isfinite(loss)
+    found = training.session.run(training.weights)
+    if not training.session.config.prefetch:
+        for step in range(1, 4):
+            weights = [w - 0.5 * (w - 2 * step) for w in weights]
+        np.testing.assert_allclose(found, weights, rtol=1e-6)
+    assert np.isfinite(found).all()
+
+
+def test_batch_on_gpu_stays_there(training: Training) -> None:
+    """A batch that lies on the GPU is not copied, and serves further steps."""
+    batch = jax.device_put(np.ones(SIZE, np.float32), jax.local_devices()[0])
+    first, _, _ = (training.step(batch) for _ in range(3))
+    assert (COPIES["in"], COPIES["out"]) == (VARIABLES + GIVEN - 1, VARIABLES + 1)
+    assert np.isfinite(first) and not batch.is_deleted()
+
+
+def test_batch_on_another_gpu_moves(training: Training) -> None:
+    """A batch on another GPU of the worker goes to the GPU that takes the batch, and stays whole."""
+    batch = jax.device_put(np.ones(SIZE, np.float32), jax.local_devices()[1])
+    assert np.isfinite(training.step(batch)) and not batch.is_deleted()
+    np.testing.assert_array_equal(batch, np.ones(SIZE))
+
+
+@pytest.mark.parametrize("training", [0], indirect=True)
+def test_copies_in_begin_early(training: Training) -> None:
+    """The batch is copied before the first pull is sent, and the parameters of a ps when its reply is there."""
+    training.step(np.ones(SIZE, np.float32))
+    each, whole = VARIABLES // 2, VARIABLES + GIVEN
+    # two pulls are sent and received, then two pushes
+    assert AT_MESSAGES == [GIVEN, GIVEN, GIVEN, GIVEN + each, whole, whole, whole, whole]
+
+
+def test_pulled_parameters_are_used_up(training: Training) -> None:
+    """The gradients take the memory of the pulled parameters, and a batch keeps its own."""
+    training.step(np.ones(SIZE, np.float32))
+    large = [a for a in PLACED if a.shape == (SIZE,)]
+    assert len(large) == VARIABLES + 1
+    assert sum(a.is_deleted() for a in large) == VARIABLES
+
+
+@pytest.mark.parametrize("sockets", [False, True], ids=["one process", "sockets"])
+def test_host_reads_in_place(sockets: bool) -> None:
+    """A stage on the CPU copies nothing to a GPU, and overwrites no memory that it was lent."""
+    with servers(sockets=sockets, ps=2, worker=1) as cluster:
+        training = Training(cluster, 0, "/cpu:0")
         batch = np.ones(SIZE, np.float32)
         for _ in range(3):
-            COPIES.clear()
             training.step(batch)
-        assert (COPIES["in"], COPIES["out"]) == (VARIABLES + 2 + 1, VARIABLES + 1)
+            assert not COPIES.total()
+        weights = training.session.run(training.weights)
+        np.testing.assert_allclose(weights[3], np.full(SIZE, 1 + 2 / 8), rtol=1e-6)
+        np.testing.assert_array_equal(batch, np.ones(SIZE))
+        training.session.close()
+
+
+def test_neighbouring_ps_keeps_its_variables() -> None:
+    """A GPU uses up copies of variables that a ps of the same process lends, and not the variables."""
+    with servers(ps=2, worker=1) as cluster:
+        training = Training(cluster, 0)
+        for _ in range(3):
+            training.step(np.ones(SIZE, np.float32))
+        weights = training.session.run(training.weights)
+        for i, weight in enumerate(weights):
+            np.testing.assert_allclose(weight, np.full(SIZE, 1 + (i - 1) / 8), rtol=1e-6)
         training.session.close()
