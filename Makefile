@@ -38,7 +38,7 @@ setup: $(STAMP) ## Make .venv from requirements-dev.lock (only when that or pypr
 
 # Another interpreter has an environment of its own: make test-unit PYTHON=python3.13 VENV=.venv-3.13
 $(STAMP): $(LOCK) pyproject.toml
-	$(call install,$(LOCK),$(if $(findstring cuda,$(LOCK)),5.8,1.4) GB in all and some minutes)
+	$(call install,$(LOCK),$(if $(findstring cuda,$(LOCK)),6.0,1.4) GB in all and some minutes)
 	@touch $@ $(TRAINS)
 
 # What training needs is in every other lock too, so an environment for tests trains; and make test adds to this one.
