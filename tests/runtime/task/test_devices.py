@@ -67,7 +67,9 @@ def test_late_ps_computes_on_cpu() -> None:
     code, said = run(
         """
 first = jax.random.key(0)
-assert first.devices() != set(jax.local_devices(backend="cpu")), "the stand-in has no key"
+stand_in = backends()["stand_in"]
+assert clients(first.devices()) == {stand_in}
+before = len(stand_in.live_arrays()), len(stand_in.live_executables())
 with rt.Server({"ps": ["localhost:0"]}, "ps", 0) as server, rt.Session(server.target) as session:
     w = rt.Variable(np.ones(300_000, np.float32), name="w")
     session.run(w.initializer)
@@ -75,6 +77,7 @@ with rt.Server({"ps": ["localhost:0"]}, "ps", 0) as server, rt.Session(server.ta
     assert session.run(w).sum() == 600_000
     value = server.worker.store.slot("", "w").value
     assert clients(value.devices()) == {backends()["cpu"]}, value.devices()
+    assert (len(stand_in.live_arrays()), len(stand_in.live_executables())) == before
 """
     )
     assert code == 0, said
