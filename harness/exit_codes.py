@@ -128,6 +128,9 @@ PREEMPTED = ExitCode(
 )
 
 TABLE = (DONE, FAILED, CONFIGURATION, BUG, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
+assert len({name for row in TABLE for name in row.errors}) == sum(
+    len(row.errors) for row in TABLE
+), "two rows have one error"
 
 _scheme = "plain"
 
@@ -160,6 +163,11 @@ def of_code(plain: int) -> ExitCode:
         if row is not KILLED and plain in (row.plain, *row.also):
             return row
     return KILLED if plain > 128 else FAILED
+
+
+assert all(of_code(code) is row for row in TABLE for code in (row.plain, *row.also)), (
+    "two rows have one code"
+)
 
 
 def translated(plain: int) -> int:

@@ -258,11 +258,15 @@ ERROR_TYPES: Final = MappingProxyType(
     {error_type.code: error_type for error_type in OpError.__subclasses__()}
 )
 """The type of each gRPC status number from 1 to 16."""
+assert ERROR_TYPES.keys() == {*range(1, 17)}, "a status number has no type"
 _KINDS: Final = {
     (kind.code, kind.kind): kind
     for error_type in ERROR_TYPES.values()
     for kind in error_type.__subclasses__()
 }
+assert len(_KINDS) == sum(len(t.__subclasses__()) for t in ERROR_TYPES.values()), (
+    "two types have one number"
+)
 
 
 def wire_code(error: OpError) -> int:

@@ -100,6 +100,7 @@ def written_variables(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, Ar
                 continue
             shared.add(place.key)
         chosen[variable] = place
+    assert _by_key(chosen).keys() == _by_key(saved).keys(), "an array is never written"
     return chosen
 
 

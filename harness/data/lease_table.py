@@ -27,6 +27,7 @@ LIKENESS = 4
 """Count of the numbers that tell one data set from another."""
 _OWNER, _LEASE, _MARKS, _HEAD = range(4)
 _LAPS = 2**14
+assert BLOCK < 16 and _LAPS << 16 < 2**31, "a mark is an int32"
 
 
 def new_table(slots: int, likeness: tuple[int, ...]) -> Array:
@@ -36,6 +37,7 @@ def new_table(slots: int, likeness: tuple[int, ...]) -> Array:
         slots: Number of blocks in the table.
         likeness: ``LIKENESS`` numbers of the data set. The 31 lowest bits of each are kept.
     """
+    assert len(likeness) == LIKENESS and slots >= 2 + LIKENESS, "the head is cut off"
     table = np.zeros((4, slots), np.int32)
     table[_OWNER] = FREE
     table[_HEAD, 2 : 2 + LIKENESS] = [number & 0x7FFFFFFF for number in likeness]

@@ -101,6 +101,7 @@ def share_gpus(
     names = iter(found) if each else itertools.cycle(found)
     counts = {**dict.fromkeys(trainers, each or 1), **dict.fromkeys(evaluators, min(each, 1))}
     shares = {task: ",".join(itertools.islice(names, count)) for task, count in counts.items()}
+    assert all(shares[task] for task in trainers), "a task that trains has no GPU"
     memory = {} if each else _divide_memory(math.ceil(len(trainers) / len(found)), environ)
     return {task: {VISIBLE: own, **memory} if own else NO_GPU for task, own in shares.items()}
 

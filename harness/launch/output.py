@@ -35,6 +35,7 @@ class LineBuffer:
         lines = [piece for line in whole for piece in _cut_pieces(line)]
         # A line without an end is shown in pieces before the line fills the memory.
         *early, last = _cut_pieces(rest) if len(rest) > MAX_LINE_BYTES else [rest]
+        assert len(last) <= MAX_LINE_BYTES, "the rest of a line grows without end"
         self._pending = bytearray(last)
         return self._remember_lines([_clean_line(line) for line in lines + early])
 

@@ -234,6 +234,7 @@ def react(
             state = _on_tick(state, now, out)
     after = _enter_next_stage(state, now, options, out)
     assert after.stage.value >= state.stage.value, "the stage only moves down its list"
+    assert after.stage is not RunStage.FINISHED or not _running_tasks(after), "a task is left"
     return after, tuple(out)
 
 

@@ -14,7 +14,8 @@ PORT = 2222
 SAVE_SECS = 30
 """What a worker has after SIGTERM for its last checkpoint: the trainer's --preempt_grace_secs."""
 WORKER_GRACE_SECS = 60
-"""From SIGTERM to SIGKILL: more than ``SAVE_SECS``."""
+"""From SIGTERM to SIGKILL."""
+assert WORKER_GRACE_SECS > SAVE_SECS, "the last checkpoint would be cut off"
 PS_PAUSE_SECS = 5
 """How long a ps that is to go is left alone first: its workers hear of their own end in that time."""
 PS_DRAIN_SECS = SAVE_SECS + 5

@@ -67,6 +67,7 @@ _SWITCHES = ("backup_usable",)
 """Gauges of which 0 is worth a point."""
 _SUMS = ("updates_dropped", "recoveries", "backup_recoveries", "steps_lost", "errors")
 """Sums that are shown without a rate, once above zero; the names of their figures end in ``_total``."""
+assert {*_GAUGES, *_SWITCHES, *(f"{name}_total" for name in _SUMS)} <= rt.lowlevel.METRICS.keys()
 
 
 def scalars(report: rt.TaskReport, figures: Mapping[str, float]) -> dict[str, float]:

@@ -56,7 +56,7 @@ class TaskCollector(Collector):
             base, _, device = name.partition("/")
             by_name.setdefault(base, []).append((device, value))
         for name, values in sorted(by_name.items()):
-            # All values of one figure have the same labels.
+            assert len({bool(device) for device, _ in values}) == 1, "values with other labels"
             labels = [*_LABELS, "device"] if values[0][0] else list(_LABELS)
             kind: type[CounterMetricFamily | GaugeMetricFamily] = (
                 CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily

@@ -29,6 +29,9 @@ _MEANS = {
     "recovery_seconds": ("recovery_seconds_total", "recoveries_total", 1.0),
 }
 """Figures that are means: names of the sum and of the count, and units of the figure in a unit of the sum."""
+assert {*_RATES.values(), *(name for mean in _MEANS.values() for name in mean[:2])} <= (
+    rt.lowlevel.METRICS.keys()
+), "a figure of no metric would be left out without a word"
 
 
 def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:

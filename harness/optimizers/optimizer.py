@@ -228,6 +228,7 @@ class Optimizer:
     def _update_task(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
         """Updates all variables of one task, with their slots, in one program."""
         variables = list(dict.fromkeys(v for _, v in pairs))
+        assert len({v.device for v in variables}) == 1, "one program runs on one task"
         places = [variables.index(v) for _, v in pairs]
         slots = [list(self._slots_of(v).values()) for v in variables]
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]

@@ -170,6 +170,7 @@ class SyncReplicas(WrappedOptimizer):
         global_step: rt.Variable,
         worker: int | None,
     ) -> rt.Operation:
+        assert worker is None or 0 <= worker < self._total, "a worker beyond the last"
         # The task with the global step comes first, and leads.
         groups: dict[str, list[rt.Operation]] = {global_step.device: []}
         for op in applied:

@@ -206,6 +206,7 @@ class EventFile:
                     self._waiting_bytes -= written
                 self._failure = failure
                 self._flushes_done = ordered
+                assert self._waiting >= len(self._new), "an event that waits is not counted"
                 assert self._waiting_bytes >= 0 and ordered <= self._flushes_ordered
                 self._due = concurrency.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
                 self._changed.notify_all()

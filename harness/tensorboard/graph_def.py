@@ -22,6 +22,7 @@ def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
         message.node.append(_make_node(op))
     names = {node.name for node in message.node}
     for op, node in zip(graph.get_operations(), message.node, strict=False):
+        assert node.name == op.name, "a node of another operation"
         # What an update writes is no input of it, but a reader wants to see the edge.
         written = [v.name for v in getattr(op.body, "variables", ())]
         node.input.extend(v for v in written if v in names and v != op.name and v not in node.input)

@@ -84,6 +84,7 @@ class FileWriter:
             self.add_graph(graph)
 
     def _open_file(self) -> EventFile:
+        assert self._file is None, "nothing would close the open file"
         try:
             if "://" not in self._logdir:
                 os.makedirs(self._logdir, exist_ok=True)

@@ -213,6 +213,7 @@ def _rank_places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
             first = used.get(node, 0)
             places += [(node, first + local) for local in range(count)]
             used[node] = first + count
+    assert len({*places}) == len(places), "two ranks have one place"
     return places
 
 

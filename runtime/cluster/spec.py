@@ -237,6 +237,7 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
                     f"task {index} of job {job}: {_show(left.get(index))} here, "
                     f"{_show(right.get(index))} there"
                 )
+    assert bool(found) == (here != there), "a difference has no words"
     more = [f"and {len(found) - _MAX_DIFFERENCES} more"] if len(found) > _MAX_DIFFERENCES else []
     return "; ".join(found[:_MAX_DIFFERENCES] + more)
 

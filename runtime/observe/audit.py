@@ -102,6 +102,7 @@ class AuditLog:
         Raises:
             OSError: The file cannot be renamed, or the next file cannot be opened.
         """
+        assert self._lock.locked(), "another line would go into a closed file"
         if os.fstat(file).st_size < _MOST_BYTES:
             return
         # The tasks with the same file take turns. Only the first finds the full file under the

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
+from runtime.observe.process_metrics import METRICS
 from runtime.plan.place import Device
 
 _MEMORY = {
@@ -16,6 +17,7 @@ _MEMORY = {
     "limit": "bytes_limit",
 }
 """Figures of a device's memory, by the names of their metrics, with JAX's names."""
+assert {f"device_{figure}_bytes" for figure in _MEMORY} <= METRICS.keys()
 
 
 def accelerators(devices: Mapping[Device, jax.Device]) -> dict[str, jax.Device]:

@@ -102,6 +102,7 @@ class Metrics:
         """
         # No metric lacks its line in the documentation.
         assert name in METRICS, f"{name} is not in METRICS, which explains every figure"
+        assert name.endswith("_total") and amount >= 0, f"{name} only grows"
         with self._lock:
             self._values[name] = self._values.get(name, 0.0) + amount
 

@@ -256,6 +256,7 @@ class _LazyChannel:
         return diagnosis.look(self._target, self.certificates, self._task, secs)
 
     def _connect_channel(self, held: Credential | None) -> grpc.Channel:
+        assert self._lock.locked(), "two calls would make two connections"
         options = dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()])
         if held is None:
             return grpc.insecure_channel(self._target, options=list(options.items()))

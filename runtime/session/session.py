@@ -352,6 +352,7 @@ class Session:
         plan = self._taken.pop(key if traces is None else rare_key, None) or make_plan(
             part.fetches, specs, self._devices, part.done, traces
         )
+        assert traces is not None or not plan.is_evaluated, "a compiled plan was due"
         if not plan.is_evaluated:
             # Each new shape compiles a program.
             self._shapes.note(specs)

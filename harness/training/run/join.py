@@ -29,6 +29,7 @@ _FLAGS = (*_HOSTS, "job_name", "task_index")
 """All flags of a task."""
 _OTHER_NAMES = {"task_id": "task_index", "task": "task_index", "job": "job_name"}
 """Names that other programs have for a flag of a task."""
+assert {*_OTHER_NAMES.values()} <= {*_FLAGS}, "another name is that of no flag"
 _ALIKE = 0.85
 """The least likeness (difflib) at which an unknown flag counts as a misspelt one."""
 

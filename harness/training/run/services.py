@@ -184,6 +184,7 @@ class SeriesCheckpoints:
         rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
     def _inspect_save(self, session: rt.SessionLike, *, wait: bool = False) -> None:
+        assert self._lock.locked(), "two threads would note one save"
         handle = self._running
         if handle is None or not (wait or handle.done()):
             return

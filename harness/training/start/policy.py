@@ -116,7 +116,9 @@ def decide(
         options: Wishes of the user.
     """
     decide_for = _for_chief if role is TaskRole.CHIEF else _for_other
-    return decide_for(now, report, options)
+    decision = decide_for(now, report, options)
+    assert role is TaskRole.OTHER or decision.action is not StartAction.JOIN, "a chief leads"
+    return decision
 
 
 def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:

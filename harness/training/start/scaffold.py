@@ -21,6 +21,7 @@ ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
 
 _DEFAULTS = ("init_op", "ready_op", "local_init_op", "summary_op", "saver")
 """Parts of a scaffold that are found or made where they were not given."""
+assert {*_DEFAULTS, "ready_for_local_init_op"} == readiness.PARTS.keys(), "a part is never made"
 
 
 class Scaffold:

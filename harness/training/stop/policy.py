@@ -64,6 +64,7 @@ _NEXT: Mapping[RunEvent, tuple[frozenset[RunPhase], RunPhase]] = {
     RunEvent.DONE: (frozenset(RunPhase), RunPhase.OVER),
 }
 """By event: the phases that it ends, and the phase that it leads to."""
+assert _NEXT.keys() == {*RunEvent}, "an event leads nowhere"
 
 
 def next_phase(phase: RunPhase, event: RunEvent) -> RunPhase:
@@ -180,6 +181,7 @@ def after_answer(
         limits: Silences after which no task is waited for.
     """
     assert now >= state.answered_at, "the clock only goes forward"
+    assert not state.over, "the wait has ended"
     # A worker that never came to any ps has the time of a silent worker, from the begin of the wait
     # on.
     quiet = {

@@ -74,6 +74,7 @@ class SecondOrStepTimer:
         """
         # Read once, so that no time between two readings is lost.
         now, before = self._clock(), self._last
+        assert before is None or now >= before[1], "the clock has gone back"
         self._last = (step, now)
         return (None, None) if before is None else (now - before[1], step - before[0])
 
