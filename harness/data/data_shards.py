@@ -260,7 +260,9 @@ class DataShards:
             for i in range(self._block_batches)
             if not marks >> i & 1
         )
-        return block, [number for number in numbers if batches is None or number < batches]
+        left = [number for number in numbers if batches is None or number < batches]
+        assert left, "the same block would be leased for ever"
+        return block, left
 
     def release(
         self, session: rt.SessionLike, owners: Sequence[int], leases: int = _LEASES

@@ -111,7 +111,9 @@ def leased(
     """
     slots = table.shape[1]
     first, numbers, owners, marks = _recycle_slots(table, blocks, whole)
-    to_do = (numbers < blocks) & (marks != jnp.where(numbers == blocks - 1, last, whole))
+    # A run that had more epochs may have trained more batches of the last block.
+    wanted = jnp.where(numbers == blocks - 1, last, whole)
+    to_do = (numbers < blocks) & (marks & wanted != wanted)
     # The block that the owner has comes first: a worker that asks again has lost the answer, not
     # the lease.
     none = jnp.int32(MOST_BLOCKS)

@@ -158,3 +158,12 @@ def test_more_epochs_finish_last_block() -> None:
     assert table.take(0) == (lt.END, 0)
     table.batches = 9
     assert table.take(0) == (1, 0b1) and table.take(1) == (2, 0) and table.take(2) == (lt.WAIT, 0)
+
+
+def test_fewer_epochs_end_last_block() -> None:
+    """A run that continues with fewer epochs ends although its last block was trained beyond its new end."""
+    table = Table(6)
+    for number in range(5):
+        table.table = MARKED(table.table, lt.mark(SLOTS, number, BATCHES))
+    table.batches = 4
+    assert table.take(0) == (lt.END, 0)
