@@ -33,18 +33,11 @@ from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.rpc import rpc
 from runtime.server.services import options_to_proto
+from runtime.session import times
 from runtime.state.forks import HomeProcess
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.trust.security import Security
 from runtime.wire.messages import device_from_proto, pack, plan_to_proto, unpack
-
-FORWARD_SECS = 120.0
-"""Time limit of one byte range of a checkpoint."""
-LATE_SECS = 2.0
-"""Seconds that a master may answer late."""
-CLOSE_SECS = 5.0
-"""Seconds that the end of a session waits for a master without an answer."""
-
 
 PlanHandle: TypeAlias = Any
 """The result of ``prepare`` for ``run``, of another type for each kind of engine."""
@@ -196,7 +189,10 @@ class RemoteEngine:
                     listens = True
                     continue
                 return rpc.call(
-                    self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target
+                    self._stub.CreateSession,
+                    request,
+                    timeout=secs + times.LATE_SECS,
+                    task=self._target,
                 )
             except DeadlineExceededError as error:
                 waited = concurrency.monotonic() - started
@@ -280,7 +276,7 @@ class RemoteEngine:
         )
         # The master itself keeps the limit, and its error names the task. The client waits a little
         # longer.
-        allowed = None if limit is None else limit + 1.0
+        allowed = None if limit is None else limit + times.RELAY_SECS
         with self._note_wait("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
         # The reply has no value for an operation.
@@ -294,7 +290,7 @@ class RemoteEngine:
         request = pb.ForwardCheckpointRequest(
             session=self.id, task=task, order=order, timeout_secs=timeout or 0.0
         )
-        limit = None if timeout is None else timeout + 1.0
+        limit = None if timeout is None else timeout + times.RELAY_SECS
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
@@ -302,7 +298,7 @@ class RemoteEngine:
         request = pb.ForwardRunOrderRequest(
             session=self.id, task=task, order=order, answer_secs=ANSWER_SECS
         )
-        limit = ANSWER_SECS + LATE_SECS
+        limit = ANSWER_SECS + times.LATE_SECS
         return rpc.call(
             self._stub.ForwardRunOrder, request, timeout=limit, task=self._target
         ).replies[task]
@@ -315,7 +311,7 @@ class RemoteEngine:
                 session=self.id, task=task, byte_range=byte_range, data=data
             )
             return rpc.call(
-                self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target
+                self._stub.ForwardBytes, request, timeout=times.FORWARD_SECS, task=self._target
             )
 
         return RelayedStream(request)
@@ -328,7 +324,7 @@ class RemoteEngine:
         request = pb.AdoptGenerationsRequest(session=self.id, generations=generations)
         before = self.value_ids
         answer = rpc.call(
-            self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target
+            self._stub.AdoptGenerations, request, timeout=times.FORWARD_SECS, task=self._target
         )
         self.value_ids = dict(answer.value_ids)
         return self.value_ids != before
@@ -356,7 +352,7 @@ class RemoteEngine:
     def _end_session(self) -> None:
         try:
             request = pb.CloseSessionRequest(session=self.id)
-            rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
+            rpc.call(self._stub.CloseSession, request, timeout=times.CLOSE_SECS, task=self._target)
         except OpError as error:
             logging.info("closing the session at %s: %s", self._target, error)
         finally:

@@ -30,14 +30,12 @@ from runtime.master.tasks import find_local
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.rpc import rpc
+from runtime.session import times
 from runtime.session.lead import Lead
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.run_record import wait_secs
 from runtime.trust.security import Security
-
-FORWARD_SECS = 1.0
-"""Seconds that a master in another process may answer later than the tasks."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +406,7 @@ def _forward_order(
         answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
             request,
-            timeout=wait_secs(order) + answer_secs + FORWARD_SECS,
+            timeout=wait_secs(order) + answer_secs + times.RELAY_SECS,
             task=target,
             wait_for_ready=True,
         )
