@@ -77,7 +77,7 @@ test-busy: $(STAMP) ## Run make test beside two busy loops, one for each of the 
 		$(MAKE) --no-print-directory test
 
 test-stand-ins: $(STAMP) ## Run the quick tests of what a worker computes, with stand-in GPUs; make test ends with them.
-	$(PYTEST) -p tests.kit.stand_in_gpus -m unit $(STAND_INS:%=tests/runtime/%)
+	$(PYTEST) -p tests.kit.stand_in_gpus -m unit $(STAND_INS:%=tests/runtime/%) tests/harness/tf1/graph/test_devices.py
 
 test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.

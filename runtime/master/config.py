@@ -22,8 +22,8 @@ class SessionConfig:
         prefetch: 1 lets the push of one training step and the pull of the next travel while the
             worker computes. Steps are faster, parameters are one step older, and the global step is
             fetched one step late. 0 is strict.
-        allow_soft_placement: True to run an operation on the CPU if its task lacks the requested
-            device.
+        allow_soft_placement: True to run an operation on the best device of its task if the task
+            lacks the requested device.
         log_device_placement: True to log the device of every operation when a step is planned.
 
     Examples:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from absl import logging
 
 from runtime.cluster.device_spec import DeviceSpec
 from runtime.errors import InvalidArgumentError
@@ -56,8 +59,8 @@ class DeviceChoices:
         all: the devices of every task of the session.
         target: (job, task) of the session's target, for operations without a device.
         home: (job, task) for variables without a device: one place for all sessions of a cluster.
-        soft: fall back to a device of another type on the same task where the requested device is
-            missing.
+        soft: True to take the best device of the same task where the requested device is missing,
+            as TensorFlow's placer does.
     """
 
     all: tuple[Device, ...]
@@ -112,21 +115,27 @@ def _choose_device(op: Operation, devices: DeviceChoices, shared: bool, host: bo
     candidates = _find_candidates(spec, devices, shared)
     if not candidates:
         raise InvalidArgumentError(_describe_mismatch(op, devices.all))
-    cpu = next((d for d in candidates if d.type == "CPU"), candidates[0])
     # A host kernel runs on the CPU, whatever type the device names.
     if host:
-        return cpu
-    # Of the devices that the request leaves open, an accelerator comes before the CPU.
+        return next((d for d in candidates if d.type == "CPU"), candidates[0])
     wanted = [
         d
         for d in candidates
         if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)
     ]
-    if wanted:
-        return min(wanted, key=lambda d: (d.type == "CPU", d.index))
-    if devices.soft:
-        return cpu
-    raise InvalidArgumentError(_describe_mismatch(op, devices.all))
+    if not wanted and not devices.soft:
+        raise InvalidArgumentError(_describe_mismatch(op, devices.all))
+    # Of the devices that the request leaves open, an accelerator comes before the CPU.
+    best = min(wanted or candidates, key=lambda d: (d.type == "CPU", d.index))
+    if not wanted:
+        _warn_of_missing(str(replace(spec, job=best.job, task=best.task)), best.name)
+    return best
+
+
+# The cache is the memory of the warnings: a session places operations anew for each new fetch.
+@functools.cache
+def _warn_of_missing(missing: str, best: str) -> None:
+    logging.warning("There is no %s: operations for it run on %s", missing, best)
 
 
 def _find_candidates(spec: DeviceSpec, devices: DeviceChoices, shared: bool) -> Sequence[Device]:

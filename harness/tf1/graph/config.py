@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ import jax
 from absl import logging
 
 import runtime as rt
+
+GPU_PLATFORMS = ("gpu", "cuda", "rocm")
+"""JAX's names of the platform of a GPU, which depend on the maker."""
 
 
 class _Options:
@@ -42,7 +46,10 @@ class _Options:
 
 
 class GPUOptions(_Options):
-    """Accepted, without an effect: JAX takes GPU memory by XLA_PYTHON_CLIENT_PREALLOCATE and _MEM_FRACTION."""
+    """The GPUs, and the part of their memory, that JAX takes when it starts.
+
+    ``allow_growth``, ``per_process_gpu_memory_fraction`` and ``visible_device_list`` have an effect.
+    """
 
     defaults = {
         **dict.fromkeys(("allocator_type", "visible_device_list"), ""),
@@ -50,6 +57,43 @@ class GPUOptions(_Options):
         "deferred_deletion_bytes": 0,
         "per_process_gpu_memory_fraction": 0.0,
     }
+
+    def apply(self) -> None:
+        """Sets the variables of JAX and CUDA that the environment lacks; warns if JAX has started on a GPU."""
+        wanted = {
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false" if self.allow_growth else "",
+            "XLA_CLIENT_MEM_FRACTION": str(self.per_process_gpu_memory_fraction or ""),
+            "CUDA_VISIBLE_DEVICES": self.visible_device_list,
+        }
+        # JAX does not start where the old name of the fraction is set beside the new name.
+        if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ:
+            del wanted["XLA_CLIENT_MEM_FRACTION"]
+        lacking = {
+            name: value for name, value in wanted.items() if value and name not in os.environ
+        }
+        if not lacking:
+            return
+        if not _jax_has_started():
+            os.environ.update(lacking)
+        elif any(device.platform in GPU_PLATFORMS for device in jax.local_devices()):
+            logging.log_first_n(
+                logging.WARNING,
+                "gpu_options come too late, because JAX has started: start the program with %s, or "
+                "make the first session before JAX computes",
+                1,
+                " ".join(f"{name}={value}" for name, value in lacking.items()),
+            )
+
+
+def _jax_has_started() -> bool:
+    # JAX says so only by its refusal of another number of devices.
+    count = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_num_cpu_devices", count + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
 
 
 class OptimizerOptions(_Options):
@@ -74,8 +118,9 @@ class ConfigProto(rt.SessionConfig):
     """Session options, which may be changed until a session is made.
 
     ``operation_timeout_in_ms`` bounds the wait for the tasks to join, too. ``device_count`` makes
-    host devices if JAX has not started its own yet. GPU and graph options and the numbers of
-    threads are accepted, without an effect. The further options are those of ``rt.SessionConfig``.
+    host devices if JAX has not started its own yet, and until then ``gpu_options`` have an effect.
+    Graph options and the numbers of threads are accepted, without an effect. The further options
+    are those of ``rt.SessionConfig``.
     """
 
     def __init__(
@@ -142,7 +187,8 @@ class ConfigProto(rt.SessionConfig):
         self.__dict__.update(copy.deepcopy(vars(other)))
 
     def apply(self) -> None:
-        """Makes as many host devices as ``device_count`` asks for, if JAX has not started yet; warns if it has."""
+        """Gives JAX ``device_count`` and ``gpu_options``, if JAX has not started yet; warns if it has."""
+        self.gpu_options.apply()
         wanted = self.device_count.get("CPU", 0)
         if wanted <= 1:
             return

@@ -11,6 +11,7 @@ import jax
 from tensorboardX.proto import attr_value_pb2, event_pb2, graph_pb2, node_def_pb2, summary_pb2
 
 from harness.monitoring.timeline import chrome_trace
+from harness.tf1.graph.config import GPU_PLATFORMS
 from harness.tf1.ops.lift import Public
 
 public = Public("tf", "Messages")
@@ -77,15 +78,13 @@ class DeviceAttributes:
 
 
 def list_local_devices(session_config: object = None) -> list[DeviceAttributes]:
-    """Returns the devices that JAX has in this process."""
-    found = []
-    for device in jax.local_devices():
-        # JAX names the platform of a GPU by its maker.
-        kind = "GPU" if device.platform in ("gpu", "cuda", "rocm") else device.platform.upper()
+    """Returns the devices that JAX has in this process, and ``/device:CPU:0`` as the first."""
+    found: list[DeviceAttributes] = []
+    cpus = jax.local_devices(backend="cpu")
+    # JAX lists the CPU only where there is no accelerator.
+    for device in [*cpus, *(d for d in jax.local_devices() if d not in cpus)]:
+        kind = "GPU" if device.platform in GPU_PLATFORMS else device.platform.upper()
+        index = sum(d.device_type == kind for d in found)
         limit = (device.memory_stats() or {}).get("bytes_limit", 0) if kind != "CPU" else 0
-        found.append(
-            DeviceAttributes(
-                f"/device:{kind}:{device.local_hardware_id or 0}", kind, limit, device.device_kind
-            )
-        )
+        found.append(DeviceAttributes(f"/device:{kind}:{index}", kind, limit, device.device_kind))
     return found

@@ -859,6 +859,56 @@ def losses_of_a_program(tf: Any) -> Any:
     return run(tf, kept)
 
 
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+TOWERS, TOWER_STEPS = 4, 5
+
+
+def four_towers(tf: Any, **traced: Any) -> Any:
+    """Averages the gradients of a tower on each of four GPUs; ``traced`` is given to the last step."""
+    inputs = np.reshape(np.sin(np.arange(48.0)), [16, 3]).astype(np.float32)
+    targets = np.reshape(np.cos(np.arange(16.0)), [16, 1]).astype(np.float32)
+    losses, slopes = [], []
+    with tf.device("/cpu:0"):
+        step = tf.train.get_or_create_global_step()
+        opt = tf.train.MomentumOptimizer(0.1, 0.9)
+        x, y = tf.placeholder(tf.float32, [16, 3]), tf.placeholder(tf.float32, [16, 1])
+        shares = zip(tf.split(x, TOWERS), tf.split(y, TOWERS), strict=True)
+        with tf.variable_scope(tf.get_variable_scope()):
+            for i, (rows, wanted) in enumerate(shares):
+                with tf.device(f"/gpu:{i}"), tf.name_scope(f"tower_{i}"):
+                    with tf.device("/cpu:0"):
+                        w = tf.get_variable("w", [3, 1], initializer=tf.ones_initializer())
+                        b = tf.get_variable("b", [1], initializer=tf.zeros_initializer())
+                    found = tf.tanh(tf.matmul(rows, w) + b)
+                    losses.append(tf.reduce_mean(tf.square(found - wanted)))
+                    tf.get_variable_scope().reuse_variables()
+                    slopes.append(opt.compute_gradients(losses[-1]))
+        averaged = [
+            (tf.reduce_mean(tf.stack([slope for slope, _ in pairs]), 0), pairs[0][1])
+            for pairs in zip(*slopes, strict=True)
+        ]
+        train = opt.apply_gradients(averaged, global_step=step)
+    feeds = {x: inputs, y: targets}
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as sess:
+        sess.run(tf.global_variables_initializer())
+        seen = [sess.run([train, *losses], feeds)[1:] for _ in range(TOWER_STEPS - 1)]
+        seen.append(sess.run([train, *losses], feeds, **traced)[1:])
+        return [*seen, *sess.run([step, *tf.trainable_variables()])]
+
+
+@case
+def towers_on_missing_gpus(tf: Any) -> Any:
+    return four_towers(tf)
+
+
+@case
+def missing_gpu_without_soft_placement(tf: Any) -> Any:
+    with tf.device("/gpu:7"):
+        x = tf.constant(1.0)
+    return run(tf, x)
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 _BGR = bytes(range(0, 180, 10))
