@@ -37,8 +37,8 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """Returns True for a device of this process that has memory of its own."""
-        return self.is_own and self.type != "CPU"
+        """Returns True for a device that has memory of its own."""
+        return self.type != "CPU"
 
     @property
     def task_name(self) -> str:

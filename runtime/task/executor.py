@@ -121,7 +121,7 @@ class PreparedStage:
         self._generation = generation
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._variables = StageVariables.find(self._store, stage)
-        self._on_host = stage.device.type == "CPU"
+        self._on_host = not stage.device.is_accelerator
         self._device = device
         # Where JAX has this device only, no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1 and device in (None, jax.local_devices()[0])
