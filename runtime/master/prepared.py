@@ -170,8 +170,8 @@ def _is_accelerated(call: StageCall) -> bool:
 def _find_leaving(plan: Plan, call: StageCall) -> tuple[int, ...]:
     """Returns the slots of an accelerator's outputs that the host takes, in the order of their readers."""
     taken = [slot for c in plan.stages if not _is_accelerated(c) for slot in c.inputs]
-    leaving = dict.fromkeys((*taken, *plan.fetches))
-    return tuple(s for s in leaving if s in call.outputs) if _is_accelerated(call) else ()
+    computed = {*call.outputs} if _is_accelerated(call) else ()
+    return tuple(s for s in dict.fromkeys((*taken, *plan.fetches)) if s in computed)
 
 
 def _find_moves(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> Moves:

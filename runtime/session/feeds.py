@@ -167,11 +167,11 @@ def feed_value(tensor: Tensor, value: object) -> AnyArray:
         raise TypeError(
             f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string"
         )
-    # A batch on an accelerator stays there.
+    # A batch on an accelerator stays there. A tracer has no value, which numpy says.
     elif (
         isinstance(value, jax.Array)
+        and not isinstance(value, jax.core.Tracer)
         and value.dtype == tensor.dtype
-        and len(value.sharding.device_set) == 1
     ):
         array = value
     else:

@@ -5,6 +5,7 @@ A worker prepares a stage when the stage is registered, and runs the stage in ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -448,11 +449,11 @@ def _find_donated(stage: Stage, owned: Sequence[int]) -> list[int]:
     # An update reuses the memory of the old value. A variable that is only read keeps its own.
     donated = [k for k, i in enumerate(stage.reads) if i in stage.writes]
     if stage.program is not None and not stage.host:
-        free = list(stage.program.results[len(stage.writes) :])
+        free = Counter(stage.program.results[len(stage.writes) :])
         for k in (len(stage.reads) + i for i in owned):
             # JAX warns of memory that fits no result.
-            if (spec := stage.program.arguments[k]) in free:
-                free.remove(spec)
+            if free[stage.program.arguments[k]]:
+                free[stage.program.arguments[k]] -= 1
                 donated.append(k)
     return donated
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -194,6 +195,24 @@ def test_changed_feed_changes_nothing(session: rt.Session) -> None:
         fed[:] = 99.0
         for array in (returned, itself, through, session.run(v)):
             np.testing.assert_array_equal(array, np.ones(1000))
+
+
+def test_fed_jax_array_stays_whole(session: rt.Session) -> None:
+    """A fed array of JAX may be fed again, and what a fetch of it changes is a copy."""
+    x = rt.placeholder(np.float32, [3], name="x")
+    fed = jnp.arange(3, dtype=np.float32)
+    for _ in range(2):
+        found, doubled = session.run([x, x * 2.0], {x: fed})
+        np.testing.assert_array_equal(doubled, [0, 2, 4])
+        found[:] = -1
+    np.testing.assert_array_equal(fed, np.arange(3))
+
+
+def test_fed_tracer_is_refused(session: rt.Session) -> None:
+    """A step inside of a traced function fails as numpy does: a tracer has no value."""
+    x = rt.placeholder(np.float32, [3], name="x")
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.jit(lambda value: session.run(x * 2.0, {x: value}))(np.ones(3, np.float32))
 
 
 def test_a_fetched_array_never_changes(session: rt.Session) -> None:
