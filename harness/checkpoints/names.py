@@ -175,8 +175,8 @@ def match_arrays(
         partial: True leaves out variables that the checkpoint lacks.
 
     Raises:
-        MisfitError: Names are missing; the message lists all misfits.
-        InvalidArgumentError: Shapes or dtypes differ; the message lists all misfits.
+        MisfitError: Names are missing; the message has the first five misfits of each kind.
+        InvalidArgumentError: Shapes or dtypes differ; the message has as many.
     """
     missing, wrong = [], []
     pairs: dict[Variable, StoredArray] = {}
@@ -198,13 +198,13 @@ def match_arrays(
     ]
     parts = [f"Restoring from checkpoint failed: {reader.path} does not fit the graph."]
     if missing:
-        parts.append(f"Key {'; '.join(sorted(set(missing)))} not found in checkpoint.")
+        parts.append(f"Key {_list_first(sorted(set(missing)))} not found in checkpoint.")
     if wrong:
         parts.append(
-            f"Different shape or dtype (shapes of both tensors must match): {'; '.join(wrong)}."
+            f"Different shape or dtype (shapes of both tensors must match): {_list_first(wrong)}."
         )
     if extra:
-        parts.append(f"In the checkpoint only: {'; '.join(extra)}.")
+        parts.append(f"In the checkpoint only: {_list_first(extra)}.")
     if missing:
         parts.append(
             "Saver(partial=True), also as saver= of a Supervisor, restores what is there and "
@@ -212,6 +212,11 @@ def match_arrays(
         )
     parts.append("Another model needs a log directory of its own.")
     raise (InvalidArgumentError if wrong else MisfitError)(" ".join(parts))
+
+
+def _list_first(found: Sequence[str]) -> str:
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more
 
 
 def restore_slices(

@@ -73,7 +73,7 @@ class Optimizer:
         self.name = name
         self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)
-        self._before_push = before_push
+        self.before_push = before_push
         self._tree = None if params is None else VariableTree(params)
         self._slots: dict[rt.Variable, dict[str, rt.Variable]] = {}
         if before_push is not None and jax.tree.leaves(
@@ -214,7 +214,7 @@ class Optimizer:
     def _prepare_gradients(
         self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]
     ) -> list[tuple[rt.Tensor, rt.Variable]]:
-        transform = self._before_push
+        transform = self.before_push
         if transform is None:
             return list(pairs)
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from absl import logging
+
 import runtime as rt
 from harness.optimizers.optimizer import (
     AnyOptimizer,
@@ -13,6 +15,7 @@ from harness.optimizers.optimizer import (
     WrappedOptimizer,
     updates_of,
 )
+from harness.optimizers.separable import what_mixes
 from harness.optimizers.sync_chief import SyncRunner, make_orders
 from harness.tensorboard import summary
 
@@ -105,6 +108,7 @@ class SyncReplicas(WrappedOptimizer):
                 f"{name}: worker {worker} is not among the {total} workers"
             )
         super().__init__(optimizer, name)
+        self._warn_of_clip()
         self._needed = replicas_to_aggregate
         self._total = total
         self._worker = worker
@@ -112,6 +116,20 @@ class SyncReplicas(WrappedOptimizer):
         self._elastic = elastic
         self._timeout_secs = sync_timeout_secs
         self._made: _MadeOperations | None = None
+
+    def _warn_of_clip(self) -> None:
+        """Warns of a transformation of all gradients, such as a clip, that acts on each worker's alone."""
+        inner = self.optimizer
+        while isinstance(inner, WrappedOptimizer):
+            inner = inner.optimizer
+        mixing = inner.before_push and what_mixes(inner.before_push, {})
+        if mixing:
+            logging.warning(
+                "%s: before_push=%s acts on the gradients of each worker and not on their mean, so "
+                "the workers do not train as one process; what acts on each variable in the "
+                "optimizer's chain, as optax.clip_by_block_rms, acts on the mean",
+                *(self.name, mixing[0]),
+            )
 
     # -- building ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 import time
@@ -430,6 +431,21 @@ def test_all_misfits_are_listed_together(sess: rt.Session, tmp_path: pathlib.Pat
         for part in ("only_here float32[7]", "only_there float32[1]", "partial=True"):
             assert part in text
         assert fresh.run(kept).shape == (3, 2)
+
+
+def test_long_list_of_misfits_is_cut(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Of many misfits the message has five of each kind, and the number of the others."""
+    saved = _variables({f"saved_{i:02}": np.float32(i) for i in range(12)})
+    _initialize(sess)
+    path = harness.Saver(saved).save(sess, tmp_path / "model.ckpt", 1)
+    with rt.Graph().as_default(), rt.Session() as session:
+        other = _variables({f"other_{i:02}": np.float32(i) for i in range(7)})
+        with pytest.raises(rt.NotFoundError) as found:
+            harness.Saver(other).restore(session, path)
+    text = str(found.value)
+    assert re.findall(r"other_\d+", text) == [f"other_{i:02}" for i in range(5)]
+    assert "float32[] and 2 more not found in checkpoint" in text
+    assert len(re.findall(r"saved_\d+", text)) == 5 and "float32[] and 7 more." in text
 
 
 def test_partial_restore_must_be_requested(sess: rt.Session, tmp_path: pathlib.Path) -> None:

@@ -148,6 +148,19 @@ def test_missing_arguments_are_asked_for() -> None:
         harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 2, worker=2)
 
 
+def test_clip_of_each_worker_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """A clip before the push is named with what it acts on; one of each variable is not."""
+    clip = optax.clip_by_global_norm(1.0)
+    each = optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1))
+    harness.SyncReplicas(harness.Optimizer(each, before_push=optax.scale(2.0)), 2)
+    assert "before_push" not in caplog.text
+    bounded = harness.StaleSynchronous(
+        harness.Optimizer(optax.sgd(0.1), before_push=optax.chain(clip)), 1
+    )
+    harness.SyncReplicas(bounded, 2, name="mine")
+    assert "mine: before_push=clip_by_global_norm acts on the gradients of each" in caplog.text
+
+
 def test_step_takes_two_round_trips(servers: list[rt.Server]) -> None:
     """A synchronous step takes two round trips to each ps."""
     replicas = _replicas(servers, 1, "adam", 1)
