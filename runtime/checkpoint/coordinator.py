@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from absl import logging
 
 from runtime import concurrency
-from runtime.checkpoint import streaming
+from runtime.checkpoint import streaming, times
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.snapshot import (
@@ -32,23 +32,11 @@ from runtime.errors import (
     SnapshotError,
     UnavailableError,
 )
-from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import NOBODY, Leadership
 
-PAUSE_SECS = Limits.pause_secs
-"""The longest time that a snapshot holds updates back if its coordinator dies."""
-ORDER_SECS = 120.0
-"""Time limit of an order that should take milliseconds; the first of a chief waits for the writes of the one before."""
-DROP_SECS = 5.0
-STATES_SECS = 2.0
 SNAPSHOT_TRIES = 5
 """Number of attempts at a snapshot whose tasks cannot be held still together."""
-ASIDE_SECS = 0.05
-"""The longest pause before the second attempt, doubled before each further attempt.
-
-Two processes that take snapshots at once wait for random times, so that one goes first.
-"""
 
 Order = pb.CheckpointOrder
 
@@ -122,7 +110,7 @@ class CheckpointCoordinator:
                 if tried == SNAPSHOT_TRIES - 1:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
-                aside.wait(concurrency.uniform(0.0, ASIDE_SECS * 2**tried))
+                aside.wait(concurrency.uniform(0.0, times.ASIDE_SECS * 2**tried))
         raise AssertionError("the last try gives a snapshot or raises")
 
     def _take_snapshot(
@@ -163,7 +151,7 @@ class CheckpointCoordinator:
 
     def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         replies = self._ask_tasks(
-            dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under
+            dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=times.PAUSE_SECS))), under
         )
         waiting = half_done_steps(
             {t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)}
@@ -312,7 +300,7 @@ class CheckpointCoordinator:
 
         def drop(task: str) -> None:
             try:
-                self._request(task, Order(drop=Order.Drop(job=job)), under, DROP_SECS)
+                self._request(task, Order(drop=Order.Drop(job=job)), under, times.DROP_SECS)
             except OpError as error:
                 logging.info("dropping a checkpoint job: %s", error)
 
@@ -327,7 +315,7 @@ class CheckpointCoordinator:
 
         Programs register states with ``runtime.register_state``.
         """
-        reply = self._request("", Order(states=Order.States()), {}, STATES_SECS).states
+        reply = self._request("", Order(states=Order.States()), {}, times.STATES_SECS).states
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
             task, _, name = key.partition(" ")
@@ -337,14 +325,17 @@ class CheckpointCoordinator:
     # -- sending -----------------------------------------------------------------------------------------------
 
     def _request(
-        self, task: str, order: Order, under: Leaderships, timeout: float | None = ORDER_SECS
+        self, task: str, order: Order, under: Leaderships, timeout: float | None = times.ORDER_SECS
     ) -> pb.CheckpointReply:
         signed = Order(leadership=under.get(task, NOBODY).to_proto())
         signed.MergeFrom(order)
         return self._send(task, signed, timeout)
 
     def _ask_tasks(
-        self, orders: Mapping[str, Order], under: Leaderships, timeout: float | None = ORDER_SECS
+        self,
+        orders: Mapping[str, Order],
+        under: Leaderships,
+        timeout: float | None = times.ORDER_SECS,
     ) -> list[pb.CheckpointReply]:
         """Sends each task its order, all at the same time; returns the replies in the same order."""
         return self._call_each(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from runtime import concurrency
+from runtime.checkpoint import times
 from runtime.checkpoint.byte_ranges import IncomingArray
 from runtime.checkpoint.snapshot import VariableSlice
 from runtime.errors import AbortedError, NotFoundError, TakeoverError, UnavailableError
@@ -25,11 +26,6 @@ from runtime.proto import services_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.write_gate import WriteGate
-
-JOIN_SECS = 60.0
-"""The longest time that the first order under a new leadership waits for orders under the leadership before."""
-UNUSED_SECS = 600.0
-"""A job unnamed for this time is ended by the next order of another job: the order to drop the job was lost."""
 
 
 class Sender(NamedTuple):
@@ -120,21 +116,25 @@ class JobTable:
             # The order to drop a job may get lost while its session lives, so that no other end
             # comes. A task that has written its part long before the others hears of the job again
             # at the end of the save only.
-            unused = concurrency.monotonic() - UNUSED_SECS
+            unused = concurrency.monotonic() - times.UNUSED_SECS
             lost = [
                 n
                 for n, job in self._jobs.items()
                 if job.used_at < unused and not job.at_work and n != named
             ]
-            self.end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
+            self.end(lost, f"no order has named it in {times.UNUSED_SECS:.0f} s")
             earlier = [n for n, job in self._jobs.items() if job.sender.leadership != leadership]
             self.end(earlier, "another chief has taken the lead")
-            what, until = "waiting for an earlier chief's job", concurrency.monotonic() + JOIN_SECS
+            what, until = (
+                "waiting for an earlier chief's job",
+                concurrency.monotonic() + times.JOIN_SECS,
+            )
             if not cancelled.wait_for(
                 self._changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until
             ):
                 raise UnavailableError(
-                    f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task
+                    f"an earlier chief's job still writes after {times.JOIN_SECS:.0f} s",
+                    task=self._task,
                 )
 
     def check_connected(self, session: int) -> None:

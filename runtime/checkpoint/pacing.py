@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from runtime import concurrency
+from runtime.checkpoint import times
 
 NICENESS = 10
 """Nice value of background threads, with which a thread gets a tenth of a contested core."""
 CORES_TO_SHARE = 8
 """Number of cores below which work also rests: with a quarter of them, work takes a quarter of the time."""
-REST_SECS = 0.5
-"""The longest rest, in seconds: longer pieces of work have waited for the disk, not for a core."""
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ class Pace:
     def rest(self, worked_secs: float) -> None:
         """Rests after a piece of work that took ``worked_secs`` seconds."""
         # On few cores the work takes a fixed share of the time.
-        self._wait(min(worked_secs * self._factor, REST_SECS))
+        self._wait(min(worked_secs * self._factor, times.REST_SECS))
 
 
 def in_background(work: Callable[[], T], name: str) -> T:

@@ -19,7 +19,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from runtime import concurrency
-from runtime.checkpoint import durability, storage, string_arrays
+from runtime.checkpoint import durability, storage, string_arrays, times
 from runtime.checkpoint.byte_ranges import ByteRange, IncomingArray, bytes_of
 from runtime.checkpoint.jobs import CheckpointJob, JobTable, Sender
 from runtime.checkpoint.pacing import Pace, in_background
@@ -44,8 +44,6 @@ from runtime.state.store import Key, Store
 from runtime.state.write_gate import WriteGate, lapsed
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
-QUIET_SECS = 2.0
-"""The longest time that a snapshot waits for stages under way, and for the rest of half-done steps."""
 MAX_ARRAY_BYTES = 2**62
 
 _NOTHING = np.empty((0,), np.uint8)
@@ -167,7 +165,7 @@ class CheckpointParticipant:
         # The snapshot would be refused without a connection, and a repeated order would find its
         # pause used up.
         self.jobs.check_connected(sender.session)
-        self._gate.pause(order.job, order.seconds, QUIET_SECS)
+        self._gate.pause(order.job, order.seconds, times.QUIET_SECS)
         try:
             self._check_leadership(sender.leadership)
         except AbortedError:
@@ -183,7 +181,7 @@ class CheckpointParticipant:
         self.jobs.resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
         # The chief logs the steps without their writes in time: the worker has died half-way.
-        lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
+        lost = self._gate.let_through(order.job, wanted, times.QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
     def _obey_take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:

@@ -17,8 +17,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import names
-from runtime.checkpoint import pacing, streaming
-from runtime.checkpoint.jobs import UNUSED_SECS
+from runtime.checkpoint import pacing, streaming, times
 from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
@@ -368,7 +367,7 @@ def test_stream_rests_during_training(
 ) -> None:
     """A stream rests while training goes on, and only then."""
     monkeypatch.setattr(pacing, "CORES_TO_SHARE", 1 << 20)  # as on a machine with few cores
-    set_times(pacing, REST_SECS=0.001)
+    set_times(times, REST_SECS=0.001)
     rests: list[float] = []
     rest = pacing.Pace.rest
 
@@ -400,7 +399,7 @@ def test_unused_job_is_ended(tmp_path: pathlib.Path) -> None:
             )
             participant = made["/job:ps/task:0"].worker.checkpoint_participant
             (job,) = participant.jobs.list_jobs()
-            job.used_at -= UNUSED_SECS + 1
+            job.used_at -= times.UNUSED_SECS + 1
             saver = harness.Saver(transfer="stream")
             saver.save(sess, tmp_path / "m", 1)
             assert job.ended.is_set() and not participant.jobs.list_jobs()
@@ -422,7 +421,7 @@ def test_job_waits_for_late_orders(tmp_path: pathlib.Path) -> None:
             )
             coordinator.write(snapshot, str(tmp_path))
             (job,) = made["/job:ps/task:0"].worker.checkpoint_participant.jobs.list_jobs()
-            job.used_at -= UNUSED_SECS + 1
+            job.used_at -= times.UNUSED_SECS + 1
             coordinator.confirm(snapshot)
             assert not job.ended.is_set()
             coordinator.release(snapshot)

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from runtime.checkpoint import durability, pacing, storage, string_arrays
+from runtime.checkpoint import durability, pacing, storage, string_arrays, times
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.errors import (
     DataLossError,
@@ -230,7 +230,7 @@ def test_work_rests_where_cores_are_few() -> None:
     assert few.others_work() and not many.others_work()
     few.rest(0.125)
     few.rest(60.0)
-    assert rests == [0.375, pacing.REST_SECS]
+    assert rests == [0.375, times.REST_SECS]
 
 
 # its file is dropped, not closed

@@ -11,7 +11,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import names
-from runtime.checkpoint import jobs
+from runtime.checkpoint import times
 from runtime.lowlevel import RunRecords
 from runtime.session.lead import Lead, next_epoch
 from runtime.state.cancellation import Cancellation
@@ -258,7 +258,7 @@ def test_first_order_waits_for_old_write(
         with participant.jobs.reserve(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing
             assert not job.ended.is_set()
-            set_times(jobs, JOIN_SECS=0.05)
+            set_times(times, JOIN_SECS=0.05)
             for _ in range(2):
                 with pytest.raises(
                     rt.UnavailableError, match="an earlier chief's job still writes"
