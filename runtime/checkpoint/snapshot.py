@@ -11,7 +11,8 @@ from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.leadership import Leadership
-from runtime.state.write_gate import RECENT_SECS, STEPS_UNDER_WAY
+from runtime.state.times import RECENT_SECS
+from runtime.state.write_gate import STEPS_UNDER_WAY
 from runtime.tensor_spec import TensorSpec, canonical_dtype, dtype_name
 
 

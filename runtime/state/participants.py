@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from runtime import concurrency
 from runtime.limits import Limits
+from runtime.state import times
 from runtime.state.leadership import RunState
 
 
@@ -91,13 +92,9 @@ class AwaitedTask:
         where = f"{self.task} at {self.address}" if self.address else self.task
         if self.silent_secs is None:
             return f"{where} (has not come)"
-        if self.limit_secs is None or self.silent_secs < _QUIET_SECS:
+        if self.limit_secs is None or self.silent_secs < times.QUIET_SECS:
             return where
         return f"{where} (no sign of life for {self.silent_secs:.0f} s, given up after {self.limit_secs:g} s)"
-
-
-_QUIET_SECS = 3.0
-"""Sessions give a sign of life every second."""
 
 
 class Participants:

@@ -17,7 +17,7 @@ of a snapshot still holds on every task, no task has written since. Otherwise th
 failed, and another attempt may succeed.
 
 The limit of the solution: a worker that dies half-way through a step leaves a step that never gets
-all its writes. Such a step counts as ended after ``RECENT_SECS``.
+all its writes. Such a step counts as ended after ``times.RECENT_SECS``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from runtime import concurrency
 from runtime.errors import SnapshotError
+from runtime.state import times
 
 StepKey = tuple[int, int]
 """(session, step)."""
@@ -37,13 +38,9 @@ STEPS_PER_SESSION = 32
 STEPS_UNDER_WAY = 16
 """Newest steps of a session that may be half done: fewer than the gate remembers, so that no such step is lost."""
 SESSIONS = 4096
-"""Most sessions that the gate remembers; a session that wrote nothing for ``REMEMBER_SECS`` is forgotten earlier."""
+"""Most sessions that the gate remembers; a session that wrote nothing for ``times.REMEMBER_SECS`` is forgotten earlier."""
 NO_SNAPSHOT = "no consistent snapshot"
 """The first words of the error of a snapshot that is not of one instant; another attempt may succeed."""
-REMEMBER_SECS = 5.0
-"""Seconds for which a step is reported after its last write here."""
-RECENT_SECS = 2.5
-"""Seconds for which a step may be half done: an older step has ended, or has lost its worker half-way."""
 
 
 @dataclass
@@ -127,7 +124,7 @@ class WriteGate:
             steps.popitem(last=False)
         # A session is forgotten by its age and not at its end: another task may still report its
         # last steps, which would look half done then.
-        while len(self._sessions) > SESSIONS or writes.at - self._oldest_at() > REMEMBER_SECS:
+        while len(self._sessions) > SESSIONS or writes.at - self._oldest_at() > times.REMEMBER_SECS:
             self._sessions.popitem(last=False)
 
     def _oldest_at(self) -> float:
@@ -208,10 +205,10 @@ class WriteGate:
         return writes.done if writes else 0
 
     def recent(self) -> Iterator[tuple[StepKey, StepWrites]]:
-        """Returns the steps of several writes that wrote here in the last ``REMEMBER_SECS``."""
+        """Returns the steps of several writes that wrote here in the last ``times.REMEMBER_SECS``."""
         with self._changed:
             # Another task may report the last writes of the same step somewhat later.
-            since = concurrency.monotonic() - REMEMBER_SECS
+            since = concurrency.monotonic() - times.REMEMBER_SECS
             found = [
                 ((s, n), w)
                 for s, steps in self._sessions.items()
@@ -233,7 +230,7 @@ class WriteGate:
                 for session, steps in self._sessions.items()
                 # Older steps of the session have all their writes.
                 for step, writes in list(steps.items())[-STEPS_UNDER_WAY:]
-                if now - writes.at < REMEMBER_SECS
+                if now - writes.at < times.REMEMBER_SECS
             ]
 
     def take_up(self, state: Iterable[tuple[int, int, int, Mapping[str, int], float]]) -> None:

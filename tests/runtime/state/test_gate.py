@@ -11,7 +11,7 @@ import pytest
 from runtime.checkpoint.snapshot import half_done_steps
 from runtime.errors import DeadlineExceededError
 from runtime.proto import services_pb2 as pb
-from runtime.state import write_gate
+from runtime.state import times, write_gate
 from runtime.state.write_gate import WriteGate
 from tests.kit.changes import SetTimes
 from tests.kit.waits import until
@@ -208,7 +208,7 @@ def test_cut_hears_of_another_at_once() -> None:
 def test_ended_sessions_leave_nothing(set_times: SetTimes) -> None:
     """The gate forgets a session that has been silent for a while when another session writes."""
     gate = WriteGate()
-    set_times(write_gate, REMEMBER_SECS=0.0)
+    set_times(times, REMEMBER_SECS=0.0)
     for session in range(1000):
         for step in range(32):
             _write(gate, session, step)
