@@ -16,15 +16,13 @@ import jax
 import numpy as np
 
 from runtime import concurrency, timeouts
+from runtime.master import times
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall
 from runtime.master.exchange import Exchange, StepRun, Stopwatch
 from runtime.plan.plan import COMPUTE
 from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray
 from runtime.wire.channel import Lane
-
-_TICK_SECS = 1.0
-_LATE_TICK_SECS = 0.1
 
 
 def run_flow(flow: Sequence[FlowCall], run: StepRun, exchange: Exchange, watch: Stopwatch) -> None:
@@ -166,10 +164,10 @@ class _FlowRun:
 
     def _tick_secs(self) -> float:
         if self._run.deadline is None:
-            return _TICK_SECS
+            return times.TICK_SECS
         left = self._run.deadline - concurrency.monotonic()
         # The millisecond makes sure that the deadline has passed at the next look.
-        return min(left + 0.001, _TICK_SECS) if left > 0 else _LATE_TICK_SECS
+        return min(left + 0.001, times.TICK_SECS) if left > 0 else times.LATE_TICK_SECS
 
 
 class _LocalThread(concurrency.Thread):

@@ -32,6 +32,7 @@ from runtime.master.pipeline import Pipeline, can_pipeline
 from runtime.master.prepared import PreparedPlan, register_plan
 from runtime.master.run_orders import choose_receivers, find_holders, send_run_order
 from runtime.master.tasks import LocalTask, RemoteTask, Task, meet_tasks
+from runtime.master.times import ANSWER_SECS
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
@@ -46,8 +47,6 @@ from runtime.tensor_spec import AnyArray, Array
 from runtime.trust.security import Security
 from runtime.wire.dial import ChannelOptions
 
-ANSWER_SECS = 10.0
-"""Default seconds for an exchange with run records, beyond the order's own wait."""
 _step_numbers = itertools.count(1)
 _clock = concurrency.perf_counter_ns
 

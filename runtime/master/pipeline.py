@@ -22,6 +22,7 @@ from absl import logging
 
 from runtime import concurrency, timeouts
 from runtime.errors import OpError
+from runtime.master import times
 from runtime.master.calls import StepPhase
 from runtime.master.exchange import Exchange, Moves, StepRun
 from runtime.plan.plan import Plan
@@ -30,8 +31,6 @@ from runtime.wire.channel import Lane
 
 _Pulled = dict[int, Array]
 """Slot -> value."""
-_POLL_SECS = 0.1
-"""Seconds between two looks at the silence of a task."""
 
 
 def can_pipeline(phases: Sequence[StepPhase], plan: Plan) -> bool:
@@ -239,4 +238,4 @@ def _is_awaited(lane: Lane) -> bool:
         return False
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return not poll.poll(_POLL_SECS * 1000)
+    return not poll.poll(times.POLL_SECS * 1000)

@@ -12,16 +12,13 @@ from concurrent import futures
 
 from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec
+from runtime.master import times
 from runtime.master.tasks import LocalTask, RemoteTask, meet_tasks
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import wait_secs
 from runtime.trust.security import Security
 from runtime.wire.dial import ChannelOptions
-
-_ENDED_SECS = 1.0
-"""Seconds for the threads of an order with a wait to notice the end of the order."""
-
 
 _Replies = dict[str, futures.Future[run_record_pb2.RunReply]]
 
@@ -132,7 +129,7 @@ def send_run_order(
             task.close(client)
         # A thread within a call must not meet the end of the interpreter.
         if wait_secs(order):
-            futures.wait(replies.values(), _ENDED_SECS)
+            futures.wait(replies.values(), times.ENDED_SECS)
 
 
 def _is_over(order: run_record_pb2.RunOrder, replies: _Replies) -> bool:

@@ -24,6 +24,7 @@ from runtime.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from runtime.master import times
 from runtime.master.calls import RemoteCall, ReplyBuffers
 from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
@@ -46,10 +47,6 @@ from runtime.wire.messages import call_to_proto, device_from_proto
 from runtime.wire.peer import Peer
 
 _T = TypeVar("_T")
-_AGAIN_SECS = 0.1
-"""Seconds between two attempts to reach a task that recovers from its backup."""
-_LEAST_SECS = 0.05
-"""Seconds for a call whose deadline has passed."""
 
 
 class LocalMaster(Protocol):
@@ -341,7 +338,7 @@ class RemoteTask:
         sent.incarnation = self.incarnation
 
         def send_once() -> run_record_pb2.RunReply:
-            left = max(_LEAST_SECS, deadline - concurrency.monotonic())
+            left = max(times.LEAST_SECS, deadline - concurrency.monotonic())
             return rpc.call(self._stub.Run, sent, timeout=left, task=self.name)
 
         return self._retry_call(send_once)
@@ -361,7 +358,7 @@ class RemoteTask:
                 if (
                     not self.has_backup
                     or concurrency.monotonic() >= limit
-                    or self._closed.wait(_AGAIN_SECS)
+                    or self._closed.wait(times.AGAIN_SECS)
                 ):
                     raise
 
@@ -574,7 +571,7 @@ class _JoinWait:
         longest = timeouts.ATTEMPT_SECS
         if self._deadline is None:
             return longest
-        return min(longest, max(_LEAST_SECS, self._deadline - concurrency.monotonic()))
+        return min(longest, max(times.LEAST_SECS, self._deadline - concurrency.monotonic()))
 
     def report(self, absent: Iterable[RemoteTask]) -> None:
         """Logs the tasks that are absent, now and then.

@@ -26,7 +26,8 @@ from runtime.errors import (
     OpError,
 )
 from runtime.master.config import SessionConfig
-from runtime.master.master import ANSWER_SECS, MasterSession
+from runtime.master.master import MasterSession
+from runtime.master.times import ANSWER_SECS
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2

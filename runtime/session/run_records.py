@@ -25,8 +25,8 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.master.config import SessionConfig
-from runtime.master.master import ANSWER_SECS
 from runtime.master.tasks import find_local
+from runtime.master.times import ANSWER_SECS
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.rpc import rpc

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.master import flow
+from runtime.master import times
 from runtime.wire.peer import Peer
 from tests.harness.optimizers.kit import free_addresses, serving
+from tests.kit.changes import SetTimes
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, in_thread, lanes_to, peer_of, servers
@@ -300,9 +301,9 @@ def test_killed_callers_take_nothing_along() -> None:
         giver.session.close()
 
 
-def test_several_waits_keep_the_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_waits_keep_the_limit(client: Client, set_times: SetTimes) -> None:
     """The time limit itself ends a step of several waits."""
-    monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
+    set_times(times, TICK_SECS=7200.0)
     with pytest.raises(rt.DeadlineExceededError):
         client.session.run(client.steps["of two queues"], timeout_secs=0.05)
 
