@@ -49,7 +49,7 @@ _IMAGE = flags.DEFINE_string(
     "image", "bellwether:latest", "Image of the containers; configs/docker makes one."
 )
 _PS_IMAGE = flags.DEFINE_string(
-    "ps_image", "", "Image of the ps, which need no CUDA; that of the others by default."
+    "ps_image", None, "Image of the ps, which need no CUDA; that of the others by default."
 )
 flags.register_validator(  # type: ignore[no-untyped-call]
     "name",
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
             model_bytes=_MODEL_MB.value * 1e6,
             name=_NAME.value,
             image=_IMAGE.value,
-            ps_image=_PS_IMAGE.value,
+            ps_image=_PS_IMAGE.value or _IMAGE.value,
             gpus=_GPUS.value,
             evaluators=_EVALUATORS.value,
             elastic=_ELASTIC.value,

@@ -131,7 +131,7 @@ def _render_job(
         "environment": "\n".join(environment),
         "cores": f"{request.cores(job):g}",
         "mib": request.memory_mib(job),
-        "image": request.image_of(job),
+        "image": request.ps_image if is_ps else request.image,
         "gpus": request.gpus_of(job),
         "serves": job != EVALUATOR,
         "is_ps": is_ps,

@@ -34,7 +34,7 @@ class ClusterRequest(JobWorkload):
     Attributes:
         name: Name of the job and of all its objects.
         image: Image of the containers.
-        ps_image: Image of the ps, which need no CUDA; that of the others by default.
+        ps_image: Image of the ps, which need no CUDA.
         evaluators: Number of evaluators, 0 or 1.
         command: Program and arguments of every task.
         elastic: True if workers come and go. Then the number of workers may change while they
@@ -45,7 +45,7 @@ class ClusterRequest(JobWorkload):
 
     name: str = "bellwether"
     image: str = "bellwether:latest"
-    ps_image: str = ""
+    ps_image: str = "bellwether:latest"
     evaluators: int = 0
     command: Sequence[str] = TRAINER
     exit_codes: bool = True
@@ -85,10 +85,6 @@ class ClusterRequest(JobWorkload):
         """Returns the GPUs of a task: only tasks that train compute on GPUs."""
         return self.gpus if job in TRAINERS else 0
 
-    def image_of(self, job: str) -> str:
-        """Returns the image of a task."""
-        return (self.ps_image if job == PS else "") or self.image
-
     def memory_mib(self, job: str) -> int:
         """Returns the memory of a task in MiB, rounded up to a multiple of 64."""
         found = self.sizes
@@ -110,10 +106,10 @@ class ClusterRequest(JobWorkload):
         found = self.sizes
         # Slurm gives every task of a group the same room, so the largest task counts. Workers with
         # GPUs are a group of their own.
-        groups = [(PS,), (WORKER,)] if self.gpus else [(PS, WORKER)]
+        groups = {"first": [PS], "second": [WORKER]} if self.gpus else {"first": [PS, WORKER]}
         counts = {PS: self.ps, WORKER: self.workers}
         slurm: dict[str, object] = {}
-        for group, jobs in zip(("first", "second"), groups, strict=False):
+        for group, jobs in groups.items():
             mib, cores = (max(map(of, jobs)) for of in (self.memory_mib, self.cores))
             slurm[f"{group}_tasks"] = sum(counts[job] for job in jobs)
             slurm[f"{group}_cores"] = math.ceil(cores)

@@ -108,9 +108,8 @@ def _task_row(state: TaskStatus, now: float) -> list[str]:
 
 def _computing_devices(report: rt.TaskReport) -> str:
     """Returns the devices on which a task computes, such as "8 GPU": the accelerators, or else the CPU."""
-    types = Counter(name.partition(":")[0] for name in report.devices)
-    computing = types.keys() - {"CPU"} or types.keys()
-    return ", ".join(f"{types[t]} {t}" if types[t] > 1 else t for t in sorted(computing))
+    found = [name for name in report.devices if not name.startswith("CPU")]
+    return f"{len(found)} {found[0].partition(':')[0]}" if found else "CPU"
 
 
 def _format_cell(form: str, shown: Mapping[str, float | str]) -> str:
@@ -183,7 +182,7 @@ def device_rows(states: list[TaskStatus]) -> list[list[str]]:
     for state in states:
         for name, kind, memory in _ordered_devices(state.report) if state.report else ():
             if not name.startswith("CPU"):
-                cells = ["" if size is None else sizes(size) for size in memory.values()]
+                cells = [sizes(size) if size else "" for size in memory.values()]
                 rows.append([f"{state.task}/device:{name}", kind, *cells])
     return rows
 

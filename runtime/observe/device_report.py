@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import jax
 
@@ -22,24 +22,24 @@ assert {f"device_{figure}_bytes" for figure in _MEMORY} <= METRICS.keys()
 
 def accelerators(devices: Mapping[Device, jax.Device]) -> dict[str, jax.Device]:
     """Returns the devices of a task but its CPUs, by names such as ``GPU:0``."""
-    return {name: device for name, device in _named(devices) if not name.startswith("CPU")}
+    return {f"{d.type}:{d.index}": local for d, local in devices.items() if d.type != "CPU"}
+
+
+def kinds(devices: Mapping[Device, jax.Device]) -> dict[str, str]:
+    """Returns the kind of each device, such as ``NVIDIA H100 80GB HBM3``, by name."""
+    return {f"{d.type}:{d.index}": local.device_kind for d, local in devices.items()}
 
 
 def memory_figures(devices: Mapping[Device, jax.Device]) -> dict[str, float]:
     """Returns the memory figures of all accelerators with a backend that reports memory."""
     # CPU devices use the memory of the process, which the report has already.
-    found: dict[str, float] = {}
-    for name, device in accelerators(devices).items():
-        stats = device.memory_stats() or {}
-        for figure, key in _MEMORY.items():
-            if key in stats:
-                found[f"device_{figure}_bytes/{name}"] = float(stats[key])
-    return found
-
-
-def kinds(devices: Mapping[Device, jax.Device]) -> dict[str, str]:
-    """Returns the kind of each device, such as ``NVIDIA H100 80GB HBM3``, by name."""
-    return {name: device.device_kind for name, device in _named(devices)}
+    return {
+        f"device_{figure}_bytes/{name}": float(stats[key])
+        for name, device in accelerators(devices).items()
+        for stats in [device.memory_stats() or {}]
+        for figure, key in _MEMORY.items()
+        if key in stats
+    }
 
 
 def describe(devices: Mapping[Device, jax.Device], environ: Mapping[str, str]) -> str:
@@ -89,7 +89,3 @@ def _leaves_gpus_out(environ: Mapping[str, str]) -> bool:
 def _has_plugin() -> bool:
     # JAX finds the backends of accelerators as modules of this package.
     return importlib.util.find_spec("jax_plugins") is not None
-
-
-def _named(devices: Mapping[Device, jax.Device]) -> Iterator[tuple[str, jax.Device]]:
-    return ((f"{device.type}:{device.index}", local) for device, local in devices.items())

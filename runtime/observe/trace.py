@@ -23,7 +23,8 @@ class Span:
 
     Attributes:
         device: Full name of the device.
-        name: "stage:<wave>", "send:<wave>", "recv:<wave>" or "fetch:<wave>".
+        name: "stage:<wave>", "send:<wave>", "recv:<wave>" or "fetch:<wave>"; on an accelerator also
+            "h2d:<wave>", "compute:<wave>" and "d2h:<wave>", the parts of its stage.
         wave: Wave of the stage.
         start_ns: Begin, nanoseconds since the epoch by the clock of the task's host.
         end_ns: End, nanoseconds since the epoch by the same clock.

@@ -271,8 +271,10 @@ def _assemble_worker(
     # A ps adds numbers, on the CPU.
     if task.job != "ps":
         if options.require_gpu and not device_report.accelerators(worker.devices):
-            text = f"a GPU is required, and JAX has none: {device_report.why_no_gpu(os.environ)}"
-            raise InvalidArgumentError(text, task=str(task))
+            raise InvalidArgumentError(
+                f"a GPU is required, and JAX has none: {device_report.why_no_gpu(os.environ)}",
+                task=str(task),
+            )
         logging.info("%s computes on %s", task, worker.computes_on)
     return worker
 

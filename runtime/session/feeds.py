@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from runtime import concurrency
-from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError
+from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, one_line
 from runtime.graph.graph import FeedDict, Graph, Operation, Tensor, show_shape
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
@@ -29,8 +29,6 @@ MOST_EVALUATED = 2**16
 
 A compiled program computes more elements so much faster that the compilation pays at once.
 """
-_NAMED_FEEDS = 3
-"""Most feeds that an error names."""
 WARN_SHAPES = 32
 """Shapes of one placeholder after which a session warns that each shape is compiled anew."""
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -260,7 +258,7 @@ def _find_change(array: Array, cast: Array) -> str | None:
 
 
 def name_batch(error: OpError, tensors: Sequence[Tensor], values: Sequence[AnyArray]) -> None:
-    """Adds the largest feeds of a step to an error that a smaller batch would cure.
+    """Adds the feeds of a step to an error that a smaller batch would cure.
 
     Args:
         error: error of the step.
@@ -270,9 +268,12 @@ def name_batch(error: OpError, tensors: Sequence[Tensor], values: Sequence[AnyAr
     # With lost values the cure is a restored checkpoint, which the error names already.
     if not isinstance(error, ResourceExhaustedError) or not error.out_of_memory:
         return
-    fed = sorted(zip(tensors, values, strict=True), key=lambda pair: -pair[1].nbytes)[:_NAMED_FEEDS]
-    batch = ", ".join(f"{t.op.name} {v.dtype.name}{show_shape(v.shape)}" for t, v in fed)
+    batch = ", ".join(
+        f"{t.op.name} {v.dtype.name}{show_shape(v.shape)}"
+        for t, v in zip(tensors, values, strict=True)
+    )
+    named = batch and f"; the batch was {one_line(batch)}"
     error.message += (
-        f"{f'; the batch was {batch}' * bool(fed)}; no variable has lost its value: feed a smaller "
-        "batch, or give the task more memory (docs/gpu.md)"
+        f"{named}; no variable has lost its value: feed a smaller batch, or give the task more "
+        "memory (docs/gpu.md)"
     )

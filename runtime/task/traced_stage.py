@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 
 from runtime import concurrency
 from runtime.observe.trace import Span, Tracer, nbytes
@@ -49,31 +48,58 @@ class TracedStage:
         self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs the stage; see ``PreparedStage.run``."""
-        start = concurrency.wall_time_ns()
+        call, begun = self.call, concurrency.wall_time_ns()
+        is_accelerated = call.stage.device.is_accelerator and not call.stage.host
+        if is_accelerated:
+            # A program that is launched before its inputs are there would hide their copies.
+            inputs = [self.prepared.place(value) for value in inputs]
+            jax.block_until_ready(inputs)
+        arrived = concurrency.wall_time_ns()
         outputs, done = self.prepared.run(inputs, client, cancelled)
         # XLA computes in the background, and the span shall have the whole time.
         self.prepared.wait(done)
-        for output in outputs:
-            if not isinstance(output, np.ndarray):
-                output.block_until_ready()
-        end = concurrency.wall_time_ns()
-        call, device = self.call, self.call.stage.device.name
-        names = call.stage.operations
-        label = ", ".join(names[:_SHOWN]) + (
-            f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        )
-        wave = call.wave
-        spans = [Span(device, f"stage:{wave}", wave, start, end, nbytes(outputs), label, names)]
+        jax.block_until_ready(outputs)
+        computed, taken = concurrency.wall_time_ns(), [outputs[i] for i in call.replies]
+        if is_accelerated:
+            # An array keeps its copy on the host, which the sender takes.
+            jax.device_get(taken)
+        end, went = concurrency.wall_time_ns(), nbytes(taken)
+        label, names = _make_label(call), call.stage.operations
+        spans = [_make_span(call, "stage", begun, end, nbytes(outputs), label, names)]
+        if is_accelerated:
+            spans += [
+                _make_span(call, "h2d", begun, arrived, nbytes(inputs)),
+                _make_span(call, "compute", arrived, computed),
+                _make_span(call, "d2h", computed, end, went),
+            ]
         # Without a lane the inputs come from this process, and nothing is received or sent.
         if current_lane():
             came = nbytes(value for i, value in enumerate(inputs) if i not in call.remote)
-            went = nbytes(outputs[i] for i in call.replies)
             spans += [
-                Span(device, f"recv:{wave}", wave, start, start, came, "inputs from the master"),
-                Span(device, f"send:{wave}", wave, end, end, went, "replies to the master"),
+                _make_span(call, "recv", begun, begun, came, "inputs from the master"),
+                _make_span(call, "send", end, end, went, "replies to the master"),
             ]
         self.tracer.add(client, *spans)
         return outputs, done
+
+
+def _make_span(
+    call: StageCall,
+    kind: str,
+    start_ns: int,
+    end_ns: int,
+    size: int = 0,
+    label: str = "",
+    operations: tuple[str, ...] = (),
+) -> Span:
+    device, wave = call.stage.device.name, call.wave
+    return Span(device, f"{kind}:{wave}", wave, start_ns, end_ns, size, label, operations)
+
+
+def _make_label(call: StageCall) -> str:
+    names = call.stage.operations
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def traced_fetch(fetch: FetchFrom, call: StageCall, tracer: Tracer) -> FetchFrom:
@@ -82,16 +108,8 @@ def traced_fetch(fetch: FetchFrom, call: StageCall, tracer: Tracer) -> FetchFrom
     def timed(task: str, session: int, step: int, slot: int) -> AnyArray:
         start = concurrency.wall_time_ns()
         value = fetch(task, session, step, slot)
-        span = Span(
-            call.stage.device.name,
-            f"fetch:{call.wave}",
-            call.wave,
-            start,
-            concurrency.wall_time_ns(),
-            nbytes([value]),
-            f"straight from {task}",
-        )
-        tracer.add(session, span)
+        end, label = concurrency.wall_time_ns(), f"straight from {task}"
+        tracer.add(session, _make_span(call, "fetch", start, end, nbytes([value]), label))
         return value
 
     return timed

@@ -188,7 +188,7 @@ def join_cluster(
             if server is not None and me.job == "ps":
                 raise SystemExit(exit_codes.of_join(server.join()))
             # The server has logged the line at a level that few programs show.
-            if server is not None and not logging.level_info():
+            if server and not logging.level_info():
                 print(
                     f"{me.job} {me.index} computes on {server.worker.computes_on}", file=sys.stderr
                 )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import harness
 import runtime as rt
 from tests.runtime.kit import TARGET, servers
 
@@ -117,6 +118,36 @@ def test_pulled_parameters_are_used_up(training: Training) -> None:
     large = [a for a in PLACED if a.shape == (SIZE,)]
     assert len(large) == VARIABLES + 1
     assert sum(a.is_deleted() for a in large) == VARIABLES
+
+
+@pytest.mark.parametrize("training", [0], indirect=True)
+def test_trace_has_copies_and_compute(training: Training) -> None:
+    """A traced stage on a GPU has the copy in, the program and the copy out as parts, one after the other."""
+    metadata = rt.RunMetadata()
+    traced = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE)
+    feeds = {training.x: np.ones(SIZE, np.float32), training.factor: 1}
+    for _ in range(2):
+        loss = training.session.run(training.fetches, feeds, traced, metadata)[1]
+    assert np.isfinite(loss)
+    by_device = {
+        each.device: {node.node_name: node for node in each.node_stats}
+        for each in metadata.step_stats.dev_stats
+    }
+    nodes = by_device["/job:worker/replica:0/task:0/device:GPU:0"]
+    parts = [nodes[name] for name in ("h2d:1", "compute:1", "d2h:1")]
+    ends = [part.all_start_nanos + part.all_end_rel_nanos for part in parts]
+    stage = nodes["stage:1"]
+    assert [part.all_start_nanos for part in parts] == [stage.all_start_nanos, *ends[:2]]
+    assert ends[2] == stage.all_start_nanos + stage.all_end_rel_nanos
+    moved = [
+        part.output[0].tensor_description.allocation_description.requested_bytes for part in parts
+    ]
+    assert moved[0] >= (VARIABLES + 1) * SIZE * 4
+    assert moved[2] > VARIABLES * SIZE * 4
+    hosts = [name for device, found in by_device.items() if "CPU" in device for name in found]
+    assert not [name for name in hosts if name.startswith(("h2d", "d2h", "compute"))]
+    names = {event["name"] for event in harness.timeline.chrome_trace(metadata)["traceEvents"]}
+    assert f"d2h {moved[2]} B" in names
 
 
 @pytest.mark.parametrize("sockets", [False, True], ids=["one process", "sockets"])
