@@ -62,6 +62,7 @@ from runtime.graph.initialization import (
     wait_until_initialized,
 )
 from runtime.graph.jax_functions import lax, nn, numpy, random, stop_gradient
+from runtime.graph.mesh import mesh_device
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.placement import (
@@ -166,6 +167,7 @@ __all__ = [
     "local_variables",
     "local_variables_initializer",
     "lowlevel",
+    "mesh_device",
     "name_scope",
     "nn",
     "no_op",

@@ -9,6 +9,8 @@ from runtime.errors import InvalidArgumentError
 
 SHORT_TYPES = frozenset({"CPU", "GPU", "TPU"})
 """Device types with a short spelling: "/gpu:0" for "/device:GPU:0"."""
+MESH = "MESH"
+"""Device type of meshes, whose numbers ``runtime.graph.mesh`` keeps."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,12 @@ class DeviceSpec:
         # Most operations name no device of their own, so the common case makes no new object.
         if inner == ANYWHERE:
             return self
+        outer = self
+        # A mesh is of one task, and an operation that is sent elsewhere leaves the mesh.
+        if self.device_type == MESH and inner.job not in (None, self.job):
+            outer = replace(self, device_type=None, device_index=None)
         return replace(
-            self, **{part: value for part, value in vars(inner).items() if value is not None}
+            outer, **{part: value for part, value in vars(inner).items() if value is not None}
         )
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from runtime.errors import InvalidArgumentError
 from runtime.graph import misuse
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
+from runtime.graph.mesh import within_mesh
 from runtime.graph.op_kinds import (
     EMBED_BYTES,
     ArrayFn,
@@ -292,12 +293,14 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
             # The array is read when a step is planned. The caller may have changed it by then.
             leaves[i] = leaf.copy()
 
+    on_mesh = within_mesh(fn, label)
+
     def flat_fn(*arrays: jax.Array) -> object:
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
         inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
-        return fn(*inner_args, **inner_kwargs)
+        return on_mesh(*inner_args, **inner_kwargs)
 
     # An argument such as ``dtype=jnp.int64`` asks for 64-bit mode.
     wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None

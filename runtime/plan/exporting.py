@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError
@@ -28,7 +29,11 @@ _CALLBACK = re.compile(r"custom_call @xla_\w*python\w*callback|stablehlo\.send")
 
 
 def own_program(
-    run: ArrayFn, arguments: Sequence[TensorSpec], platform: str, is_rare: bool = False
+    run: ArrayFn,
+    arguments: Sequence[TensorSpec],
+    platform: str,
+    is_rare: bool = False,
+    mesh: Mesh | None = None,
 ) -> Program:
     """Makes a program for a task of this process, in 64-bit mode.
 
@@ -38,13 +43,14 @@ def own_program(
         arguments: shape and dtype of each argument.
         platform: XLA's name of the platform of the task's device.
         is_rare: True for shapes that are not worth a compilation yet.
+        mesh: the devices of the program; None for one device.
 
     Raises:
-        InvalidArgumentError: the program calls Python, or needs several devices.
+        InvalidArgumentError: the program calls Python, or needs other devices.
     """
     with jax.enable_x64(True):
         avals = [aval(s.shape, s.dtype) for s in arguments]
-        if is_rare and platform == "cpu":
+        if is_rare and platform == "cpu" and mesh is None:
             jaxpr = trace(functools.partial(run, apply=call_whole), avals, True)
             if pays(jaxpr):
                 # The text of the module is the identity of a compiled program only, and takes
@@ -52,15 +58,21 @@ def own_program(
                 name = f"evaluated {concurrency.random_id(63):x}".encode()
                 results = _describe_results(jaxpr)
                 return Program(name, tuple(arguments), results, jaxpr, is_evaluated=True)
-        traced = jax.jit(run).trace(*avals)
+        # A program without arguments knows its devices by its results.
+        results_on = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        traced = jax.jit(run, out_shardings=results_on).trace(*avals)
         module = traced.lower(lowering_platforms=(platform,)).as_text()
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
     if _CALLBACK.search(module):
         raise InvalidArgumentError(
             "it has a callback; a program of a step calls no Python: rt.Print prints in a step"
         )
-    if "mhlo.num_partitions = 1 " not in module:
-        raise InvalidArgumentError("a stage runs on one device, this program wants several")
+    count = 1 if mesh is None else mesh.size
+    if f"mhlo.num_partitions = {count} " not in module:
+        raise InvalidArgumentError(
+            f"its stage runs on {'one device' if mesh is None else mesh}, this program wants "
+            "others: me.device(mesh=...) takes the devices of a mesh"
+        )
     results = _describe_results(traced.jaxpr)
     return Program(module.encode(), tuple(arguments), results, traced.jaxpr)
 

@@ -15,6 +15,7 @@ from runtime.errors import InvalidArgumentError, one_line
 from runtime.expressions.writer import NotInTableError, write_expressions
 from runtime.graph.gradients import Backward
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.mesh import shard_input
 from runtime.graph.op_kinds import (
     Attrs,
     Body,
@@ -416,8 +417,12 @@ def _make_program(
     """Makes the program of a stage: ``(variables read, inputs) -> (variables written, computed tensors)``."""
     device, operations, traced = source.device, source.operations, source.traced
     variables, reads, writes = accesses
+    mesh = device.mesh
+    shardings = mesh and tuple(shard_input(mesh, t, traced.specs[t].shape) for t in inputs)
 
     def run_operations(*arguments: jax.Array, apply: Apply = _apply_jaxpr) -> tuple[AnyArray, ...]:
+        if shardings:
+            arguments = jax.lax.with_sharding_constraint(arguments, shardings)
         now: dict[VariableSpec, AnyArray] = dict(
             zip((variables[i] for i in reads), arguments, strict=False)
         )
@@ -433,7 +438,7 @@ def _make_program(
     arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
     try:
         if device.is_own:
-            return own_program(run_operations, arguments, device.platform, traced.is_rare)
+            return own_program(run_operations, arguments, device.platform, traced.is_rare, mesh)
         return write_program(run_operations, arguments, device.platform)
     # The writer names no operation of the graph, so each operation is tried alone.
     except NotInTableError as error:

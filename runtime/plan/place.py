@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from absl import logging
+from jax.sharding import Mesh
 
-from runtime.cluster.device_spec import DeviceSpec
+from runtime.cluster.device_spec import MESH, DeviceSpec
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation
+from runtime.graph.mesh import find_mesh
 from runtime.graph.op_kinds import Host, Read, Update
 
 
@@ -26,6 +28,7 @@ class Device:
         platform: XLA's name of the device's platform ("cpu", "cuda", "rocm", "tpu"), for lowering.
         is_own: True for a device of the session's own process, which takes any JAX program. A
             device of another process takes expression lists.
+        mesh: the devices of type MESH, on which a stage runs as on one.
     """
 
     job: str
@@ -34,6 +37,7 @@ class Device:
     index: int = 0
     platform: str = "cpu"
     is_own: bool = False
+    mesh: Mesh | None = None
 
     @property
     def is_accelerator(self) -> bool:
@@ -93,6 +97,11 @@ def place_operations(
         if key not in cache:
             cache[key] = _choose_device(op, devices, shared, host)
         placed[op] = cache[key]
+    meshes = {str(d.mesh): None for d in cache.values() if d.mesh is not None}
+    if len(meshes) > 1:
+        raise InvalidArgumentError(
+            f"the step computes on {' and '.join(meshes)}: make one mesh for the graph"
+        )
     return placed
 
 
@@ -115,9 +124,13 @@ def _choose_device(op: Operation, devices: DeviceChoices, shared: bool, host: bo
     candidates = _find_candidates(spec, devices, shared)
     if not candidates:
         raise InvalidArgumentError(_describe_mismatch(op, devices.all))
-    # A host kernel runs on the CPU, whatever type the device names.
-    if host:
+    is_mesh = spec.device_type == MESH
+    # A host kernel runs on the CPU, whatever type the device names. The host keeps variables whole,
+    # and a mesh receives their values.
+    if host or (is_mesh and isinstance(op.body, Read | Update)):
         return next((d for d in candidates if d.type == "CPU"), candidates[0])
+    if is_mesh:
+        return _choose_mesh(op, spec.device_index or 0, candidates)
     wanted = [
         d
         for d in candidates
@@ -136,6 +149,21 @@ def _choose_device(op: Operation, devices: DeviceChoices, shared: bool, host: bo
 @functools.cache
 def _warn_of_missing(missing: str, best: str) -> None:
     logging.warning("There is no %s: operations for it run on %s", missing, best)
+
+
+def _choose_mesh(op: Operation, number: int, candidates: Sequence[Device]) -> Device:
+    if (mesh := find_mesh(number)) is None:
+        raise InvalidArgumentError(
+            f"operation {op.name!r} asks for {op.device!r}: take the name from rt.mesh_device(mesh)"
+        )
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    like = next((d for d in candidates if d.is_own and is_cpu == (d.type == "CPU")), None)
+    if like is None or like.job == "ps":
+        raise InvalidArgumentError(
+            f"operation {op.name!r} asks for a mesh on {candidates[0].task_name}: a mesh computes "
+            "in the session's own worker only, so name that worker, or leave the task out"
+        )
+    return replace(like, type=MESH, index=number, mesh=mesh)
 
 
 def _find_candidates(spec: DeviceSpec, devices: DeviceChoices, shared: bool) -> Sequence[Device]:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
 from runtime.expressions.parts import ProgramPart, split
 from runtime.expressions.reader import PART, ExpressionList, jax_settings, read_expressions
+from runtime.graph.mesh import spread
 from runtime.plan.evaluator import evaluate
 from runtime.plan.plan import Program, ProgramIdentity
 from runtime.task import times
@@ -43,7 +45,7 @@ class Compiler:
         self._kept = kept
         self._lock = concurrency.Lock()
         self._entries: OrderedDict[
-            tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _CacheEntry
+            tuple[ProgramIdentity, jax.Device | Mesh, tuple[int, ...]], _CacheEntry
         ] = OrderedDict()
         self.compilations = 0
         """The number of programs that were compiled, for tests."""
@@ -52,14 +54,16 @@ class Compiler:
         """Returns the number of executables that are kept."""
         return len(self._entries)
 
-    def executable(self, program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
+    def executable(
+        self, program: Program, donate: Sequence[int], device: jax.Device | Mesh
+    ) -> Executable:
         """Returns the compiled program, whose arguments ``donate`` are updated in place.
 
         Raises:
             InvalidArgumentError: The program is damaged, or does what a stage must not do.
             ResourceExhaustedError: The compiler has no memory, or takes longer than ``times.COMPILE_SECS``.
         """
-        if program.is_evaluated and program.jaxpr is not None:
+        if program.is_evaluated and program.jaxpr is not None and not isinstance(device, Mesh):
             return functools.partial(evaluate, program.jaxpr, device)
         key = (program.identity, device, tuple(donate))
         with self._lock:
@@ -83,22 +87,29 @@ class _CacheEntry:
         self.executable: Executable | None = None
 
 
-def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
+def _compile(program: Program, donate: Sequence[int], device: jax.Device | Mesh) -> Executable:
     try:
         with contextlib.ExitStack() as settings:
             # The arguments declare their own sizes, which JAX would narrow to 32 bits.
             settings.enter_context(jax.enable_x64(True))
             # Only a device other than the default one is named: naming it costs on every call.
             is_default = device == jax.local_devices()[0]
-            sharding = None if is_default else jax.sharding.SingleDeviceSharding(device)
+
+            def find_sharding(spec: TensorSpec) -> Sharding | None:
+                if isinstance(device, Mesh):
+                    return spread(device, spec.shape)
+                return None if is_default else SingleDeviceSharding(device)
+
             avals = [
-                jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in program.arguments
+                jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=find_sharding(s))
+                for s in program.arguments
             ]
-            if not is_default:
+            if isinstance(device, jax.Device) and not is_default:
                 settings.enter_context(jax.default_device(device))
             if program.jaxpr is not None:
                 compute = jax.extend.core.jaxpr_as_fun(program.jaxpr)
-                executable, results = _compile_one(compute, avals, donate)
+                results_on = [find_sharding(spec) for spec in program.results]
+                executable, results = _compile_one(compute, avals, donate, results_on)
                 _check_results(results, program)
                 return executable
             expressions = read_expressions(program.blob)
@@ -123,11 +134,13 @@ def _compile_one(
     compute: Callable[..., Sequence[jax.Array]],
     avals: Sequence[jax.ShapeDtypeStruct],
     donate: Collection[int],
+    results_on: Sequence[Sharding | None] | None = None,
 ) -> tuple[Executable, list[jax.ShapeDtypeStruct]]:
     def run(*arguments: jax.Array) -> Sequence[jax.Array]:
         return compute(*arguments)
 
-    traced = jax.jit(run, donate_argnums=tuple(donate)).trace(*avals)
+    jitted = jax.jit(run, donate_argnums=tuple(donate), out_shardings=results_on)
+    traced = jitted.trace(*avals)
     executable: Executable = traced.lower().compile()
     return executable, jax.tree.leaves(traced.out_info)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from runtime.errors import (
     OUT_OF_MEMORY,
@@ -24,6 +25,7 @@ from runtime.errors import (
     one_line,
 )
 from runtime.expressions.kinds import is_narrow
+from runtime.graph.mesh import spread
 from runtime.graph.tracing import is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
@@ -82,7 +84,7 @@ class Executor:
             InvalidArgumentError: The device is not here, or the program is refused.
             NotFoundError: A host kernel is not known.
         """
-        device = self.devices.get((stage.device.type, stage.device.index))
+        device = stage.device.mesh or self.devices.get((stage.device.type, stage.device.index))
         if device is None and not stage.host:
             have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self.devices))
             raise InvalidArgumentError(
@@ -108,7 +110,7 @@ class PreparedStage:
         self,
         executor: Executor,
         stage: Stage,
-        device: jax.Device | None,
+        device: jax.Device | Mesh | None,
         generation: int,
         watched: WatchedProgram | None,
         owned: Sequence[int],
@@ -146,7 +148,7 @@ class PreparedStage:
         self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
 
     def _compiled(
-        self, compiler: Compiler, donated: Sequence[int], device: jax.Device
+        self, compiler: Compiler, donated: Sequence[int], device: jax.Device | Mesh
     ) -> Executable | None:
         """Returns the executable of the stage's program; None for a stage without a program."""
         stage = self.stage
@@ -321,17 +323,28 @@ class PreparedStage:
         Raises:
             ResourceExhaustedError: The device has no memory for the value.
         """
+        device = self._device
+        if isinstance(device, Mesh):
+            device = spread(device, value.shape)
         if isinstance(value, jax.Array):
-            stays = value.device == self._device
+            stays = value.device == device
         # JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
         else:
             stays = self._on_host and not is_64_bit(value.dtype)
         if stays:
             return value
-        device = None if self._one_device else self._device
         try:
             with jax.enable_x64(True):
-                here: jax.Array = jax.device_put(value, device, may_alias=False)
+                # A value that is whole on each device comes from the host once.
+                if (
+                    isinstance(self._device, Mesh)
+                    and spread(self._device, value.shape).is_fully_replicated
+                ):
+                    first = self._device.devices.flat[0]
+                    value = jax.device_put(value, first, may_alias=False)
+                here: jax.Array = jax.device_put(
+                    value, None if self._one_device else device, may_alias=False
+                )
         except Exception as error:
             raise self._failed(error) from error
         return here

@@ -61,6 +61,9 @@ class Scene:
             "batch": BATCH,
             "task_index": 0,
             "target": self.cluster.target,
+            "me": harness.Member(
+                self.cluster.cluster, "worker", 0, self.cluster.servers["worker", 0]
+            ),
         }
         self.graph()
 

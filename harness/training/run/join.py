@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from absl import flags, logging
+from jax.sharding import Mesh
 
 import runtime as rt
 from harness import exit_codes
@@ -101,12 +102,18 @@ class Member:
         )
         return self.index + sum(self.cluster.num_tasks(job) for job in before)
 
-    def device(self) -> AbstractContextManager[None]:
-        """Returns a device scope for the graph: variables on the ps, in turn, and all else on this task."""
+    def device(self, *, mesh: Mesh | None = None) -> AbstractContextManager[None]:
+        """Returns a device scope for the graph: variables on the ps, in turn, and all else on this task.
+
+        Args:
+            mesh: Devices on which this task computes, such as ``jax.make_mesh((4,), ("batch",))``;
+                one device by default. See ``rt.mesh_device``.
+        """
+        on_mesh = "" if mesh is None else rt.mesh_device(mesh)
         if self.server is None:
             # An evaluator has a graph of its own, on this machine.
-            return contextlib.nullcontext()
-        own = f"/job:{self.job}/task:{self.index}"
+            return rt.device(on_mesh) if on_mesh else contextlib.nullcontext()
+        own = f"/job:{self.job}/task:{self.index}{on_mesh}"
         if "ps" not in self.cluster.jobs:
             return rt.device(own)
         return rt.device(rt.replica_device_setter(cluster=self.cluster, worker_device=own))
