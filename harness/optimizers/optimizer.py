@@ -17,7 +17,7 @@ import optax
 import runtime as rt
 from harness.checkpoints.names import slot_of
 from harness.optimizers import wire_precision
-from harness.optimizers.separable import dependences, what_mixes
+from harness.optimizers.separable import CLIP, dependences, split_clip, what_mixes
 from harness.optimizers.variable_tree import VariableTree
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
@@ -31,11 +31,12 @@ class Optimizer:
     task with their slots.
 
     Each variable is updated alone. So a transformation that needs all gradients at once
-    (``optax.clip_by_global_norm``, ``optax.apply_if_finite``) is refused as ``transformation``.
-    Give such a transformation as ``before_push``:
+    (``optax.apply_if_finite``) is refused as ``transformation``. A stateless one may be
+    ``before_push``. The exception is a clip at the front of a chain, which clips all gradients of
+    an update together (those of this worker, or their mean with ``SyncReplicas``):
 
-        clip = optax.clip_by_global_norm(1.0)
-        train_op = harness.Optimizer(optax.adam(1e-3), before_push=clip).minimize(loss, global_step)
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+        train_op = harness.Optimizer(clipped).minimize(loss, global_step)
 
     Args:
         transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has
@@ -71,6 +72,10 @@ class Optimizer:
                 f"{getattr(transformation, '__name__', repr(transformation))}"
             )
         self.name = name
+        self.clip_norm, transformation = split_clip(transformation)
+        """The largest norm of all gradients of an update together; None for no limit."""
+        self.clip = None if self.clip_norm is None else optax.clip_by_global_norm(self.clip_norm)
+        """The clip of this worker's gradients before the push."""
         self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)
         self.before_push = before_push
@@ -99,6 +104,7 @@ class Optimizer:
                     "before_push"
                     if keeps_state
                     else f"give {part} as before_push, which sees all gradients of a worker"
+                    + ("; or put it first in the chain" if part == CLIP else "")
                 )
             )
         if self._tree is not None:
@@ -214,9 +220,10 @@ class Optimizer:
     def _prepare_gradients(
         self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]
     ) -> list[tuple[rt.Tensor, rt.Variable]]:
-        transform = self.before_push
-        if transform is None:
+        parts = [part for part in (self.before_push, self.clip) if part is not None]
+        if not parts:
             return list(pairs)
+        transform = optax.chain(*parts)
 
         def together(gradients: list[jax.Array]) -> list[jax.Array]:
             changed: list[jax.Array] = transform.update(gradients, transform.init(gradients))[0]

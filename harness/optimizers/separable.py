@@ -13,6 +13,27 @@ from jax.interpreters import partial_eval
 
 _SHAPES = ((), (2,), (2, 3), (2, 2, 2, 3))
 """Shapes of the variables that are tried, each twice: what a transformation does may depend on the rank."""
+CLIP = "clip_by_global_norm"
+
+
+def split_clip(
+    transformation: optax.GradientTransformation,
+) -> tuple[float | None, optax.GradientTransformation]:
+    """Takes ``optax.clip_by_global_norm`` from the front of a transformation.
+
+    Returns:
+        The largest norm, None without such a clip; and the rest, whose state has the same leaves
+        under the same names.
+    """
+    held, name = _held_variables(transformation.update), _transformation_name(transformation)
+    if name == CLIP and "max_norm" in held:
+        return float(held["max_norm"]), optax.identity()
+    # A chain wraps parts that take no extra arguments.
+    parts = [held["tx"]] if name == "with_extra_args_support" else _chained_parts(transformation)
+    if not parts:
+        return None, transformation
+    norm, rest = split_clip(parts[0])
+    return norm, transformation if norm is None else optax.chain(rest, *parts[1:])
 
 
 def what_mixes(
@@ -123,10 +144,8 @@ def _find_parts(
 
     They are among the variables that its two functions refer to.
     """
+    yield from _chained_parts(transformation)
     held = {**_held_variables(transformation.init), **_held_variables(transformation.update)}
-    # ``optax.chain`` keeps the functions of its parts in two lists.
-    if "init_fns" in held and "update_fns" in held:
-        yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
     for value in held.values():
         for leaf in jax.tree.leaves(
             value, is_leaf=lambda v: isinstance(v, optax.GradientTransformation)
@@ -135,12 +154,22 @@ def _find_parts(
                 yield leaf
 
 
+def _chained_parts(
+    transformation: optax.GradientTransformation,
+) -> list[optax.GradientTransformation]:
+    """Finds the transformations of a chain, in their order; none of another transformation."""
+    held = {**_held_variables(transformation.init), **_held_variables(transformation.update)}
+    # ``optax.chain`` keeps the functions of its parts in two lists.
+    kept = (held.get("init_fns", ()), held.get("update_fns", ()))
+    return list(map(optax.GradientTransformationExtraArgs, *kept))
+
+
 def _held_variables(fn: Callable[..., object]) -> dict[str, Any]:
     """Finds the variables that a function or method refers to besides its arguments."""
     # A decorator, such as the one for extra arguments, hides the function.
     fn = getattr(fn, "__wrapped__", fn)
     if hasattr(fn, "__self__"):
-        return dict(vars(fn.__self__))
+        return dict(getattr(fn.__self__, "__dict__", {}))
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     cells = zip(names, getattr(fn, "__closure__", None) or (), strict=True)
     # An empty cell has no value yet.

@@ -19,6 +19,8 @@ _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0
 _LISTEN_MILLIS = 10_000
 _NOTHING = TaskProgress(-2)
+_NORM_BITS = 5
+"""The place of the squared norm in an order; see ``runtime.lowlevel.Quorum.commit``."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class QuorumOrders:
         claim: operation that begins a session of the chief.
         request: placeholder of ``gather``.
         gather: operation that waits for news of the quorum.
-        order: placeholder of ``commit``.
+        order: placeholder of ``norm`` and ``commit``.
+        norm: operation that returns the squared norm of this ps's part of the chosen mean.
         commit: operation that applies the chosen gradients; on the leader, after the commits of all
             other tasks.
         follow: operation that applies the chosen gradients on this ps alone.
@@ -44,6 +47,7 @@ class QuorumOrders:
     request: rt.Tensor
     gather: tuple[rt.Tensor, rt.Tensor, rt.Tensor]
     order: rt.Tensor
+    norm: rt.Tensor
     commit: rt.Tensor
     follow: rt.Tensor
     status: rt.Tensor
@@ -73,6 +77,7 @@ def make_orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[QuorumOrders]:
                     request,
                     gather,
                     order,
+                    quorum.norm(order),
                     commit,
                     follow,
                     quorum.status(),
@@ -96,6 +101,7 @@ class SyncRunner:
         name: for messages.
         elastic: True if workers come and go. Then the ps with the global step knows which workers
             are there.
+        clips: True if the mean is clipped, so that each decision needs its norm.
         leads: True if this task leads where its session is part of no run. In a run, the chief of
             the run leads.
     """
@@ -109,6 +115,7 @@ class SyncRunner:
         timeout_secs: float | None,
         name: str,
         elastic: bool = False,
+        clips: bool = False,
         leads: bool = True,
     ) -> None:
         self.leads = leads
@@ -117,6 +124,7 @@ class SyncRunner:
         self._needed = needed
         self._total = total
         self._elastic = elastic
+        self._clips = clips
         self._each = 1 if elastic else -(-needed // total)
         # For each task, the number of changes of its workers that this chief has seen.
         self._changes = [0 for _ in tasks]
@@ -200,7 +208,7 @@ class SyncRunner:
             for i in plan.behind:
                 sess.run(
                     self.tasks[i].follow,
-                    {self.tasks[i].order: self._order_feed(i, plan.step, plan.workers)},
+                    {self.tasks[i].order: self._order_feed(i, plan.step, plan.decision)},
                 )
         if plan.forget:
             # Another task has refused gradients that wait at the leader: their workers must push
@@ -229,8 +237,8 @@ class SyncRunner:
         answers = sess.run([task.claim for task in self.tasks], self._takeover_feeds(forget))
         self._sessions = [int(numbers[0]) for numbers, _ in answers]
         return [
-            ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers))
-            for n, workers in answers
+            ClaimReply(int(n[1]), int(n[2]), tuple(int(d) for d in decision))
+            for n, decision in answers
         ]
 
     def _takeover_feeds(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
@@ -359,9 +367,11 @@ class SyncRunner:
                     wanted = 0 if self._elastic else len(workers)
                     self._members = frozenset(workers)
                 feeds = {
-                    t.order: self._order_feed(i, leader.step, workers, wanted)
+                    t.order: self._order_feed(i, leader.step, (0, *workers), wanted)
                     for i, t in enumerate(self.tasks)
                 }
+            if self._clips:
+                self._add_norm(sess, feeds)
             sess.run([task.commit for task in self.tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
@@ -369,12 +379,18 @@ class SyncRunner:
                     after = TaskProgress(leader.step + 1)
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
+    def _add_norm(self, sess: rt.Session, orders: dict[rt.Tensor, np.ndarray]) -> None:
+        """Adds the squared norm of the mean to the orders; the promised gradients stay for any chief."""
+        parts = sess.run([task.norm for task in self.tasks], orders)
+        for order in orders.values():
+            order[_NORM_BITS] = np.sum(parts).view(np.int64)
+
     def _order_feed(
-        self, index: int, step: int, workers: Sequence[int], wanted: int | None = None
+        self, index: int, step: int, decision: Sequence[int], wanted: int | None = None
     ) -> np.ndarray:
         wanted = self._wanted_gradients() if wanted is None else wanted
         return np.array(
-            [*self._leaderships[index], self._sessions[index], wanted, step, *workers], np.int64
+            [*self._leaderships[index], self._sessions[index], wanted, step, *decision], np.int64
         )
 
     def _note_loss(self, error: BaseException, claim: int) -> None:

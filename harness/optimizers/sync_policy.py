@@ -27,12 +27,12 @@ class ClaimReply:
     Attributes:
         step: present step of the task; -1 before the first.
         decided: the step of its last decision; -1 before the first.
-        workers: the workers of that decision.
+        decision: that decision as an order has it: the bits of the norm, and the workers.
     """
 
     step: int
     decided: int
-    workers: tuple[int, ...]
+    decision: tuple[int, ...]
 
 
 def choose(
@@ -79,14 +79,14 @@ class SettlementPlan:
 
     Attributes:
         step: the step of an aggregate that some tasks have applied and others have not.
-        workers: the workers of that aggregate.
+        decision: the decision on that aggregate.
         behind: indices of the tasks that must apply the aggregate, the leader (0) last.
         forget: indices of the tasks whose gradients must be dropped, as their step is not the
             leader's.
     """
 
     step: int = -1
-    workers: tuple[int, ...] = ()
+    decision: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     forget: tuple[int, ...] = ()
 
@@ -110,7 +110,7 @@ def settle(claims: Sequence[ClaimReply]) -> SettlementPlan:
         return SettlementPlan(forget=forget)
     behind = tuple(i for i, c in enumerate(others, 1) if c.step == leader.step)
     assert not {0, *behind}.intersection(forget), "an order to apply is not one to forget"
-    return SettlementPlan(leader.step, ahead[0].workers, (*behind, 0), forget)
+    return SettlementPlan(leader.step, ahead[0].decision, (*behind, 0), forget)
 
 
 def rejoined(

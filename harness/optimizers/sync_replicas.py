@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import optax
 from absl import logging
 
 import runtime as rt
 from harness.optimizers.optimizer import (
     AnyOptimizer,
     GradientAndVariable,
+    Optimizer,
     WrappedOptimizer,
     updates_of,
 )
@@ -42,6 +44,8 @@ class SyncReplicas(WrappedOptimizer):
 
         opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
         train_op = opt.minimize(loss, global_step=global_step)
+
+    ``optax.clip_by_global_norm`` at the front of the optimizer's chain clips the mean, over all ps.
 
     A Supervisor or a monitored session runs the work of the chief, which is in the graph's
     collection of queue runners.
@@ -119,15 +123,13 @@ class SyncReplicas(WrappedOptimizer):
 
     def _warn_of_clip(self) -> None:
         """Warns of a transformation of all gradients, such as a clip, that acts on each worker's alone."""
-        inner = self.optimizer
-        while isinstance(inner, WrappedOptimizer):
-            inner = inner.optimizer
+        inner = self._innermost
         mixing = inner.before_push and what_mixes(inner.before_push, {})
         if mixing:
             logging.warning(
                 "%s: before_push=%s acts on the gradients of each worker and not on their mean, so "
-                "the workers do not train as one process; what acts on each variable in the "
-                "optimizer's chain, as optax.clip_by_block_rms, acts on the mean",
+                "the workers do not train as one process; optax.clip_by_global_norm at the front of "
+                "the optimizer's chain acts on the mean",
                 *(self.name, mixing[0]),
             )
 
@@ -144,8 +146,8 @@ class SyncReplicas(WrappedOptimizer):
         The operation is done when the step of these gradients is finished.
 
         Args:
-            grads_and_vars: pairs of ``compute_gradients``, possibly changed: clipping happens
-                before averaging.
+            grads_and_vars: pairs of ``compute_gradients``, possibly changed: a change, such as
+                clipping, precedes averaging.
             global_step: variable that counts the aggregates. A step that fetches the variable too
                 gets the value after the step.
             name: operation name.
@@ -160,11 +162,24 @@ class SyncReplicas(WrappedOptimizer):
             raise rt.InvalidArgumentError("Global step is required to check staleness")
         graph = global_step.graph
         with graph.as_default():
-            train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+            inner = self._innermost
+            # The ps clip the mean, so the gradients come as they are.
+            clip, inner.clip = inner.clip, inner.clip and optax.identity()
+            try:
+                train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+            finally:
+                inner.clip = clip
             updates = updates_of(train)
             worker = self._worker_number(grads_and_vars)
             with rt.name_scope(None), rt.control_dependencies(None):
                 return self._make_pushes(updates, grads_and_vars, global_step, worker)
+
+    @property
+    def _innermost(self) -> Optimizer:
+        inner = self.optimizer
+        while isinstance(inner, WrappedOptimizer):
+            inner = inner.optimizer
+        return inner
 
     def _worker_number(self, grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
         if self._worker is not None:
@@ -208,6 +223,7 @@ class SyncReplicas(WrappedOptimizer):
             timeout_secs=self._timeout_secs,
             name=self.name,
             elastic=self._elastic,
+            clips=self._innermost.clip_norm is not None,
             leads=bool(self._is_chief) or worker == 0 or on_chief(grads_and_vars),
         )
         self._made = _MadeOperations(step, accepted, counted, dropped, quorums[0].status(), runner)
@@ -239,6 +255,9 @@ class SyncReplicas(WrappedOptimizer):
                 timeout_secs=self._timeout_secs,
                 tasks=[d.split("/device:")[0] for d in devices],
                 elastic=self._elastic,
+                clip_norm=self._innermost.clip_norm,
+                # The gradients are the first inputs of a task's updates, one for each pair.
+                clipped=sum(g is not None and v.device == device for g, v in grads_and_vars),
                 name=shared_name,
             )
             for device in devices

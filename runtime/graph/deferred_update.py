@@ -51,6 +51,8 @@ class Quorum:
         tasks: Names of all tasks with a part of the step ("/job:ps/task:0").
         elastic: True if workers come and go. Then ``needed`` is ``ALL_WORKERS``, or the largest
             number of gradients in an aggregate, and ``total`` means nothing.
+        clip_norm: Largest norm of the mean over all tasks; None for no limit.
+        clipped: Number of the inputs of the updates, the first ones, that the limit is for.
         name: Name of the quorum, equal on all tasks and for all sessions.
     """
 
@@ -65,6 +67,8 @@ class Quorum:
         timeout_secs: float | None = None,
         tasks: Sequence[str] = (),
         elastic: bool = False,
+        clip_norm: float | None = None,
+        clipped: int = 0,
         name: str = "quorum",
     ) -> None:
         if needed < 1 or total < 1:
@@ -89,6 +93,8 @@ class Quorum:
             "timeout_secs": None if timeout_secs is None else float(timeout_secs),
             "tasks": list(tasks),
             "elastic": bool(elastic),
+            "clip_norm": clip_norm,
+            "clipped": clipped,
         }
 
     @property
@@ -138,8 +144,8 @@ class Quorum:
                 a decision, and 1 to drop the present gradients.
 
         Returns:
-            int64[3] of (session, step, step of the last decision or -1), and the workers of that
-            decision.
+            int64[3] of (session, step, step of the last decision or -1), and the end of the order
+            with that decision: the bits of the squared norm, and the workers.
         """
         # The kernel reads the step counter from the store, by this name.
         spec = self.beside.spec
@@ -163,12 +169,18 @@ class Quorum:
         op = self._add_host("gather", [request], [((3,), _INT64), _VECTOR, _VECTOR])
         return op.outputs[0], op.outputs[1], op.outputs[2]
 
+    def norm(self, order: Tensor) -> Tensor:
+        """Returns the squared norm of this task's part of the mean, float64; the order is that of ``commit``."""
+        outputs: list[tuple[Shape, DType]] = [((), np.dtype(np.float64))]
+        return self._add_host("norm", [order], outputs, stateful=False).outputs[0]
+
     def commit(self, order: Tensor) -> Tensor:
         """Applies the chief's choice of gradients.
 
         Args:
             order: int64: epoch, owner, session, the number of gradients for the next decision, the
-                step, and then the chosen workers.
+                step, the bits of the squared norm of the whole mean, a float64, and then the chosen
+                workers.
 
         Returns:
             int64 scalar, the step afterwards.

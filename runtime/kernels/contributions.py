@@ -184,6 +184,23 @@ class StepGradients:
         assert min(vars(self.counts).values()) >= 0 and self.counts.accepted >= self.counts.applied
 
 
+def squared_norm(arrays: Sequence[Array]) -> float:
+    """Returns the squared Euclidean norm of all arrays together."""
+    # The product of narrow floats would overflow in their own type.
+    flat = [a.astype(np.result_type(a, np.float32), copy=False).ravel() for a in arrays]
+    return sum((float(np.vdot(a, a).real) for a in flat), start=0.0)
+
+
+def clip(arrays: Sequence[Array], squared: float, most: float) -> None:
+    """Scales arrays, a part of all with the squared norm ``squared``, in place: the norm of all is at most ``most``."""
+    norm = np.sqrt(np.float64(squared))
+    # As in optax, a norm that is no number makes no number of each element.
+    if not norm < most:
+        with np.errstate(invalid="ignore"):
+            for array in arrays:
+                np.multiply(array, float(most / norm), out=array)
+
+
 def _join_gradients(arrays: Sequence[Array], out: Array) -> Array:
     """Returns the mean of gradients, or the joined bits of integers, which are marks."""
     if out.dtype.kind not in "iub":

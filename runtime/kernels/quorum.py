@@ -17,6 +17,8 @@ is answered.
 * On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients
   of a task, and promises to keep the gradients after the death of a worker. ``commit`` applies the
   gradients that the chief has chosen from the reports of all tasks.
+* Where the mean is clipped, the chief asks each task between the two phases for the norm of its part
+  (``norm``), which changes nothing. The decision holds the norm of all parts.
 * The task with the step counter leads (``LeadingQuorum``), and the chief commits there last. So a
   worker that reads step s from the leader reads step s, or a later step, on every other task. After
   a later step the gradient comes too late at the leader. So the other tasks need no counter.
@@ -33,6 +35,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from absl import logging
 
 from runtime import concurrency, timeouts
@@ -44,7 +47,13 @@ from runtime.errors import (
     OpError,
     OutOfRangeError,
 )
-from runtime.kernels.contributions import Contribution, GradientCounts, StepGradients
+from runtime.kernels.contributions import (
+    Contribution,
+    GradientCounts,
+    StepGradients,
+    clip,
+    squared_norm,
+)
 from runtime.kernels.roster import ElasticRoster, Roster
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
@@ -70,6 +79,8 @@ class QuorumRules:
         elastic: True if workers come and go, whatever ``total``. A step waits for a worker from the
             first gradient on, until the worker stops training or gives no sign of life. ``needed``
             is ``ALL_WORKERS``, or the most gradients of an aggregate.
+        clip_norm: largest global norm of the mean; None for no limit.
+        clipped: number of the arrays, the first ones, that are gradients and count for the norm.
     """
 
     needed: int
@@ -78,6 +89,8 @@ class QuorumRules:
     tasks: tuple[str, ...] = ()
     group: str = ""
     elastic: bool = False
+    clip_norm: float | None = None
+    clipped: int = 0
 
     def new_roster(self, name: str, lives: Callable[[int], bool]) -> Roster:
         """Returns the roster of a quorum with these rules; arguments as of ``QuorumResource``."""
@@ -86,10 +99,15 @@ class QuorumRules:
 
 @dataclass(frozen=True)
 class GradientSelection:
-    """The workers of the gradients that a step has applied, one entry for each gradient."""
+    """The workers of the gradients that a step has applied, one entry for each gradient.
+
+    ``norm_bits`` is the squared norm of their mean over all tasks: a float64 as an int64, whose
+    equality holds for every value.
+    """
 
     step: int
     workers: tuple[int, ...]
+    norm_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -321,7 +339,10 @@ class QuorumResource(Resource, abc.ABC):
         return len(self._gradients.entries) >= max(1, self._count_needed())
 
     def _apply_decision(
-        self, chosen: Sequence[Contribution], expected: Mapping[str, int] | None = None
+        self,
+        chosen: Sequence[Contribution],
+        expected: Mapping[str, int] | None = None,
+        squared: float | None = None,
     ) -> None:
         """Applies the mean of the chosen gradients, and ends the step.
 
@@ -329,10 +350,15 @@ class QuorumResource(Resource, abc.ABC):
             chosen: the gradients.
             expected: by task, the applications of the decision; None if no other task applies
                 gradients.
+            squared: squared norm of the mean over all tasks; None if this task has all of the mean.
         """
         assert self._target is not None
+        mean = self._gradients.mean_of(chosen)
+        if self._rules.clip_norm is not None:
+            part = mean[: self._rules.clipped]
+            clip(part, squared_norm(part) if squared is None else squared, self._rules.clip_norm)
         try:
-            self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), expected)
+            self._target.apply(mean, (self._id, self._step), expected)
         except AbortedError:
             # The gradients are not for these variables any more, and every waiting push must know.
             self._drop_gradients(fenced=True)
@@ -606,6 +632,19 @@ class LedQuorum(QuorumResource):
                 self._step, workers, self._roster.take_heard(), waited, self._roster.changes
             )
 
+    def norm(
+        self,
+        session: int,
+        check: Callable[[], None],
+        generation: int,
+        decision: GradientSelection,
+    ) -> float:
+        """Returns the squared norm of this task's part of the mean of promised gradients; arguments as of ``commit``."""
+        with self._changed:
+            self._check_chief(session, check, generation)
+            chosen = self._promised_gradients(decision)
+            return squared_norm(self._gradients.mean_of(chosen)[: self._rules.clipped])
+
     def commit(
         self,
         session: int,
@@ -641,19 +680,26 @@ class LedQuorum(QuorumResource):
             # chief.
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
-            if self._step != decision.step:
-                raise FailedPreconditionError(
-                    f"{self._name} is at step {self._step}, not at {decision.step}"
-                )
-            # The promise of ``gather`` is kept here: each chosen gradient is present.
-            chosen = self._gradients.choose(decision.workers)
-            if isinstance(chosen, int):
-                raise InternalError(
-                    f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone"
-                )
-            self._apply_decision(chosen, dict.fromkeys(self._rules.tasks, 1))
+            self._apply_decision(
+                self._promised_gradients(decision),
+                dict.fromkeys(self._rules.tasks, 1),
+                float(np.int64(decision.norm_bits).view(np.float64)),
+            )
             self._last = decision
             return self._step
+
+    def _promised_gradients(self, decision: GradientSelection) -> list[Contribution]:
+        if self._step != decision.step:
+            raise FailedPreconditionError(
+                f"{self._name} is at step {self._step}, not at {decision.step}"
+            )
+        # The promise of ``gather`` is kept here: each chosen gradient is present.
+        chosen = self._gradients.choose(decision.workers)
+        if isinstance(chosen, int):
+            raise InternalError(
+                f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone"
+            )
+        return chosen
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""

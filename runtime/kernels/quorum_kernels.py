@@ -40,6 +40,8 @@ def _find_quorum(context: Context) -> QuorumResource:
             tuple(d["tasks"]),
             d["name"],
             d["elastic"],
+            d["clip_norm"],
+            d["clipped"],
         )
         kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
         return kind(f"{d['name']} on {context.task}", rules, context.store.run.environment.lives)
@@ -112,7 +114,7 @@ def _claim_task(context: Context) -> Sequence[Array]:
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
     return [
         _int64_array(session, step, UNKNOWN if last is None else last.step),
-        _int64_array(*(last.workers if last else ())),
+        _int64_array(*((last.norm_bits, *last.workers) if last else ())),
     ]
 
 
@@ -131,12 +133,18 @@ def _gather_gradients(context: Context) -> Sequence[Array]:
     ]
 
 
+@kernel("quorum/norm")
+def _weigh_decision(context: Context) -> Sequence[Array]:
+    quorum, check, generation, (session, _, step, bits, *workers) = _read_order(context)
+    decision = GradientSelection(step, tuple(workers), bits)
+    return [np.asarray(quorum.norm(session, check, generation, decision), np.float64)]
+
+
 @kernel("quorum/commit")
 def _commit_decision(context: Context) -> Sequence[Array]:
-    quorum, check, generation, (session, wanted, step, *workers) = _read_order(context)
-    after = quorum.commit(
-        session, check, generation, GradientSelection(step, tuple(workers)), wanted
-    )
+    quorum, check, generation, (session, wanted, step, bits, *workers) = _read_order(context)
+    decision = GradientSelection(step, tuple(workers), bits)
+    after = quorum.commit(session, check, generation, decision, wanted)
     return [np.asarray(after, np.int64)]
 
 

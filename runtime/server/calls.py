@@ -12,7 +12,7 @@ from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS
 from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
 
-CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
+CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/norm", "quorum/commit"))
 """Kernels by which a chief decides on a step.
 
 The registration of a stage with such a kernel is the order "quorum".

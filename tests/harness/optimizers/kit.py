@@ -85,13 +85,12 @@ def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """What one process gets on the concatenated batches: ``x`` and ``y`` are [steps, workers, rows, ...]."""
     transformation = RULES[rule]()
     values: list[Any] = [jnp.asarray(v) for v in initial()]
-    states = [transformation.init(v) for v in values]
+    state = transformation.init(values)
     gradient = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
     for k in range(len(x)):
         grads = gradient(*values, x[k].reshape(-1, x.shape[-1]), y[k].reshape(-1, y.shape[-1]))
-        for i, g in enumerate(grads):
-            change, states[i] = transformation.update(g, states[i], values[i])
-            values[i] = optax.apply_updates(values[i], change)
+        change, state = transformation.update(list(grads), state, values)
+        values = optax.apply_updates(values, change)
     return [np.asarray(v) for v in values]
 
 

@@ -24,6 +24,15 @@ RULES = {
     "adam": lambda: optax.adam(0.01),
     # forgets nothing: a step too many still shows hundreds of steps later
     "slow": lambda: optax.sgd(0.005),
+    # clip in every step
+    "clip": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+    "clip_momentum": lambda: optax.chain(
+        optax.chain(optax.clip_by_global_norm(0.1), optax.add_decayed_weights(1e-3)),
+        optax.sgd(0.1, momentum=0.9),
+    ),
+    "clip_adam": lambda: optax.chain(
+        optax.clip_by_global_norm(0.6), optax.adam(optax.exponential_decay(0.01, 10, 0.9))
+    ),
 }
 
 

@@ -151,32 +151,35 @@ def test_killed_chief_continues_where_it_was(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ps", "when", "says"),
+    ("ps", "when", "says", "rule"),
     [
-        (2, "gathered", "waiting for the chief to apply them"),
-        (3, "half", "waiting for the chief to apply them"),
-        (2, "half", "waiting for the chief to apply them"),
-        (2, "committed", "gradients of workers [1] are in"),
+        (2, "gathered", "waiting for the chief to apply them", "slow"),
+        (3, "half", "waiting for the chief to apply them", "slow"),
+        (2, "half", "waiting for the chief to apply them", "slow"),
+        (2, "committed", "gradients of workers [1] are in", "slow"),
+        # between the norm and the commit
+        (2, "gathered", "waiting for the chief to apply them", "clip"),
+        (3, "half", "waiting for the chief to apply them", "clip"),
     ],
 )
-def test_chief_dying_inside_step_loses_nothing(ps: int, when: str, says: str) -> None:
+def test_chief_dying_inside_step_loses_nothing(ps: int, when: str, says: str, rule: str) -> None:
     """An aggregate whose chief dies before, between or after its orders is applied once on each ps."""
     with serving(ps, 3) as (spec, _), rt.Server(spec, "worker", 2) as server:
-        options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "rule": "slow"}
+        options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "rule": rule}
         processes = [
             start("worker", 0, {**options, "dies": [20, when]}),
             start("worker", 1, options),
         ]
         try:
             assert processes[0].wait() == -signal.SIGKILL
-            with _watching(server) as waiting_for:
+            with _watching(server, rule) as waiting_for:
                 until(lambda: says in waiting_for())
             answered = 21 if when == "committed" else 20
             processes[1].wait_for(lambda said: said[-1:] == [("STEP", (answered, True))])
             processes.append(start("worker", 0, options))
             last, _ = [process.hear("END")[1] for process in processes[1:]]
             assert [s for s, _ in steps(processes[1])] == list(range(1, STEPS + 1))
-            for mine, wanted in zip(last["values"], alone("slow", *batches(2)), strict=True):
+            for mine, wanted in zip(last["values"], alone(rule, *batches(2)), strict=True):
                 np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
         finally:
             for process in processes:
@@ -184,9 +187,9 @@ def test_chief_dying_inside_step_loses_nothing(ps: int, when: str, says: str) ->
 
 
 @contextmanager
-def _watching(server: rt.Server) -> Iterator[Callable[[], str]]:
+def _watching(server: rt.Server, rule: str = "slow") -> Iterator[Callable[[], str]]:
     """Looks at whom the step waits for, as anybody can."""
-    model = Model(server, "slow", lambda o: harness.SyncReplicas(o, 2, 2, worker=0, is_chief=False))
+    model = Model(server, rule, lambda o: harness.SyncReplicas(o, 2, 2, worker=0, is_chief=False))
     with rt.Session(
         server.target, model.graph, rt.SessionConfig(device_filters=("/job:ps",))
     ) as session:

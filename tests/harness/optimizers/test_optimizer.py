@@ -56,13 +56,17 @@ def _of_one_leaf(leaf: Any) -> str:
 @pytest.mark.parametrize(
     ("transformation", "part", "advice"),
     [
-        (CLIP, "clip_by_global_norm", "as before_push"),
-        (optax.chain(CLIP, optax.adam(1e-3)), "clip_by_global_norm", "as before_push"),
+        (
+            optax.chain(optax.scale_by_adam(), CLIP, optax.scale(-1e-3)),
+            "clip_by_global_norm",
+            "as before_push.*; or put it first in the chain",
+        ),
         (
             optax.chain(optax.adam(1e-3), optax.chain(optax.scale(1.0), CLIP)),
             "clip_by_global_norm",
             "as before_push",
         ),
+        (optax.chain(CLIP, optax.adam(1e-3), CLIP), "clip_by_global_norm", "as before_push"),
         (
             optax.named_chain(("clip", CLIP), ("adam", optax.adam(1e-3))),
             "clip_by_global_norm",
@@ -160,6 +164,27 @@ def test_global_clipping_works_before_push() -> None:
         lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5),
         _trained(optax.adam(1e-2), before_push=CLIP),
         _by_optax(optax.chain(CLIP, optax.adam(1e-2))),
+    )
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        CLIP,
+        optax.chain(CLIP, optax.adam(1e-2)),
+        optax.chain(optax.chain(CLIP, optax.add_decayed_weights(0.1)), optax.sgd(0.1, 0.9)),
+        optax.with_extra_args_support(optax.chain(CLIP, optax.sgd(0.1))),
+    ],
+    ids=["alone", "adam", "nested", "wrapped"],
+)
+def test_clip_in_front_equals_optax(
+    transformation: optax.GradientTransformation,
+) -> None:
+    """Clipping by the global norm at the front of a chain gives the values of plain optax."""
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6),
+        _trained(transformation),
+        _by_optax(transformation),
     )
 
 

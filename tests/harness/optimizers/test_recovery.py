@@ -14,8 +14,20 @@ GATE, GOAL = 200, 300
 """The step at which workers wait for the death, and the last one."""
 
 
-@pytest.mark.parametrize(("lost", "monitored"), [(0, False), (1, False), (0, True), (1, True)])
-def test_lost_ps_leaves_the_model_exact(tmp_path: pathlib.Path, lost: int, monitored: bool) -> None:
+@pytest.mark.parametrize(
+    ("lost", "monitored", "rule"),
+    [
+        (0, False, "slow"),
+        (1, False, "slow"),
+        (0, True, "slow"),
+        (1, True, "slow"),
+        (0, False, "clip"),
+        (1, False, "clip"),
+    ],
+)
+def test_lost_ps_leaves_the_model_exact(
+    tmp_path: pathlib.Path, lost: int, monitored: bool, rule: str
+) -> None:
     """A ps that is killed and started again leaves the trained model exact."""
     ports = free_addresses(4)
     cluster = {"ps": ports[:2], "worker": ports[2:]}
@@ -25,7 +37,7 @@ def test_lost_ps_leaves_the_model_exact(tmp_path: pathlib.Path, lost: int, monit
         "total": 2,
         "steps": GOAL,
         "gate": GATE,
-        "rule": "slow",
+        "rule": rule,
     }
     options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
     processes = [start("ps", 0, options), start("ps", 1, options)]
@@ -40,7 +52,7 @@ def test_lost_ps_leaves_the_model_exact(tmp_path: pathlib.Path, lost: int, monit
         last, _ = [worker.hear("END")[1] for worker in workers]
         x, y = batches(2)
         order = [k % STEPS for k in range(GOAL)]
-        for mine, wanted in zip(last["values"], alone("slow", x[order], y[order]), strict=True):
+        for mine, wanted in zip(last["values"], alone(rule, x[order], y[order]), strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
     finally:
         for process in [*workers, *processes]:

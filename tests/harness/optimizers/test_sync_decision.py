@@ -65,13 +65,13 @@ def test_chief_may_die_between_orders(
         plan = settle([t.claimed() for t in tasks])
         assert plan.forget == ()
         for i in plan.behind:
-            tasks[i].commit(plan.step, plan.workers)
+            tasks[i].commit(plan.step, plan.decision)
         assert len({t.step for t in tasks}) == 1
         for task in [*tasks[1:], tasks[0]][:orders]:
             task.commit(task.step, workers)
     plan = settle([t.claimed() for t in tasks])
     for i in plan.behind:
-        tasks[i].commit(plan.step, plan.workers)
+        tasks[i].commit(plan.step, plan.decision)
     assert len({t.step for t in tasks}) == 1
     assert all(t.log == tasks[0].log for t in tasks)
 

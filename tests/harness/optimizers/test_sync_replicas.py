@@ -12,8 +12,10 @@ import pytest
 import harness
 import runtime as rt
 from harness import timeline
+from harness.tf1.train.optimizers import scale_by_tensor
 from tests.harness.optimizers.kit import alone, cluster, in_threads, reset
 from tests.harness.optimizers.task import STEPS, Replica, batches
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +23,7 @@ WORKERS = 4
 Spec = dict[str, list[str]]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1ps", "2ps"])
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=["1ps", "2ps", "3ps"])
 def spec(request: pytest.FixtureRequest) -> Iterator[Spec]:
     with cluster(request.param, WORKERS) as found:
         yield found
@@ -48,7 +50,7 @@ def _replicas(
     )
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "clip_momentum", "clip_adam"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_replicas_equal_one_large_batch(servers: list[rt.Server], count: int, rule: str) -> None:
     """Replicas give the model of one process on all batches, one step each, and waste no gradient."""
@@ -88,6 +90,48 @@ def test_workers_may_give_several_gradients(servers: list[rt.Server]) -> None:
     for mine, wanted in zip(values, alone("sgd", x, y), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
     in_threads([r.close for r in replicas])
+
+
+def test_clip_scales_gradients_alone(servers: list[rt.Server]) -> None:
+    """Gradients that are constants are clipped as others are, and the learning rate beside them is not."""
+    reset(servers[0])
+    given = [([10.0, 0.0], 0.0, 4.0), ([0.0, 0.0], 2.0, 8.0)]
+
+    def train(i: int) -> list[Any]:
+        with (
+            rt.Graph().as_default(),
+            rt.device(rt.replica_device_setter(cluster=servers[i].cluster)),
+        ):
+            step = harness.get_or_create_global_step()
+            pair, one = rt.Variable(np.zeros(2, np.float32)), rt.Variable(0.0)
+            first, second, rate = given[i]
+            fed = rt.placeholder(np.float32, [])
+            rule = optax.chain(optax.clip_by_global_norm(1.0), scale_by_tensor("rate", -1.0))
+            inner = harness.Optimizer(rule, extra_args={"rate": fed})
+            sync = harness.SyncReplicas(inner, 2, worker=i)
+            gradients = [rt.constant(np.array(first, np.float32)), rt.constant(second)]
+            apply = sync.apply_gradients(list(zip(gradients, [pair, one], strict=True)), step)
+            init, missing = rt.global_variables_initializer(), rt.report_uninitialized_variables()
+            config = rt.SessionConfig(device_filters=("/job:ps",))
+            with rt.Session(servers[i].target, config=config) as session:
+                if i == 0:
+                    session.run(init)
+                until(lambda: not len(session.run(missing)))
+                coord = harness.Coordinator()
+                runner = sync.get_chief_queue_runner()
+                threads = runner.create_threads(session, coord, daemon=True, start=True)
+                session.run(apply, {fed: rate})
+                values = session.run([pair, one])
+                coord.request_stop()
+                coord.join(threads)
+                # The caller's optimizer is as it was.
+                assert inner.clip is not None
+                return values
+
+    # The mean of the gradients is ((5, 0), 1), and that of the rates 6.
+    for values in in_threads([lambda: train(0), lambda: train(1)]):
+        wanted = -6 * np.array([5.0, 0.0, 1.0]) / np.sqrt(26.0)
+        np.testing.assert_allclose(np.concatenate([values[0], [values[1]]]), wanted, rtol=1e-5)
 
 
 def test_initialised_model_starts_again(servers: list[rt.Server]) -> None:

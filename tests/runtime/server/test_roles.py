@@ -33,7 +33,7 @@ from runtime.plan.plan import HeldOutput
 from runtime.proto import cluster_pb2, run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
-from runtime.server.calls import METHODS
+from runtime.server.calls import CHIEFS_KERNELS, METHODS
 from runtime.state.leadership import Leadership
 from runtime.trust import roles
 from runtime.trust.roles import ClientRole, identity_of
@@ -193,7 +193,7 @@ def _requests() -> Iterator[tuple[str, str, Any]]:
     yield "introduce", "Status", pb.StatusRequest(cluster=cluster_pb2.ClusterDef())
     yield "metrics", "Metrics", pb.MetricsRequest()
     yield "register", "Register", pb.RegisterRequest(incarnation=ELSE)
-    for kernel in ("quorum/claim", "quorum/gather", "quorum/commit", "when/quorum/claim"):
+    for kernel in (*sorted(CHIEFS_KERNELS), "when/quorum/claim"):
         yield "quorum", "Register", pb.RegisterRequest(incarnation=ELSE, call=_stage(kernel))
         yield (
             "quorum",
