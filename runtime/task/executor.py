@@ -128,24 +128,12 @@ class PreparedStage:
         self._device = device
         # Where JAX has this device only, no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1 and device in (None, jax.local_devices()[0])
-        self._find_conversions(stage)
+        self._wide, self._narrow = _find_conversions(stage)
         donated = _find_donated(stage, () if self._on_host else owned)
         self._executable = (
             None if device is None else self._compiled(executor.compiler, donated, device)
         )
         assert self._kernels or device is not None, "a stage without kernels needs its device"
-
-    def _find_conversions(self, stage: Stage) -> None:
-        """Finds the inputs of 64 bits, and the arguments with less than a byte an element.
-
-        JAX needs both converted.
-        """
-        arguments = () if stage.program is None else stage.program.arguments
-        given = stage.inputs or ()
-        if stage.host and stage.program is not None:
-            given = arguments[len(stage.reads) :]
-        self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
-        self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
 
     def _compiled(
         self, compiler: Compiler, donated: Sequence[int], device: jax.Device | Mesh
@@ -455,6 +443,19 @@ class PreparedStage:
     @property
     def _label(self) -> str:
         return ", ".join(self.stage.operations[:5])
+
+
+def _find_conversions(stage: Stage) -> tuple[list[int], list[int]]:
+    """Finds the inputs of 64 bits, and the arguments with less than a byte an element.
+
+    JAX needs both converted.
+    """
+    arguments = () if stage.program is None else stage.program.arguments
+    given = stage.inputs or ()
+    if stage.host and stage.program is not None:
+        given = arguments[len(stage.reads) :]
+    wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
+    return wide, [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
 
 
 def _find_donated(stage: Stage, owned: Sequence[int]) -> list[int]:

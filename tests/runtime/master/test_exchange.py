@@ -72,7 +72,7 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
         for n in range(4)
     ]
     ending = StepEnding() if foreign else None
-    run = StepRun(1, 1, None, ending, [None] * 4)  # type: ignore[list-item]
+    run = StepRun(1, 1, None, ending, [None] * 4, {})  # type: ignore[list-item]
     exchange = Exchange(run)
     for what, number in turns:
         call, under_way = calls[number], dict(exchange.lanes())
@@ -103,7 +103,7 @@ def test_exchange_returns_each_connection_once(turns: list[tuple[str, int]], for
 def test_call_is_opened_once() -> None:
     """A second connection for a call would be lost."""
     call: Any = RemoteCall(Peer(), "task", 0, 0, (), None, (), False, [], False, False, False)  # type: ignore[arg-type]
-    exchange = Exchange(StepRun(1, 1, None, None, []))
+    exchange = Exchange(StepRun(1, 1, None, None, [], {}))
     exchange.open([call])
     with pytest.raises(AssertionError, match="open already"):
         exchange.open([call])
