@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 TRAINS := $(VENV)/.trains
 # More workers than the usual two cores: a test of a cluster waits more than it computes, a unit test a little.
 JOBS ?= 4
+# The development environment with CUDA. Its packages are of the versions of the other locks.
+CUDA_VENV := .venv-cuda
+CUDA ?= cuda12
+CUDA_PYTHON := $(CUDA_VENV)/bin/python
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
@@ -29,10 +33,10 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-busy test-unit test-stand-ins test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-busy test-unit test-stand-ins test-rest test-nightly test-gpu test-h100-compile test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-gpu bench-setup cuda-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-17s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (only when that or pyproject.toml changed).
 
@@ -68,7 +72,7 @@ cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends 
 test test-stand-ins test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
 test test-stand-ins test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
-	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
+	$(PYTEST) -m "not (chaos or gpu or nightly)" $(TESTS)
 	$(if $(TESTS),,@$(MAKE) --no-print-directory test-stand-ins)
 
 # What fails beside them fails on a busy machine: a defect of the test or of the product.
@@ -88,6 +92,16 @@ test-rest: $(STAMP) ## Run what make test leaves out: the longest.
 
 test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes, in ten.
 	$(PYTEST) -m nightly $(TESTS)
+
+test-gpu: export JAX_PLATFORMS = cuda,cpu
+test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE = false
+test-gpu: export JAX_DEFAULT_MATMUL_PRECISION = highest
+test-gpu: cuda-setup ## Run the tests of a GPU, and what a worker computes on it; skipped, with the reason, without a card.
+	$(CUDA_PYTHON) -m pytest -m gpu tests/gpu
+	$(if $(wildcard /dev/nvidiactl),$(CUDA_PYTHON) -m pytest -n $(JOBS) -m unit $(STAND_INS:%=tests/runtime/%))
+
+test-h100-compile: cuda-setup ## Compile models, examples and tutorials for an H100, without a card, in some minutes.
+	$(CUDA_PYTHON) -m pytest -rP -m nightly tests/gpu
 
 test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of properties (dev: 20, ci: 100, nightly: 2000).
 	$(PYTEST) $(TESTS)
@@ -115,6 +129,13 @@ bench: $(STAMP) $(PEERS_STAMP) ## Steps per second beside TensorFlow, PyTorch an
 
 bench-quick: $(STAMP) ## Whether a step has become slower: ours beside plain JAX, under a minute.
 	$(BIN)/python -m benchmarks.quick
+
+bench-gpu: cuda-setup ## Copies and steps of a worker with a GPU; writes benchmarks/results/gpu.json.
+	$(CUDA_PYTHON) -m benchmarks.gpu
+
+cuda-setup: ## Make .venv-cuda, the development environment with CUDA: 6.3 GB; CUDA=cuda13 for Blackwell and later.
+	$(MAKE) --no-print-directory setup VENV=$(CUDA_VENV)
+	$(CUDA_PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-$(CUDA).lock
 
 bench-setup: $(PEERS_STAMP) ## Make .venv-bench with the peers of make bench: TensorFlow and PyTorch, some GB.
 

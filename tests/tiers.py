@@ -20,6 +20,7 @@ TIERS = {
     "disk": "checkpoints and event files on a file system that is full, slow, damaged or lost, and many saves",
     "browser": "TensorBoard and its pages in a headless Chromium",
     "chaos": "the longest: many kills and cuts, random histories, long periods, whole trainings, programs of the pages",
+    "gpu": "needs an NVIDIA GPU; make test-gpu",
     "nightly": "longer still, rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-nightly",
 }
 
