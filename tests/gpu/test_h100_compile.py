@@ -45,8 +45,10 @@ def measure(report: pathlib.Path, *command: str) -> list[dict[str, float]]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    figures = [json.loads(line) for line in report.read_text().splitlines()]
-    largest = max(figure["bytes"] for figure in figures)
+    # A notebook about clusters may compile nothing: what is small is evaluated.
+    lines = report.read_text().splitlines() if report.exists() else []
+    figures = [json.loads(line) for line in lines]
+    largest = max((figure["bytes"] for figure in figures), default=0)
     secs = sum(figure["secs"] for figure in figures)
     print(f"{len(figures)} programs, {largest / MIB:.1f} MiB at the most, compiled in {secs:.1f} s")
     return figures
@@ -66,4 +68,4 @@ def test_notebook_compiles_for_h100(path: pathlib.Path, tmp_path: pathlib.Path) 
     """The programs of a notebook compile for an H100 and stay below a size."""
     report = tmp_path / "report"
     figures = measure(report, "tests.gpu.h100", str(report), str(path))
-    assert max(figure["bytes"] for figure in figures) < NOTEBOOK_BYTES
+    assert all(figure["bytes"] < NOTEBOOK_BYTES for figure in figures)
