@@ -134,6 +134,7 @@ class PreparedStage:
             None if device is None else self._compiled(executor.compiler, donated, device)
         )
         assert self._kernels or device is not None, "a stage without kernels needs its device"
+        assert watched is None or stage.program is not None, "only a program is watched"
 
     def _compiled(
         self, compiler: Compiler, donated: Sequence[int], device: jax.Device | Mesh
