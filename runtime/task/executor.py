@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from runtime.errors import (
     OUT_OF_MEMORY,
@@ -313,30 +313,18 @@ class PreparedStage:
             ResourceExhaustedError: The device has no memory for the value.
         """
         device = self._device
-        if isinstance(device, Mesh):
-            device = spread(device, value.shape)
+        home = spread(device, value.shape) if isinstance(device, Mesh) else device
         if isinstance(value, jax.Array):
-            stays = value.device == device
+            stays = value.device == home
         # JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
         else:
             stays = self._on_host and not is_64_bit(value.dtype)
         if stays:
             return value
         try:
-            with jax.enable_x64(True):
-                # A value that is whole on each device comes from the host once.
-                if (
-                    isinstance(self._device, Mesh)
-                    and spread(self._device, value.shape).is_fully_replicated
-                ):
-                    first = self._device.devices.flat[0]
-                    value = jax.device_put(value, first, may_alias=False)
-                here: jax.Array = jax.device_put(
-                    value, None if self._one_device else device, may_alias=False
-                )
+            return _copy(value, None if self._one_device else home)
         except Exception as error:
             raise self._failed(error) from error
-        return here
 
     def _run_host(
         self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation
@@ -444,6 +432,15 @@ class PreparedStage:
     @property
     def _label(self) -> str:
         return ", ".join(self.stage.operations[:5])
+
+
+def _copy(value: AnyArray, device: jax.Device | NamedSharding | None) -> jax.Array:
+    with jax.enable_x64(True):
+        # A value that is whole on each device of a mesh comes from the host once.
+        if isinstance(device, NamedSharding) and device.is_fully_replicated:
+            value = jax.device_put(value, device.mesh.devices.flat[0], may_alias=False)
+        here: jax.Array = jax.device_put(value, device, may_alias=False)
+    return here
 
 
 def _find_conversions(stage: Stage) -> tuple[list[int], list[int]]:
