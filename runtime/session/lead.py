@@ -120,11 +120,11 @@ class Authority:
                 return {**obeyed, **self._ask_tasks(free, Leadership(1, self._owner))}
             # The chief may have claimed a later epoch since the last order of this session.
             if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
-                wanted = lead.tasks.union(tasks)
-                self._claimed, self._tasks = (
-                    lead.claim(functools.partial(self._ask_tasks, wanted), lead.tasks),
-                    wanted,
-                )
+                # Another session of the chief may claim tasks meanwhile, which are not asked here.
+                held = lead.tasks
+                wanted = held.union(tasks)
+                self._claimed = lead.claim(functools.partial(self._ask_tasks, wanted), held)
+                self._tasks = wanted
             assert self._tasks.issuperset(tasks), "a task is ordered without a claim"
             return dict.fromkeys(tasks, self._claimed)
 

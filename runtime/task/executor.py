@@ -200,8 +200,12 @@ class PreparedStage:
     def _run_program(
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
-        if self._wide or not self._one_device:
+        if not self._one_device:
             inputs = [self.place(value) for value in inputs]
+        elif self._wide:
+            inputs = list(inputs)
+            for i in self._wide:
+                inputs[i] = self.place(inputs[i])
         pinned: list[AnyArray] = []
         try:
             if not self._variables.slots:

@@ -86,6 +86,7 @@ def _broken(pages: dict[pathlib.Path, Page]) -> Iterator[str]:
                 yield f"{path.name}: {link} has no such place"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
 def test_site_works_on_a_phone(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The site can be searched and fits a phone."""

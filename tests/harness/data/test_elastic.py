@@ -85,7 +85,10 @@ def goes_on(task: Task, steps: int = 5) -> None:
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-@pytest.mark.parametrize(("ps", "named"), [(1, 2), (2, 0)], ids=["1ps", "2ps"])
+@pytest.mark.parametrize(
+    ("ps", "named"),
+    [pytest.param(1, 2, id="1ps"), pytest.param(2, 0, id="2ps", marks=pytest.mark.nightly)],
+)
 def test_workers_come_and_go_exactly(
     ps: int, named: int, sync: bool, tmp_path: pathlib.Path
 ) -> None:

@@ -13,7 +13,8 @@ import runtime as rt
 from harness.checkpoints import names
 from runtime.checkpoint import times
 from runtime.lowlevel import RunRecords
-from runtime.session.lead import Lead, next_epoch
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.session.lead import Authority, Lead, next_epoch
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from tests.kit.changes import SetTimes
@@ -77,6 +78,32 @@ def test_held_lead_is_not_taken_back() -> None:
     assert lead.claim(tasks.ask, lead.tasks).epoch == 1
     assert tasks.obeyed["task 1"] == Leadership(2, 1)
     assert lead.claim(tasks.ask).epoch == 3  # as a recovery does
+
+
+class SharedLead(Lead):
+    """A lead that another session of the chief spreads to one more task after each look."""
+
+    @property
+    def tasks(self) -> frozenset[str]:  # type: ignore[override]
+        seen, self._claimed = self._claimed, self._claimed | {f"task {len(self._claimed) + 1}"}
+        return seen
+
+    @tasks.setter
+    def tasks(self, tasks: frozenset[str]) -> None:
+        self._claimed = tasks
+
+
+def test_sessions_of_a_chief_claim_at_once() -> None:
+    """A session claims its tasks while another session of the same chief claims further tasks."""
+    tasks = Tasks((0, 0), (0, 0), (0, 0))
+
+    def send(task: str, order: RunOrder) -> RunReply:
+        leadership = Leadership.from_proto(order.leadership)
+        return RunReply(leadership=tasks.ask(leadership)[task].to_proto())
+
+    authority = Authority(send)
+    authority.lead_with(SharedLead())
+    assert set(authority.over(["task 0"])) == {"task 0"}
 
 
 def test_chiefs_that_meet_give_up(monkeypatch: pytest.MonkeyPatch) -> None:

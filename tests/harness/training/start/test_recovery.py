@@ -417,7 +417,13 @@ def test_dead_worker_is_given_up() -> None:
         assert [chief.wait(), ps.wait()] == [0, 0]
 
 
-@pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
+@pytest.mark.parametrize(
+    "own_manager",
+    [
+        pytest.param(False, id=""),
+        pytest.param(True, id="own-session-manager", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_dead_ps_does_not_hold_end(how: str, own_manager: bool) -> None:
     """A dead or frozen ps does not hold up the chief's end."""
@@ -430,7 +436,13 @@ def test_dead_ps_does_not_hold_end(how: str, own_manager: bool) -> None:
         chief.wait()
 
 
-@pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
+@pytest.mark.parametrize(
+    "monitored",
+    [
+        pytest.param(False, id="supervisor"),
+        pytest.param(True, id="monitored", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_dead_ps_holds_no_worker(how: str, monitored: bool) -> None:
     """A dead or frozen ps does not hold up a worker's end."""

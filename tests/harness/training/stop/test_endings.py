@@ -187,7 +187,10 @@ def test_returning_worker_is_waited_for(tmp_path: Path) -> None:
         assert saved_step(tmp_path) == 10 + 5 + 7
 
 
-@pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
+@pytest.mark.parametrize(
+    ("style", "code"),
+    [("stop", 1), ("managed", 0), pytest.param("monitored", 0, marks=pytest.mark.nightly)],
+)
 def test_waking_worker_learns_of_end(style: str, code: int, tmp_path: Path) -> None:
     """A worker that wakes after its ps have left is told that training is over."""
     with cluster(tmp_path, ps=2, STYLE=style) as c:
@@ -226,7 +229,13 @@ def test_steps_after_giving_up_are_named(tmp_path: Path) -> None:
     reason="this Python starts no thread when the main thread has ended",
 )
 @pytest.mark.parametrize("style", ["stop", "managed", "monitored", "after_stop"])
-@pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(0, id="the chief first"),
+        pytest.param(1, id="the other first", marks=pytest.mark.nightly),
+    ],
+)
 def test_done_queue_ends_all_tasks(style: str, first: int, tmp_path: Path) -> None:
     """A ps that has the tokens of all workers serves until the chief has saved, and all end with 0."""
     with cluster(tmp_path, ps=2, STYLE=style, QUEUE=1, SAVE_SECS=1, GRACE_SECS=60) as c:
@@ -247,7 +256,13 @@ def test_done_queue_and_worker_without_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [0, 1], ids=["the process ends", "the session is closed"])
-@pytest.mark.parametrize("last", [0, 1], ids=["the chief last", "the other last"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(0, id="the chief last"),
+        pytest.param(1, id="the other last", marks=pytest.mark.nightly),
+    ],
+)
 def test_steps_after_stop_keep_ps(closes: int, last: int, tmp_path: Path) -> None:
     """``stop`` is no goodbye: the ps stay until the session is closed, or its process has ended."""
     with cluster(tmp_path, ps=2, STYLE="after_stop", CLOSES=closes, GRACE_SECS=4) as c:
@@ -348,7 +363,7 @@ def test_error_after_stop_follows_save(tmp_path: Path) -> None:
         assert saved_step(tmp_path) == 10
 
 
-@pytest.mark.parametrize("style", ["stop", "monitored"])
+@pytest.mark.parametrize("style", ["stop", pytest.param("monitored", marks=pytest.mark.nightly)])
 def test_last_save_is_unlimited(style: str, tmp_path: Path) -> None:
     """The last save takes as long as it takes."""
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
@@ -446,7 +461,7 @@ def test_synchronous_training_ends_with_first(first: int, tmp_path: Path) -> Non
 # -- recoveries ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["managed", "monitored"])
+@pytest.mark.parametrize("style", ["managed", pytest.param("monitored", marks=pytest.mark.nightly)])
 def test_start_limit_spares_recoveries(style: str, tmp_path: Path) -> None:
     """The time limit of the start does not bound a recovery."""
     with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:
@@ -477,7 +492,7 @@ def restart_ps_while_waiting(c: LocalCluster, directory: Path, chief: str, other
     assert c.lines(other, "recovered within")
 
 
-@pytest.mark.parametrize("style", ["managed", "monitored"])
+@pytest.mark.parametrize("style", ["managed", pytest.param("monitored", marks=pytest.mark.nightly)])
 def test_waiting_chief_restores_ps(style: str, tmp_path: Path) -> None:
     """A chief that waits restores a lost ps for the workers."""
     with cluster(tmp_path, ps=2, STYLE=style, GRACE_SECS=60) as c:
