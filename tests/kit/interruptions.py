@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -93,5 +94,8 @@ def interruptions(number: int, call: Callable[[], object], *within: str) -> Iter
     """
     counting = Interruption(number, -1, within)
     counting(call)
+    # A test collects after each signal, and need not walk through what earlier tests have made.
+    gc.collect()
+    gc.freeze()
     assert counting.places > 10
     return (Interruption(number, at, within) for at in range(counting.places))
