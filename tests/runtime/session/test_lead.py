@@ -93,7 +93,7 @@ class SharedLead(Lead):
         self._claimed = tasks
 
 
-def test_sessions_of_a_chief_claim_at_once() -> None:
+def test_sessions_of_a_chief_claim_together() -> None:
     """A session claims its tasks while another session of the same chief claims further tasks."""
     tasks = Tasks((0, 0), (0, 0), (0, 0))
 
