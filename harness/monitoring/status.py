@@ -161,7 +161,7 @@ def thread_rows(states: list[TaskStatus]) -> list[list[str]]:
 
 
 def _ordered_devices(report: rt.TaskReport) -> list[tuple[str, str, dict[str, float | None]]]:
-    """Returns name, kind and memory of each device; the memory is None where the device does not report any."""
+    """Returns name, kind and memory figures of each device; None stands for a figure without a report."""
     return [
         (
             name,

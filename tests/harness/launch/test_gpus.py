@@ -58,7 +58,7 @@ def test_visible_gpus_are_found(host: pathlib.Path) -> None:
 
 @pytest.mark.cluster
 def test_nvidia_smi_is_asked_last(tmp_path: pathlib.Path, set_variables: SetVariables) -> None:
-    """Where the driver has no files nvidia-smi is asked; without one, or with a broken one, there are no GPUs."""
+    """The launcher asks nvidia-smi where the driver has no files, and counts no GPU without a working nvidia-smi."""
     set_variables(PATH=str(tmp_path))
     assert find_gpus({}, tmp_path) == []
     smi = tmp_path / "nvidia-smi"

@@ -165,7 +165,7 @@ def test_slurm_ps_takes_no_gpu(
 
 
 def test_slurm_keeps_memory_of_user(slurm: SetVariables) -> None:
-    """Where the user divides the memory of a GPU, a Slurm step sets no fraction, which JAX would refuse."""
+    """A Slurm step sets no fraction of memory beside one of the user, as JAX would refuse both."""
     slurm(SLURM_GPUS_ON_NODE="1", XLA_PYTHON_CLIENT_MEM_FRACTION=".4", XLA_CLIENT_MEM_FRACTION=None)
     SlurmClusterResolver().cluster_spec()
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
