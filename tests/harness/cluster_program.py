@@ -2,7 +2,7 @@
 
 Every worker's step adds 1 to the global step and to two vectors; the three live on different ps
 tasks as soon as there are two. So in any consistent state all elements of both vectors equal the
-global step.
+global step. With ``devices`` the workers train the model of ``mesh_model``.
 """
 
 import threading
@@ -11,11 +11,14 @@ from logging import Handler
 from multiprocessing.connection import Connection
 from typing import Any
 
+import jax
 import numpy as np
 from absl import logging
 
 import harness
 import runtime as rt
+from tests.harness.training.start import mesh_model
+from tests.harness.training.start.mesh_model import Model
 
 SIZE = 4
 
@@ -49,6 +52,8 @@ def run(
         with lock:
             pipe.send(what)
 
+    if devices := options.get("devices"):
+        jax.config.update("jax_num_cpu_devices", devices)
     backups = options.get("backup", {}) if job == "ps" else {}
     server = rt.Server(cluster, job, index, **backups)
     if job == "ps":
@@ -74,20 +79,15 @@ def _work(
     pipe: Any,
     started: float,
 ) -> None:
-    with rt.device(
-        rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")
-    ):
-        global_step = harness.get_or_create_global_step()
-        first = rt.Variable(np.zeros(SIZE, np.float32), name="first")
-        second = rt.Variable(np.zeros(SIZE, np.float32), name="second")
-        one = np.ones(SIZE, np.float32)
-        step = rt.group(first.assign_add(one), second.assign_add(one))
-        count = global_step.assign_add(1)
-    fetches = [count, step]
+    me = harness.Member(rt.ClusterSpec(cluster), "worker", index, server)
+    if "devices" in options:
+        model = mesh_model.build(me, options["devices"], options["synchronous"])
+    else:
+        model = _counting(me)
+    global_step = model.step
+    fetches, state = [model.count, model.learn], [global_step, *model.params]
     if options.get("monitored"):
-        _monitored(
-            server, index, options, say, pipe, fetches, [global_step, first, second], started
-        )
+        _monitored(server, index, options, say, pipe, fetches, state, started)
         return
     logdir = options.get("logdir")
     saver: Any = harness.Supervisor.USE_DEFAULT if logdir else None
@@ -114,14 +114,24 @@ def _work(
         say("READY", int(session.run(global_step)), round(time.monotonic() - started, 3))
         _obey(
             supervisor.should_stop,
-            lambda: int(session.run(fetches)[0]),
-            lambda: session.run([global_step, first, second]),
+            lambda: int(session.run(fetches, model.feed)[0]),
+            lambda: session.run(state),
             lambda: supervisor.saver.save(
                 session.raw, supervisor.save_path, global_step=global_step
             ),
             say,
             pipe,
         )
+
+
+def _counting(me: harness.Member) -> Model:
+    with me.device():
+        global_step = harness.get_or_create_global_step()
+        first = rt.Variable(np.zeros(SIZE, np.float32), name="first")
+        second = rt.Variable(np.zeros(SIZE, np.float32), name="second")
+        one = np.ones(SIZE, np.float32)
+        step = rt.group(first.assign_add(one), second.assign_add(one))
+        return Model(step, global_step.assign_add(1), global_step, [first, second], {})
 
 
 class _AnnouncingSaver(harness.Saver):
