@@ -250,6 +250,8 @@ class ConnectionState(enum.IntEnum):
     """The connection has a thread. The client is not welcome yet."""
     SERVED = 3
     """The client is welcome."""
+    ENDED = 4
+    """The thread has no more use for the socket."""
 
 
 @dataclass(slots=True)
@@ -395,12 +397,17 @@ class Connection:
                 self._context.lanes.detach(
                     self.client, self.lane, self._record, self, concurrency.monotonic()
                 )
+            with self._sock_lock:
+                self.state = ConnectionState.ENDED
+                if self._closed:
+                    self._sock.close()
 
     def close(self) -> None:
-        """Closes the socket, after `run` has ended."""
+        """Closes the socket. While `run` uses the socket, the end of `run` closes it."""
         with self._sock_lock:
             self._closed = True
-            self._sock.close()
+            if self.state not in (ConnectionState.ENTERING, ConnectionState.SERVED):
+                self._sock.close()
 
     def join(self, secs: float) -> bool:
         """Waits for the end of the thread.

@@ -196,17 +196,15 @@ class TensorServer:
         self._thread.join(times.JOIN_SECS)
         connections = [c for c in self._connections.values() if c.thread is not None]
         _drain(connections, self._context.progress, deadline, leaving)
-        # A handler that does not return keeps its thread and its socket.
         limit = concurrency.monotonic() + times.JOIN_SECS
         for connection in connections:
-            if connection.join(max(0.0, limit - concurrency.monotonic())):
-                self._remove(connection)
-            else:
+            if not connection.join(max(0.0, limit - concurrency.monotonic())):
                 logging.error(
                     "The call of client %x, lane %d does not end",
                     connection.client,
                     connection.lane,
                 )
+            self._remove(connection)
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)

@@ -11,10 +11,11 @@ import pytest
 from runtime.cluster.endpoint import Endpoint
 from runtime.errors import TaskLeftError, UnavailableError
 from runtime.trust.certificates import Certificates
-from runtime.wire import frames
+from runtime.wire import frames, times
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions
 from tests.kit.certificates import make
+from tests.kit.changes import SetTimes
 from tests.kit.waits import until, until_thread_ends
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import ADD, addend, make_peer, make_server
@@ -92,6 +93,28 @@ def test_later_calls_hear_of_leaving(prefer_unix: bool) -> None:
                 lane.call(ADD, 2, addend(1), kit.NUMBER)
             finally:
                 peer.release(lane)
+    peer.close()
+
+
+@WAYS
+def test_stuck_call_closes_its_connection(prefer_unix: bool, set_times: SetTimes) -> None:
+    """A call that outlives its stopped server closes its socket at its end."""
+    set_times(times, JOIN_SECS=0.05)
+    desk = kit.Desk()
+    # This handler does not notice that its client has gone.
+    desk.disconnected = lambda client, lane: None  # type: ignore[method-assign]
+    server, _ = make_server(desk)
+    peer = make_peer(
+        lambda timeout: server.endpoint("127.0.0.1"),
+        options=ChannelOptions(prefer_unix=prefer_unix, reconnect_secs=0.1),
+    )
+    lane = peer.acquire()
+    called = kit.in_thread(lambda: lane.call(kit.BLOCK, 1, [], kit.NUMBER))
+    desk.blocked.acquire()
+    server.stop()
+    desk.release.set()
+    with pytest.raises(UnavailableError):
+        called.result(100)
     peer.close()
 
 
