@@ -107,7 +107,12 @@ def _task_row(state: TaskStatus, now: float) -> list[str]:
 
 
 def _computing_devices(report: rt.TaskReport) -> str:
-    """Returns the devices on which a task computes, such as "8 GPU": the accelerators, or else the CPU."""
+    """Returns the devices on which a task computes, such as "8 GPU".
+
+    A mesh comes before accelerators, and these before the CPU.
+    """
+    if mesh := next((kind for name, kind in report.devices.items() if "MESH" in name), ""):
+        return mesh
     found = [name for name in report.devices if not name.startswith("CPU")]
     return f"{len(found)} {found[0].partition(':')[0]}" if found else "CPU"
 

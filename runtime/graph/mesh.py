@@ -103,19 +103,7 @@ def spread(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
 def shard_input(mesh: Mesh, tensor: Tensor, shape: Sequence[int]) -> NamedSharding:
     """Returns the sharding of an input inside a program: a batch is split, a parameter is whole.
 
-    Raises:
-        InvalidArgumentError: the first axis of a feed cannot be split.
+    XLA pads rows that the devices cannot share equally, and masks them in each result.
     """
-    first = mesh.axis_names[0]
-    count, body = mesh.shape[first], tensor.op.body
-    if not shape or not isinstance(body, Feed | Host):
-        return NamedSharding(mesh, PartitionSpec())
-    if shape[0] % count == 0:
-        return NamedSharding(mesh, PartitionSpec(first))
-    # A queue may return other arrays than batches.
-    if isinstance(body, Host):
-        return NamedSharding(mesh, PartitionSpec())
-    raise InvalidArgumentError(
-        f"{tensor.name!r} has {shape[0]} rows, which the {count} devices of mesh axis {first!r} "
-        f"cannot share: feed a multiple of {count}"
-    )
+    is_batch = shape and isinstance(tensor.op.body, Feed | Host)
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]) if is_batch else PartitionSpec())

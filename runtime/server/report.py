@@ -125,7 +125,7 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         threads=(
             pb.ThreadDef(owner=t.owner, name=t.name) for t in (list_threads() if threads else ())
         ),
-        devices=device_report.kinds(worker.devices),
+        devices={**device_report.kinds(worker.devices), **worker.executor.meshes},
     )
 
 

@@ -349,22 +349,24 @@ class Session:
         if traces is not None and (known := self._plans.find(rare_key)):
             return known
         specs = _describe_feeds(part, values)
-        plan = self._taken.pop(key if traces is None else rare_key, None) or make_plan(
-            part.fetches, specs, self._devices, part.done, traces
-        )
-        assert traces is not None or not plan.is_evaluated, "a compiled plan was due"
-        if not plan.is_evaluated:
-            # Each new shape compiles a program.
-            self._shapes.note(specs)
-        if self.config.log_device_placement:
-            needed = prune_graph(part.fetches, specs, part.done)
-            for op, device in place_operations(needed.operations, self._devices).items():
-                logging.info("%s: (%s): %s", op.name, op.type, device.name)
-        given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
-        # Another thread may adopt a generation meanwhile. The plan then goes into the plans that
-        # the thread has put aside, because the tasks refuse its stages.
-        plans = self._plans
-        prepared = _PreparedSubstep(self._engine.prepare(plan), plan, part, given)
+        # Stages name their devices. JAX would compile all for a mesh that the program has set.
+        with jax.set_mesh(None):
+            plan = self._taken.pop(key if traces is None else rare_key, None) or make_plan(
+                part.fetches, specs, self._devices, part.done, traces
+            )
+            assert traces is not None or not plan.is_evaluated, "a compiled plan was due"
+            if not plan.is_evaluated:
+                # Each new shape compiles a program.
+                self._shapes.note(specs)
+            if self.config.log_device_placement:
+                needed = prune_graph(part.fetches, specs, part.done)
+                for op, device in place_operations(needed.operations, self._devices).items():
+                    logging.info("%s: (%s): %s", op.name, op.type, device.name)
+            given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
+            # Another thread may adopt a generation meanwhile. The plan then goes into the plans that
+            # the thread has put aside, because the tasks refuse its stages.
+            plans = self._plans
+            prepared = _PreparedSubstep(self._engine.prepare(plan), plan, part, given)
         plans.keep(rare_key if plan.is_evaluated else key, prepared)
         return prepared
 

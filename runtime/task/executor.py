@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -55,6 +55,7 @@ class Executor:
             stages that write.
         watch: Watch over the programs of other processes.
         compiler: Cache of executables, shared by all tasks of the process.
+        meshes: Number and type of the devices of each mesh on which stages run, by device name.
     """
 
     store: Store
@@ -63,6 +64,7 @@ class Executor:
     gate: WriteGate
     watch: ProgramWatch
     compiler: Compiler = _process_compiler
+    meshes: dict[str, str] = field(default_factory=dict)
 
     def prepare(
         self,
@@ -84,7 +86,10 @@ class Executor:
             InvalidArgumentError: The device is not here, or the program is refused.
             NotFoundError: A host kernel is not known.
         """
-        device = stage.device.mesh or self.devices.get((stage.device.type, stage.device.index))
+        if mesh := stage.device.mesh:
+            kind = f"{mesh.size} {mesh.devices.flat[0].platform.upper()}"
+            self.meshes[f"{stage.device.type}:{stage.device.index}"] = kind
+        device = mesh or self.devices.get((stage.device.type, stage.device.index))
         if device is None and not stage.host:
             have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self.devices))
             raise InvalidArgumentError(

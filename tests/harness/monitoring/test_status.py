@@ -169,20 +169,22 @@ GPUS = {"GPU:0": "NVIDIA H100", "GPU:1": "NVIDIA H100", "CPU:0": "cpu"}
 
 
 def test_devices_and_memory_are_shown() -> None:
-    """A task's row names what computes, and each accelerator has a row with its memory."""
+    """A task's row names what computes; each accelerator has a row with its memory, and a mesh with its devices."""
     memory = {"device_memory_bytes/GPU:0": 12.5e9, "device_limit_bytes/GPU:0": 60e9}
     with_gpus = dataclasses.replace(
         report({**memory, "device_peak_memory_bytes/GPU:0": 40e9}), devices=GPUS
     )
     without = dataclasses.replace(report({}), task="/job:worker/task:0", devices={"CPU:0": "cpu"})
-    states = [TaskStatus(r.task, "a:1", r) for r in (with_gpus, without)]
+    on_mesh = dataclasses.replace(without, devices={"CPU:0": "cpu", "MESH:0": "8 CPU"})
+    states = [TaskStatus(r.task, "a:1", r) for r in (with_gpus, without, on_mesh)]
     heading, *rows = status.as_rows(states, 15.0)
-    assert [row[heading.index("ON")] for row in rows] == ["2 GPU", "CPU"]
+    assert [row[heading.index("ON")] for row in rows] == ["2 GPU", "CPU", "8 CPU"]
     assert status.device_rows(states)[1:] == [
         ["/job:ps/task:0/device:GPU:0", "NVIDIA H100", "12.5 GB", "40.0 GB", "60.0 GB"],
         ["/job:ps/task:0/device:GPU:1", "NVIDIA H100", "", "", ""],
+        ["/job:worker/task:0/device:MESH:0", "8 CPU", "", "", ""],
     ]
-    gpu, cpu = (
+    gpu, cpu, mesh = (
         json.loads(json.dumps(status.as_json([state])))["tasks"][0]["devices"] for state in states
     )
     assert gpu[1] == {
@@ -194,6 +196,10 @@ def test_devices_and_memory_are_shown() -> None:
     }
     assert [device["name"] for device in gpu] == ["CPU:0", "GPU:0", "GPU:1"]
     assert [(device["name"], device["limit_bytes"]) for device in cpu] == [("CPU:0", None)]
+    assert [(device["name"], device["kind"]) for device in mesh] == [
+        ("CPU:0", "cpu"),
+        ("MESH:0", "8 CPU"),
+    ]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import harness
 import runtime as rt
 
 Loss = Callable[..., Any]
-ROWS = 8
 _device_put = jax.device_put
 
 
@@ -52,7 +51,9 @@ def mapped(params: dict[str, jax.Array], key: jax.Array, x: jax.Array) -> jax.Ar
     return average(params, x)
 
 
-def train(loss_fn: Loss, devices: int, prefetch: int = 0, synchronous: bool = False) -> Any:
+def train(
+    loss_fn: Loss, devices: int, prefetch: int = 0, synchronous: bool = False, rows: int = 8
+) -> Any:
     """Trains for six steps on so many devices; returns losses, counts of steps and parameters."""
     mesh = jax.make_mesh((devices,), ("batch",)) if devices else None
     with rt.local_cluster(ps=2, workers=1) as cluster, rt.Graph().as_default():
@@ -76,8 +77,11 @@ def train(loss_fn: Loss, devices: int, prefetch: int = 0, synchronous: bool = Fa
         config = rt.SessionConfig(prefetch=prefetch)
         with supervisor.managed_session(cluster.target, config=config) as session:
             rng = np.random.default_rng(0)
-            batches = [rng.normal(size=(ROWS, 16)).astype(np.float32) for _ in range(6)]
+            batches = [rng.normal(size=(rows, 16)).astype(np.float32) for _ in range(6)]
             found = [session.run([learn, loss, step], {x: batch})[1:] for batch in batches]
+            known = cluster.servers["worker", 0].report().devices
+            kinds = [kind for name, kind in known.items() if name.startswith("MESH")]
+            assert kinds == [f"{devices} CPU"] * bool(devices), known
             return [v for v, _ in found], [int(n) for _, n in found], session.run(params)
 
 
@@ -93,6 +97,12 @@ def check_training(loss_fn: Loss, **options: Any) -> None:
             params,
             found[2],
         )
+
+
+def check_set_mesh() -> None:
+    """Trains with a mesh that the program has set for itself."""
+    with jax.set_mesh(jax.make_mesh((4,), ("batch",))):
+        check_training(dropped, rows=4)
 
 
 def show_bytes() -> None:
@@ -123,13 +133,13 @@ def show_refusals() -> None:
     whole, half = jax.make_mesh((4,), ("batch",)), jax.make_mesh((2,), ("batch",))
     ones = np.ones((7, 2), np.float32)
 
-    def build(name: str, *others: str) -> Any:
+    def build(*names: str, fn: Loss = lambda a: a + 1) -> Any:
         with rt.Graph().as_default() as graph:
             x = rt.placeholder(jnp.float32, [None, 2], name="x")
             y: Any = x
-            for each in (name, *others):
+            for each in names:
                 with rt.device(each):
-                    y = rt.call(lambda a: a + 1, y, name="plus")
+                    y = rt.call(fn, y, name="plus")
         with rt.Session(target, graph=graph) as session:
             session.run(y, {x: ones})
 
@@ -141,7 +151,10 @@ def show_refusals() -> None:
 
     foreign = jax.sharding.Mesh(np.array([*jax.local_devices(), *[Foreign()] * 4]), ("batch",))
     tries: dict[str, Callable[[], object]] = {
-        "rows": lambda: build(rt.mesh_device(whole)),
+        "rows": lambda: build(
+            rt.mesh_device(whole),
+            fn=lambda a: jax.shard_map(jnp.sin, in_specs=P("batch"), out_specs=P("batch"))(a),
+        ),
         "ps": lambda: build(f"/job:ps/task:0{rt.mesh_device(whole)}"),
         "two": lambda: build(rt.mesh_device(half), rt.mesh_device(whole)),
         "number": lambda: build("/device:MESH:99"),
@@ -164,6 +177,8 @@ if __name__ == "__main__":
         "asynchronous": lambda: check_training(dropped),
         "pipelined": lambda: check_training(dropped, prefetch=1),
         "synchronous": lambda: check_training(dropped, synchronous=True),
+        "set": check_set_mesh,
+        "uneven": lambda: check_training(dropped, rows=7),
         "constrained": lambda: check_training(constrained),
         "mapped": lambda: check_training(mapped),
         "bytes": show_bytes,

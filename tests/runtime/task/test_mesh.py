@@ -19,16 +19,20 @@ def run(what: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", ["asynchronous", "pipelined", "synchronous", "constrained", "mapped"]
+    "how", ["asynchronous", "pipelined", "synchronous", "set", "uneven", "constrained", "mapped"]
 )
 def test_mesh_trains_as_one_device(how: str) -> None:
-    """Two and four devices train to the values of one device, also with dropout and own shardings."""
+    """A mesh trains to the values of one device: with dropout, own shardings, a mesh that the program has set, and
+    rows that devices cannot share equally.
+    """
     run(how)
 
 
 def test_bytes_do_not_grow_with_devices() -> None:
     """Host and mesh exchange the same bytes however many devices the mesh has."""
-    found = re.findall(r"(\d) devices: (\d+) bytes in, (\d+) bytes out", run("bytes"))
+    said = run("bytes")
+    found = re.findall(r"(\d) devices: (\d+) bytes in, (\d+) bytes out", said)
+    assert said.count("worker 0 computes on the 4 devices of a mesh") == 1, said
     assert [devices for devices, _, _ in found] == ["1", "4"]
     assert len({(copied_in, copied_out) for _, copied_in, copied_out in found}) == 1, found
     assert min(map(int, found[0])) > 0, found
@@ -38,7 +42,7 @@ def test_wrong_meshes_are_refused() -> None:
     """A mesh that a worker cannot have is refused in one line, with the cure."""
     lines = dict(line.split(": ", 1) for line in run("refusals").splitlines() if ": " in line)
     for name, words in {
-        "rows": "'x:0' has 7 rows, which the 4 devices of mesh axis 'batch' cannot share",
+        "rows": "(of size 7) to mesh axis 'batch' (of size 4), but 4 does not evenly divide 7",
         "ps": "a mesh computes in the session's own worker only",
         "two": "make one mesh for the graph",
         "number": "take the name from rt.mesh_device",
