@@ -87,10 +87,12 @@ test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
 	$(PYTEST) -m unit $(TESTS)
 
+# These tests wait for processes most of the time.
+test-rest test-nightly: JOBS = 6
 test-rest: $(STAMP) ## Run what make test leaves out: the longest.
 	$(PYTEST) -m chaos $(TESTS)
 
-test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes, in ten.
+test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes.
 	$(PYTEST) -m nightly $(TESTS)
 
 test-gpu: export JAX_PLATFORMS = cuda,cpu

@@ -121,6 +121,7 @@ def test_program_of_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     assert harness.latest_checkpoint(str(tmp_path / "runs" / library))
 
 
+@pytest.mark.nightly
 def test_restarted_program_continues(tmp_path: pathlib.Path) -> None:
     """A program that is started again continues from its checkpoint."""
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")

@@ -11,7 +11,7 @@ from tests.kit.processes import Program
 pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.parametrize("mode", ["nosync", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("nosync", marks=pytest.mark.nightly), "sync"])
 def test_added_workers_train_and_leave(tmp_path: pathlib.Path, mode: str) -> None:
     """Workers that a second launcher adds train with the cluster and leave it, and the first worker
     continues.

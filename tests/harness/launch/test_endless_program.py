@@ -50,7 +50,7 @@ with harness.join_cluster() as me:
 """
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_training_continues_after_endless_program(tmp_path: pathlib.Path) -> None:
     """A ps that runs an endless program ends itself, is started again, and training continues."""
     script = tmp_path / "train.py"

@@ -120,6 +120,7 @@ def own_slurm(tmp_path: pathlib.Path) -> Iterator[Slurm]:
     slurm.close()
 
 
+@pytest.mark.nightly
 def test_lost_host_requeues_the_job(
     own_slurm: Slurm,
 ) -> None:
@@ -246,6 +247,7 @@ def test_wrong_task_count_is_one_line(slurm: Slurm) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_fatal_failure_is_not_requeued(slurm: Slurm) -> None:
     """A failure for good ends the job with its code and without a requeue."""
     job = slurm.submit(SCRIPT, "--data_dir=nowhere", sbatch=THREE_TASKS, WORKERS="2")

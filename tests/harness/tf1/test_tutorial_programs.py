@@ -28,7 +28,10 @@ def test_two_workers_count_exactly() -> None:
         assert [re.findall(r"total (\d+)", w.result()) for w in workers] == [["400"], ["400"]]
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "sync",
+    [pytest.param(False, id="async", marks=pytest.mark.nightly), pytest.param(True, id="sync")],
+)
 def test_training_restarts_from_checkpoint(tmp_path, sync: bool) -> None:
     """Two ps and two workers train, and a second run begins where the first ended."""
 

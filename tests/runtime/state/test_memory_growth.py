@@ -44,6 +44,7 @@ with rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
 """
 
 
+@pytest.mark.nightly
 def test_many_steps_take_no_memory() -> None:
     """Ten thousand steps leave the memory of ps and worker as it was."""
     cluster = addresses(ps=1, worker=1)

@@ -154,7 +154,7 @@ def counted(value: Any, trips: Any) -> Any:
     return jax.lax.fori_loop(0, trips, work, (value, jax.numpy.eye(64) * 0.5))[0]
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_frozen_time_does_not_count(tmp_path: pathlib.Path) -> None:
     """The time in which a process is frozen does not count for its program."""
     cluster = kit.addresses(ps=1, worker=1)

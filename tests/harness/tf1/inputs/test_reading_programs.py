@@ -73,6 +73,7 @@ def test_workers_may_have_own_networks() -> None:
         assert "right [1, 1, 1]" in worker, worker
 
 
+@pytest.mark.nightly
 def test_word_and_recurrent_programs_train() -> None:
     """Word vectors and a recurrent network train."""
     with processes.programs() as start:

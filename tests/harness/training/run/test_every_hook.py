@@ -27,6 +27,7 @@ def _scalars(directory: Path) -> list[tuple[str, int, float]]:
     return found
 
 
+@pytest.mark.nightly
 def test_every_hook_survives_ps_death(tmp_path: Path) -> None:
     """Every hook works over the death of a ps, and no step is lost or doubled."""
     command = [

@@ -28,6 +28,7 @@ def _possible() -> bool:
         return False
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not _possible(),
     reason="needs unshare and ip, and the right to make network and mount namespaces",

@@ -103,6 +103,7 @@ def test_chief_ends_before_longer_loops(style: str, tmp_path: Path) -> None:
         assert not c.lines("worker:2", "recovering|Error")
 
 
+@pytest.mark.nightly
 def test_chief_ends_after_shorter_loops(tmp_path: Path) -> None:
     """A chief that ends last saves the steps of all workers."""
     with cluster(tmp_path, ps=2, workers=3, STYLE="stop", STEP_SECS=0.002) as c:
@@ -136,6 +137,7 @@ def test_second_stop_does_nothing(tmp_path: Path) -> None:
             assert not c.lines(f"worker:{index}", "could not tell|not saved")
 
 
+@pytest.mark.nightly
 def test_late_worker_lets_ps_go(tmp_path: Path) -> None:
     """A worker that comes late ends at once, and the ps leave."""
     with cluster(tmp_path, STYLE="stop", LATE_SECS=60) as c:
@@ -205,6 +207,7 @@ def test_waking_worker_learns_of_end(style: str, code: int, tmp_path: Path) -> N
         assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
 
 
+@pytest.mark.nightly
 def test_steps_after_giving_up_are_named(tmp_path: Path) -> None:
     """Steps that are trained after the chief has given a worker up are named as not saved."""
     with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
@@ -343,6 +346,7 @@ def test_early_ps_stop_names_the_cost(tmp_path: Path) -> None:
 # -- work after the loop ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_evaluation_after_stop_is_unlimited(tmp_path: Path) -> None:
     """An evaluation after request_stop takes as long as it likes."""
     with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:

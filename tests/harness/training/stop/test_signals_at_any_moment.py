@@ -70,7 +70,9 @@ def model() -> tuple[list[Any], rt.Tensor]:
 
 # files are dropped, not closed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("program", [Run.supervisor, Run.monitored_session])
+@pytest.mark.parametrize(
+    "program", [Run.supervisor, pytest.param(Run.monitored_session, marks=pytest.mark.nightly)]
+)
 def test_sigterm_loses_no_step(
     program: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ with harness.join_cluster() as me:
 """
 
 
-@pytest.mark.parametrize("kind", ["supervisor", "hook"])
+@pytest.mark.parametrize("kind", ["supervisor", pytest.param("hook", marks=pytest.mark.nightly)])
 def test_one_task_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
     """One task's request stops all workers."""
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
@@ -233,7 +233,7 @@ with harness.join_cluster() as me:
 """
 
 
-@pytest.mark.parametrize("kind", ["hook", "late"])
+@pytest.mark.parametrize("kind", ["hook", pytest.param("late", marks=pytest.mark.nightly)])
 def test_live_model_keeps_the_states(tmp_path: pathlib.Path, kind: str) -> None:
     """A chief that finds its model alive restores the states."""
     (tmp_path / "train.py").write_text(textwrap.dedent(CHIEF_RESTARTS))
