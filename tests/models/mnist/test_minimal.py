@@ -65,8 +65,13 @@ def test_readme_commands_run_on_hosts(tmp_path: pathlib.Path) -> None:
         tasks[1].expect("Test-Accuracy: ")
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("source", ["mnist", pytest.param("digits", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("mnist", marks=pytest.mark.chaos),
+        pytest.param("digits", marks=pytest.mark.nightly),
+    ],
+)
 def test_minimal_program_trains(tmp_path: pathlib.Path, source: str) -> None:
     """The program trains to 93 %, on MNIST or without a network on the digits."""
     if source == "mnist" and real_mnist.NONE_HERE:
