@@ -293,8 +293,8 @@ class Connection:
             welcome.
         idle_since: `time.monotonic()` of the listener's last look that found a call or a ping since
             the look before; infinity before the first look.
-        fd: Descriptor of the accepted socket. After `close` the number may belong to another
-            socket.
+        fd: Descriptor of the accepted socket; negative once another connection has the descriptor.
+            After `close` the number may belong to another socket.
     """
 
     def __init__(self, context: ServerContext, sock: socket.socket) -> None:

@@ -93,11 +93,9 @@ class TensorServer:
         # Guards `_past` and the removal from `_connections` together, so that `counters` counts
         # each connection once.
         self._lock = concurrency.Lock()
+        # The oldest first. Only the listener's thread changes the table.
         self._connections: dict[int, Connection] = {}
-        """All connections that are not closed, by descriptor, the oldest first.
-
-        Only the listener's thread changes the table.
-        """
+        """All connections that are not closed, by descriptor."""
         self._ended: deque[Connection] = deque()
         """The connections whose thread ends; the listener's thread joins and removes them."""
         self._tidied_at = 0.0
@@ -277,6 +275,10 @@ class TensorServer:
             return True
         assert self._epoll is not None
         self._epoll.register(sock, _NEWS)
+        # A TLS client that hangs up early closes a descriptor before its thread has ended.
+        if (cut := self._connections.get(connection.fd)) is not None:
+            cut.fd = -self._accepted
+            self._connections[cut.fd] = cut
         self._connections[connection.fd] = connection
         return True
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import os
 import pathlib
 import socket
+import ssl
+import struct
 import threading
 import types
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ import pytest
 from runtime.errors import ResourceExhaustedError
 from runtime.trust.certificates import Certificates
 from runtime.wire import frames, times
+from runtime.wire.connection import Connection
 from runtime.wire.listener import TensorServer
 from tests.kit.certificates import make
 from tests.kit.changes import SetTimes
@@ -165,6 +169,56 @@ def test_descriptor_news_spare_the_next(
         context = certificates.client_context()
         # it is welcome to shake hands
         with context.wrap_socket(new, server_hostname="127.0.0.1") as secure:
+            assert secure.version()
+
+
+def test_cut_handshake_spares_the_next(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a connection that was cut before its handshake spares the next one with the same descriptor."""
+    certificates = Certificates(make(tmp_path / "here"))
+    begun, cut, ended, go_on = (threading.Event() for _ in range(4))
+    interrupt = Connection.interrupt
+
+    def wrapped_late() -> ssl.SSLContext:
+        if not begun.is_set():
+            begun.set()
+            assert cut.wait(60)
+        return certificates.server_context()
+
+    def interrupt_late(self: Connection) -> None:
+        if threading.current_thread() is self.thread and not ended.is_set():
+            ended.set()
+            assert go_on.wait(60)
+        interrupt(self)
+
+    monkeypatch.setattr(Connection, "interrupt", interrupt_late)
+    server, _ = make_server(unix=False, tls=wrapped_late)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        stack.callback(go_on.set)
+        stack.callback(cut.set)
+        # before the descriptor of the first connection is free
+        new = stack.enter_context(socket.socket())
+        new.settimeout(60)
+        with socket.create_connection(("127.0.0.1", server.port)) as old:
+            old.sendall(b"a hello")
+            assert begun.wait(60)
+            # a reset
+            old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            number = old.detach()
+        os.close(number)
+        # so the lowest free descriptor will be that of the connection
+        os.dup2(new.fileno(), number)
+        stack.callback(os.close, number)
+        cut.set()
+        assert ended.wait(60)
+        new.connect(("127.0.0.1", server.port))
+        until(lambda: server.counters.accepted == 2)
+        until(lambda: server.counters.connections == 2)
+        go_on.set()
+        until(lambda: server.counters.connections == 1)
+        with certificates.client_context().wrap_socket(new, server_hostname="127.0.0.1") as secure:
             assert secure.version()
 
 
