@@ -50,6 +50,7 @@ class CallThreads(futures.ThreadPoolExecutor):
         self._changed = concurrency.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._idle = 0
+        self._closed = False
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
@@ -87,6 +88,17 @@ class CallThreads(futures.ThreadPoolExecutor):
             )
         return future
 
+    def join(self, secs: float) -> None:
+        """Ends the idle threads, and waits for the end of the others.
+
+        Args:
+            secs: Most seconds to wait.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._threads_of_calls.close(secs)
+
     def _make_calls(self) -> None:
         while (run := self._take_call()) is not None:
             run()
@@ -97,7 +109,7 @@ class CallThreads(futures.ThreadPoolExecutor):
         with self._changed:
             self._idle += 1
             try:
-                self._changed.wait_for(lambda: self._waiting, times.IDLE_SECS)
+                self._changed.wait_for(lambda: self._waiting or self._closed, times.IDLE_SECS)
                 if self._waiting:
                     return self._waiting.popleft()
                 self._count -= 1

@@ -28,6 +28,7 @@ class ControlPlane:
 
     Attributes:
         grpc: The gRPC server, for services to be added before `start`.
+        threads: Threads of the calls.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class ControlPlane:
         limits: Limits,
         certificates: Certificates | None,
     ) -> None:
+        self.threads = CallThreads("grpc")
         self.grpc = grpc.server(
-            CallThreads("grpc"), interceptors=interceptors, options=rpc.server_options(limits)
+            self.threads, interceptors=interceptors, options=rpc.server_options(limits)
         )
         self._task = task
         self._hosts = hosts

@@ -8,8 +8,11 @@ for the end of training.
 
 from __future__ import annotations
 
+import atexit
 import inspect
+import multiprocessing
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,8 +208,7 @@ class Server:
         """Starts the server. Does nothing the second time.
 
         Raises:
-            UnknownError: Another process has the port of the tensor channel. The server is stopped
-                then.
+            UnknownError: Another process has the port of the tensor channel. The server has stopped.
         """
         if not self._parts.life.begin():
             return
@@ -217,6 +219,7 @@ class Server:
             raise
         self._parts.life.open()
         concurrency.before_exit(self._outlast_sessions)
+        atexit.register(_end_calls, weakref.ref(self))
         self._parts.control.announce()
         if self.certificates is not None:
             self._tell_near_end()
@@ -384,6 +387,23 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _end_calls(known: weakref.ref[Server]) -> None:
+    """Ends the calls of other processes before Python ends.
+
+    At its end Python ends each daemon thread that comes back from native code. Within compiled code
+    that aborts the process.
+    """
+    server = known()
+    if not server or server._home.was_left:
+        return
+    # Python still waits for children other than daemons, which may need the server.
+    if all(child.daemon for child in multiprocessing.active_children()):
+        server.remote_sessions.end_all()
+        server._parts.control.stop(0)
+        server.tensors.stop()
+        server._parts.control.threads.join(times.EXIT_SECS)
 
 
 # help(Server) shows the options too, by the words of their table.

@@ -26,5 +26,7 @@ LOOK_UP_SECS: Final = 10.0
 """Longest wait for the name servers at the start."""
 STOP_SECS: Final = 2.0
 """Longest wait of a server that stops for the calls under way."""
+EXIT_SECS: Final = 10.0
+"""Longest wait at Python's exit for calls of the control plane, which may compile."""
 LATE_SECS: Final = 600.0
 """Longest wait after the chief's end for workers that never came."""

@@ -3,6 +3,7 @@
 import json
 import signal
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,25 @@ while not server.worker.store.run.connected():
     time.sleep(0.05)
 print("OVER", flush=True)
 """
+BUSY = """
+import jax.numpy as jnp
+server = rt.Server(cluster, "worker", 0)
+with rt.device("/job:ps/task:0"):
+    matrix = rt.Variable(jnp.zeros((512, 512)), name="matrix")
+    update = matrix.assign_add(rt.call(lambda a: jnp.tanh(a @ a), matrix))
+with rt.Session(server.target) as session:
+    session.run(matrix.initializer)
+    print("COMPILES", flush=True)
+    session.run(update.op)
+    print("TRAINS", flush=True)
+    while True:
+        session.run(update.op)
+"""
+FAILS = """
+server = rt.Server(cluster, "ps", 0)
+input()
+raise ValueError("the program's own")
+"""
 DAEMON = """
 import multiprocessing
 if __name__ == "__main__":
@@ -83,8 +103,21 @@ def test_daemon_processes_end_with_ps(tmp_path: Path) -> None:
     path.write_text(MODEL + WORKER + DAEMON + textwrap.indent(PS, "    "))
     with Program("python", str(path), argument(), cold=True) as program:
         program.expect("OVER")
-        # The code is left open: Python may abort at its exit while a thread serves in native code.
-        program.wait(30.0)
+        assert program.wait(30.0) == 0
+
+
+@pytest.mark.parametrize("during", ["COMPILES", "TRAINS"])
+def test_failed_ps_ends_with_1(during: str) -> None:
+    """A ps whose program fails ends with 1, also while it compiles or computes for a worker."""
+    given = argument()
+    with (
+        Program("python", "-c", MODEL + FAILS, given) as ps,
+        Program("python", "-c", MODEL + BUSY, given) as worker,
+    ):
+        worker.expect(during)
+        time.sleep(0.1)  # native code begins a moment later, and no sign shows it
+        ps.enter("go")
+        assert ps.wait(30.0) == 1
 
 
 def test_interrupt_ends_ps_after_program() -> None:
