@@ -400,7 +400,6 @@ def _end_calls(known: weakref.ref[Server]) -> None:
         return
     # Python still waits for children other than daemons, which may need the server.
     if all(child.daemon for child in multiprocessing.active_children()):
-        server.remote_sessions.end_all()
         server._parts.control.stop(0)
         server.tensors.stop()
         server._parts.control.threads.join(times.EXIT_SECS)

@@ -4,12 +4,13 @@
 (`connection.Connection`).
 """
 
+import operator
 import os
 import select
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from absl import logging
@@ -141,12 +142,8 @@ class TensorServer:
         """The counters as of now."""
         with self._lock:
             there = list(self._connections.values())
-            calls, bytes_in, bytes_out = map(
-                sum, zip(self._past, *map(_figures, there), strict=True)
-            )
-            return ServerCounters(
-                len(there), self._accepted, len(self.lanes), calls, bytes_in, bytes_out
-            )
+            figures = zip(self._past, *map(_figures, there), strict=True)
+            return ServerCounters(len(there), self._accepted, len(self.lanes), *map(sum, figures))
 
     def endpoint(self, host: str) -> Endpoint:
         """Returns the endpoint by which clients find this server.
@@ -315,9 +312,7 @@ class TensorServer:
     def _remove(self, connection: Connection) -> None:
         with self._lock:
             del self._connections[connection.fd]
-            self._past = [
-                past + last for past, last in zip(self._past, _figures(connection), strict=True)
-            ]
+            self._past = list(map(operator.add, self._past, _figures(connection)))
         # epoll forgets a closed descriptor.
         connection.close()
 
@@ -433,5 +428,4 @@ def _drain(
 
 
 def _figures(connection: Connection) -> tuple[int, int, int]:
-    traffic = connection.traffic
-    return traffic.calls, traffic.bytes_in, traffic.bytes_out
+    return astuple(connection.traffic)
