@@ -91,10 +91,17 @@ def find_part(tensor: rt.Tensor, name: str) -> rt.Tensor:
                 f"tf.IndexedSlices with {name}"
             )
         shape = [size for size in tensor.shape or () if size is not None]
-        # The parts are constants of the whole graph, wherever they are first asked for.
-        with tensor.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
-            places = constant(np.arange(shape[0], dtype=np.int32))
-            parts = _Parts(tensor, places, constant(np.array(shape, np.int64)))
+        graph = tensor.graph
+        # TensorFlow makes the parts with the gradient, so a program may read them in a final graph.
+        is_final = graph.finalized
+        graph.unsafe_unfinalize()
+        try:
+            # The parts are constants of the whole graph, wherever they are first asked for.
+            with graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
+                places = constant(np.arange(shape[0], dtype=np.int32))
+                parts = _Parts(tensor, places, constant(np.array(shape, np.int64)))
+        finally:
+            graph.finalized = is_final
         tensor.graph.add_to_collection(_KNOWN, (tensor, parts))
     found: rt.Tensor = getattr(parts, name)
     return found

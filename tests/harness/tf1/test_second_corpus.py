@@ -172,6 +172,21 @@ def test_gather_gradient_is_slices() -> None:
             assert sess.run(table).tolist() == [[1, 1], [-2, -2], [1, 1], [0, 0]]
 
 
+def test_final_graph_has_slices() -> None:
+    """The parts of a gradient may be read for the first time in a final graph, which stays final."""
+    with tf.Graph().as_default() as graph:
+        table = tf.Variable(tf.ones([4, 2]))
+        gradient: Any = tf.gradients(tf.nn.embedding_lookup(table, [1, 3]), table)[0]
+        with tf.train.MonitoredSession() as sess:
+            assert graph.finalized
+            values, indices = sess.run([gradient.values, gradient.indices])
+            assert sess.run(gradient.dense_shape).tolist() == [4, 2]
+            assert np.array_equal(values, [[0, 0], [1, 1], [0, 0], [1, 1]])
+            assert indices.tolist() == [0, 1, 2, 3]
+            with pytest.raises(RuntimeError, match="finalized"):
+                tf.constant(1)
+
+
 def test_indexed_slices_add_up() -> None:
     """Rows of one place add up; without any shape the error says what to give."""
     with tf.Graph().as_default():
