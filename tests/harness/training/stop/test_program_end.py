@@ -106,6 +106,24 @@ def test_daemon_processes_end_with_ps(tmp_path: Path) -> None:
         assert program.wait(30.0) == 0
 
 
+@pytest.mark.parametrize(
+    "end", ["", "server.stop(); "], ids=["it serves on", "its server is stopped"]
+)
+def test_exit_code_of_ps_stays(end: str) -> None:
+    """A ps that calls sys.exit serves on for connected workers, unless it stops its server, and ends with its code."""
+    given = argument()
+    with (
+        Program("python", "-c", MODEL + PS + end + "sys.exit(3)", given) as ps,
+        Program("python", "-c", MODEL + WORKER + "work()", given) as worker,
+    ):
+        if not end:
+            ps.expect("the program is over; serving on for the sessions of /job:worker/task:0")
+            worker.expect("TRAINS")
+            assert ps.code is None
+            worker.kill()
+        assert ps.wait(30.0) == 3
+
+
 @pytest.mark.parametrize("during", ["COMPILES", "TRAINS"])
 def test_failed_ps_ends_with_1(during: str) -> None:
     """A ps whose program fails ends with 1, also while it compiles or computes for a worker."""
