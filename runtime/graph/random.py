@@ -89,4 +89,6 @@ def _make_key(impl: str, words: tuple[int, ...]) -> ArrayFn:
             key = jax.random.fold_in(key, step[word])
         return (jax.random.key_data(key),)
 
-    return make_key
+    # Without the loop, keys of this implementation that are made together would differ from those
+    # made alone.
+    return jax.custom_batching.sequential_vmap(make_key) if impl == "unsafe_rbg" else make_key

@@ -5,7 +5,7 @@ All calls are sent, and then all replies are collected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,22 @@ from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
 from runtime.wire.codec import TensorBuffer
 
-Moves = Mapping[int, Callable[[AnyArray], AnyArray]]
-"""Slot -> the copy of a value to the accelerator whose stage alone takes the value."""
+Moves = Sequence[tuple[Callable[[Sequence[AnyArray]], Sequence[AnyArray]], frozenset[int]]]
+"""The copy to each accelerator, and the slots of the values that the stage there alone takes."""
+NOT_COMPUTED: AnyArray = np.array(None)
+"""The placeholder of a value that is not computed yet. No stage takes an array of objects."""
 _clock = concurrency.perf_counter_ns
+
+
+def begin_moves(moves: Moves, values: list[AnyArray], slots: Iterable[int]) -> None:
+    """Begins the copies of values to accelerators, and puts the copies into the table of values.
+
+    The values of one accelerator travel together: a copy of each alone would take longer.
+    """
+    for place, taken in moves:
+        if moving := [slot for slot in slots if slot in taken]:
+            for slot, copy in zip(moving, place([values[slot] for slot in moving]), strict=True):
+                values[slot] = copy
 
 
 class Stopwatch:
@@ -78,9 +91,12 @@ class StepRun:
 
     def put(self, slots: Sequence[int], results: Iterable[AnyArray]) -> None:
         """Puts results into their slots."""
-        values, moves = self.values, self.moves
+        values = self.values
         for slot, value in zip(slots, results, strict=True):
-            values[slot] = moves[slot](value) if slot in moves else value
+            values[slot] = value
+        # A step without accelerators saves the call.
+        if self.moves:
+            begin_moves(self.moves, values, slots)
 
     def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
         """Returns the values of slots. Slot -1 is an operation, whose value is None."""

@@ -1,7 +1,8 @@
 """Pipelined steps: the push of one step and the pull of the next travel while the worker computes.
 
     during computation k:  receive the reply of push k-1,
-                           request and receive the parameters of step k+1
+                           request and receive the parameters of step k+1,
+                           begin their copies to an accelerator
     after computation k:   send push k, and do not wait for its reply
 
 So the parameters of a step hold this worker's gradients up to the step before the last: one step
@@ -17,6 +18,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -24,13 +26,10 @@ from runtime import concurrency, timeouts
 from runtime.errors import OpError
 from runtime.master import times
 from runtime.master.calls import StepPhase
-from runtime.master.exchange import Exchange, Moves, StepRun
+from runtime.master.exchange import NOT_COMPUTED, Exchange, Moves, StepRun
 from runtime.plan.plan import Plan
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
-
-_Pulled = dict[int, Array]
-"""Slot -> value."""
 
 
 def can_pipeline(phases: Sequence[StepPhase], plan: Plan) -> bool:
@@ -88,15 +87,16 @@ class Pipeline:
         self._step_ids = step_ids
         self._lock = concurrency.Lock()
         self._closed = closed
-        self._pulled: tuple[_Pulled, StepRun] | None = None
+        self._pulled: StepRun | None = None
+        """The run of the next step, with its parameters."""
         self._pushed: tuple[Exchange, list[Sequence[Array]]] | None = None
         """The newest push without a reply, and its arrays."""
-        self._replies: _Pulled | None = None
-        """The replies of the newest answered push; None before the first reply."""
-        self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
-        """Slots of values whose memory changes later: pulled parameters, and feeds of the caller."""
+        self._replies: dict[int, Array] | None = None
+        """The replies of the newest answered push by slot; None before the first reply."""
+        pulled = (slot for call in self._pull_phase.remote for slot in call.reply_slots)
         # The caller may change an array after its step has returned.
-        self._changing.update(range(plan.feeds))
+        self._changing = {*pulled, *range(plan.feeds)}
+        """Slots of values whose memory changes later: pulled parameters, and feeds of the caller."""
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
     def run(
@@ -153,20 +153,21 @@ class Pipeline:
     def _drop_pulled(self) -> None:
         assert self._lock.locked()
         if self._pulled is not None:
-            self._pulled[1].give_back()
+            # The copies to an accelerator may still read the memory.
+            jax.block_until_ready(self._pulled.values)
+            self._pulled.give_back()
             self._pulled = None
 
     def _run_step(
         self, feeds: Sequence[AnyArray], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
-        # The first step, or a step after a flush, has nothing pulled ahead.
-        if self._pulled is None:
-            self._pulled = self._pull_parameters(step, deadline)
-        pulled, pull = self._pulled
-        self._pulled = None
         values = self._values(feeds, self._step_ids)
-        run = StepRun(self._session, step, deadline, None, values, self._moves)
-        run.put(list(pulled), pulled.values())
+        # The first step, or a step after a flush, has nothing pulled ahead.
+        run = self._pulled or self._pull_parameters(step, deadline)
+        self._pulled = None
+        # The step before began the run, without feeds.
+        known = slice(self._plan.step_id_slot + 1)
+        run.step, run.deadline, run.values[known] = step, deadline, values[known]
         for local in self._compute_phase.local:
             run.execute(local)
         first = self._gives_replies and self._pushed is None and self._replies is None
@@ -174,7 +175,7 @@ class Pipeline:
         self._take_replies()
         self._pulled = self._pull_parameters(step, deadline)
         run.wait()
-        pull.give_back()
+        run.give_back()
         self._send_push(run)
         # The first step has no earlier reply to return.
         if first:
@@ -183,11 +184,11 @@ class Pipeline:
         run.put(list(replies), replies.values())
         return run.fetch(self._plan.fetches)
 
-    def _pull_parameters(self, step: int, deadline: float | None) -> tuple[_Pulled, StepRun]:
-        """Pulls the parameters. Returns the parameters, and the run that owns their memory."""
-        run = StepRun(self._session, step, deadline, None, [], {})
+    def _pull_parameters(self, step: int, deadline: float | None) -> StepRun:
+        """Pulls the parameters of a step, and begins their copies to accelerators."""
+        unknown = [NOT_COMPUTED] * self._plan.slots
+        run = StepRun(self._session, step, deadline, None, unknown, self._moves)
         exchange = Exchange(run)
-        pulled: _Pulled = {}
         calls = self._pull_phase.remote
         try:
             # All requests go out before the first reply is read, so that the tasks work at the same
@@ -196,10 +197,10 @@ class Pipeline:
                 exchange.open((call,))
                 exchange.send(call, ())
             for call in calls:
-                pulled.update(zip(call.reply_slots, exchange.receive(call), strict=True))
+                run.put(call.reply_slots, exchange.receive(call))
         finally:
             exchange.close()
-        return pulled, run
+        return run
 
     def _send_push(self, run: StepRun) -> None:
         exchange = Exchange(run)
@@ -220,7 +221,7 @@ class Pipeline:
         if self._pushed is None:
             return
         (exchange, _), self._pushed = self._pushed, None
-        replies: _Pulled = {}
+        replies: dict[int, Array] = {}
         # Only the replies of all tasks together are replies of a step.
         self._replies = None
         try:

@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall, StepPhase
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import later, when_dropped
-from runtime.master.exchange import Exchange, Moves, StepRun, TracedExchange
+from runtime.master.exchange import (
+    NOT_COMPUTED,
+    Exchange,
+    Moves,
+    StepRun,
+    TracedExchange,
+    begin_moves,
+)
 from runtime.master.pipeline import Pipeline
 from runtime.master.tasks import RemoteTask, Task
 from runtime.observe.counters import StepTimes
@@ -25,9 +30,6 @@ from runtime.plan.phases import group_waves
 from runtime.plan.plan import Plan, StageCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
-
-NOT_COMPUTED = np.array(None)
-"""The placeholder of a value that is not computed yet. No stage takes an array of objects."""
 
 
 class PlanRegistrar(Protocol):
@@ -70,15 +72,12 @@ class PreparedPlan:
         self._uses_step_id = step_id in plan.fetches or any(
             step_id in call.inputs for call in plan.stages
         )
+        table = [NOT_COMPUTED] * plan.slots
+        table[plan.feeds : step_id] = plan.constants
+        # A constant moves once, and not in each step.
+        begin_moves(self.moves, table, range(plan.feeds, step_id))
         # Each step copies this list, which is faster than to build the table slot by slot.
-        self._rest: list[AnyArray] = [*plan.constants, *[NOT_COMPUTED] * (plan.slots - step_id)]
-        self._early = []
-        for slot, move in self.moves.items():
-            if plan.feeds <= slot < step_id:
-                # A constant moves once, and not in each step.
-                self._rest[slot - plan.feeds] = move(self._rest[slot - plan.feeds])
-            elif slot <= step_id:
-                self._early.append(slot)
+        self._rest = table[plan.feeds :]
 
     def values(self, feeds: Sequence[AnyArray], step_ids: Iterator[Array]) -> list[AnyArray]:
         """Returns the table of values of a new step, with ``NOT_COMPUTED`` for the outputs of stages.
@@ -93,8 +92,8 @@ class PreparedPlan:
         values: list[AnyArray] = [*feeds, *self._rest]
         if self._uses_step_id:
             values[plan.step_id_slot] = next(step_ids)
-        for slot in self._early:
-            values[slot] = self.moves[slot](values[slot])
+        if self.moves:
+            begin_moves(self.moves, values, range(plan.step_id_slot + 1))
         return values
 
 
@@ -163,27 +162,21 @@ def _register_stages(
     return calls
 
 
-def _is_accelerated(call: StageCall) -> bool:
-    return call.stage.device.is_accelerator and not call.stage.host
-
-
 def _find_leaving(plan: Plan, call: StageCall) -> tuple[int, ...]:
     """Returns the slots of an accelerator's outputs that the host takes, in the order of their readers."""
-    taken = [slot for c in plan.stages if not _is_accelerated(c) for slot in c.inputs]
-    computed = {*call.outputs} if _is_accelerated(call) else ()
+    taken = [slot for c in plan.stages if not c.stage.is_accelerated for slot in c.inputs]
+    computed = {*call.outputs} if call.stage.is_accelerated else ()
     return tuple(s for s in dict.fromkeys((*taken, *plan.fetches)) if s in computed)
 
 
 def _find_moves(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> Moves:
     """Returns the copies of the values that one stage on an accelerator takes, and nothing else."""
     readers = Counter((*plan.fetches, *(slot for c in plan.stages for slot in c.inputs)))
-    return {
-        slot: local.registered.prepared.place
+    return [
+        (local.registered.prepared.place, frozenset(s for s in local.inline if readers[s] == 1))
         for call, local in zip(plan.stages, calls, strict=True)
-        if isinstance(local, LocalCall) and _is_accelerated(call)
-        for slot in local.inline
-        if readers[slot] == 1
-    }
+        if isinstance(local, LocalCall) and call.stage.is_accelerated
+    ]
 
 
 def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:

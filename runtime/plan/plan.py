@@ -146,6 +146,11 @@ class Stage:
     operations: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def is_accelerated(self) -> bool:
+        """Returns True if the stage is a program for a device with memory of its own."""
+        return self.device.is_accelerator and not self.host
+
+    @property
     def may_wait(self) -> bool:
         """Returns True if the stage may wait for effects of other stages."""
         return any(kernel_may_wait(call.kernel) for call in self.host)

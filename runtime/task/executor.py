@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from runtime.errors import (
     OUT_OF_MEMORY,
@@ -26,7 +26,7 @@ from runtime.errors import (
 )
 from runtime.expressions.kinds import is_narrow
 from runtime.graph.mesh import spread
-from runtime.graph.tracing import is_64_bit
+from runtime.graph.tracing import needs_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
@@ -66,25 +66,11 @@ class Executor:
     compiler: Compiler = _process_compiler
     meshes: dict[str, str] = field(default_factory=dict)
 
-    def prepare(
-        self,
-        stage: Stage,
-        generation: int = 0,
-        watched: WatchedProgram | None = None,
-        owned: Sequence[int] = (),
-    ) -> PreparedStage:
-        """Compiles a stage and finds its variables, so that a run looks nothing up.
-
-        Args:
-            stage: The stage.
-            generation: Generation of the run record. In a later generation the stage refuses to
-                run.
-            watched: Program of the stage if another process has sent the program.
-            owned: Inputs that arrive as copies. On an accelerator results take over their memory.
+    def find_device(self, stage: Stage) -> jax.Device | Mesh | None:
+        """Returns the device of a stage; None for a stage of host kernels whose device is not here.
 
         Raises:
-            InvalidArgumentError: The device is not here, or the program is refused.
-            NotFoundError: A host kernel is not known.
+            InvalidArgumentError: The device is not here.
         """
         if mesh := stage.device.mesh:
             kind = f"{mesh.size} {mesh.devices.flat[0].platform.upper()}"
@@ -96,32 +82,35 @@ class Executor:
                 f"no device {stage.device.type}:{stage.device.index} here, only {have}",
                 task=self.task,
             )
-        return PreparedStage(self, stage, device, generation, watched, owned)
+        return device
 
 
 class PreparedStage:
-    """A stage that is ready to run on this task.
+    """A stage that is ready to run on this task: compiled, and with its variables, so that a run looks nothing up.
 
     Args:
         executor: Executor of the task.
         stage: The stage.
-        device: Device of the stage; None for a stage of host kernels whose device is not here.
-        generation: Generation of the run record.
+        generation: Generation of the run record. In a later generation the stage refuses to run.
         watched: Program of the stage if another process has sent the program.
-        owned: Inputs that arrive as copies.
+        owned: Inputs that arrive as copies. On an accelerator results take over their memory.
+
+    Raises:
+        InvalidArgumentError: The device is not here, or the program is refused.
+        NotFoundError: A host kernel is not known.
     """
 
     def __init__(
         self,
         executor: Executor,
         stage: Stage,
-        device: jax.Device | Mesh | None,
         generation: int,
         watched: WatchedProgram | None,
         owned: Sequence[int],
     ) -> None:
         self.stage = stage
         self.watched = watched
+        self._device = device = executor.find_device(stage)
         self._store = executor.store
         self._task = executor.task
         self._gate = executor.gate
@@ -130,26 +119,23 @@ class PreparedStage:
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._variables = StageVariables.find(self._store, stage)
         self._on_host = not stage.device.is_accelerator
-        self._device = device
         # Where JAX has this device only, no value can lie elsewhere, and each step saves the look.
         self._one_device = len(executor.devices) == 1 and device in (None, jax.local_devices()[0])
-        self._wide, self._narrow = _find_conversions(stage)
+        arguments = () if stage.program is None else stage.program.arguments
+        self._wide = needs_64_bit([s.dtype for s in arguments[len(stage.reads) :]])
+        self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
         donated = _find_donated(stage, () if self._on_host else owned)
-        self._executable = (
-            None if device is None else self._compiled(executor.compiler, donated, device)
-        )
+        self._executable = self._compiled(executor.compiler, donated)
         assert self._kernels or device is not None, "a stage without kernels needs its device"
         assert watched is None or stage.program is not None, "only a program is watched"
 
-    def _compiled(
-        self, compiler: Compiler, donated: Sequence[int], device: jax.Device | Mesh
-    ) -> Executable | None:
-        """Returns the executable of the stage's program; None for a stage without a program."""
-        stage = self.stage
-        if stage.program is None:
+    def _compiled(self, compiler: Compiler, donated: Sequence[int]) -> Executable | None:
+        """Returns the executable of the stage's program; None without a program, or a device."""
+        program, device = self.stage.program, self._device
+        if program is None or device is None:
             return None
         try:
-            return compiler.executable(stage.program, donated, device)
+            return compiler.executable(program, donated, device)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"the program of [{self._label}] is refused: {error.message}", task=self._task
@@ -206,11 +192,7 @@ class PreparedStage:
         self, inputs: Sequence[AnyArray], turn: ProgramTurn | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
         if not self._one_device:
-            inputs = [self.place(value) for value in inputs]
-        elif self._wide:
-            inputs = list(inputs)
-            for i in self._wide:
-                inputs[i] = self.place(inputs[i])
+            inputs = self.place(inputs)
         pinned: list[AnyArray] = []
         try:
             if not self._variables.slots:
@@ -269,7 +251,7 @@ class PreparedStage:
         # A stage without variables saves the call.
         arguments = self._variables.take(self._task) if self._variables.reads else []
         if not self._one_device:
-            arguments = [self.place(value) for value in arguments]
+            arguments = self.place(arguments)
         # Results of fewer than 8 bits an element have another layout than a program's arguments;
         # numpy arrays fit.
         if self._narrow:
@@ -282,6 +264,10 @@ class PreparedStage:
             self._store.count(made, checked=self.watched is not None)
         if turn is not None:
             turn.running = True
+        # JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
+        if self._wide:
+            with jax.enable_x64(True):
+                return self._executable(*arguments, *inputs)
         return self._executable(*arguments, *inputs)
 
     def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
@@ -312,28 +298,31 @@ class PreparedStage:
             if self.watched is not None:
                 self._watch.finish(done)
 
-    def place(self, value: AnyArray) -> AnyArray:
-        """Returns a value on the device of this stage.
+    def place(self, values: Sequence[AnyArray]) -> list[AnyArray]:
+        """Returns values on the device of this stage.
 
-        A value elsewhere is copied. The value may change when a run that takes the copy is done. On
-        the host XLA reads numpy arrays in place, but those of 64 bits.
+        The values elsewhere are copied together. A value may change when a run that takes the copy
+        is done. On the host XLA reads numpy arrays in place.
 
         Raises:
-            ResourceExhaustedError: The device has no memory for the value.
+            ResourceExhaustedError: The device has no memory for the values.
         """
-        device = self._device
-        home = spread(device, value.shape) if isinstance(device, Mesh) else device
-        if isinstance(value, jax.Array):
-            stays = value.device == home
-        # JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
-        else:
-            stays = self._on_host and not is_64_bit(value.dtype)
-        if stays:
-            return value
+        placed = list(values)
+        away = [i for i, value in enumerate(values) if not self._is_here(value)]
         try:
-            return _copy(value, None if self._one_device else home)
+            copies = _copy([values[i] for i in away], self._device) if away else []
         except Exception as error:
             raise self._failed(error) from error
+        for i, copy in zip(away, copies, strict=True):
+            placed[i] = copy
+        return placed
+
+    def _is_here(self, value: AnyArray) -> bool:
+        if not isinstance(value, jax.Array):
+            return self._on_host
+        device = self._device
+        home = spread(device, value.shape) if isinstance(device, Mesh) else device
+        return bool(value.device == home)
 
     def _run_host(
         self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation
@@ -424,10 +413,9 @@ class PreparedStage:
         text = f"running [{self._label}] on {self.stage.device.name}: {one_line(error)}"
         if kind is ResourceExhaustedError:
             text = f"{OUT_OF_MEMORY} {text}"
-        lost = self._lost(error)
-        if lost:
+        if lost := self._lost(error):
+            kind = AbortedError
             text = f"{text}; with it these variables have lost their values, restore or initialise them: {lost}"
-            return AbortedError(text, task=self._task)
         return kind(text, task=self._task)
 
     def _lost(self, error: BaseException) -> str:
@@ -443,26 +431,18 @@ class PreparedStage:
         return ", ".join(self.stage.operations[:5])
 
 
-def _copy(value: AnyArray, device: jax.Device | NamedSharding | None) -> jax.Array:
+def _copy(values: Sequence[AnyArray], device: jax.Device | Mesh | None) -> list[jax.Array]:
     with jax.enable_x64(True):
-        # A value that is whole on each device of a mesh comes from the host once.
-        if isinstance(device, NamedSharding) and device.is_fully_replicated:
-            value = jax.device_put(value, device.mesh.devices.flat[0], may_alias=False)
-        here: jax.Array = jax.device_put(value, device, may_alias=False)
+        if isinstance(device, Mesh):
+            homes = [spread(device, value.shape) for value in values]
+            # A value that is whole on each device of a mesh comes from the host once.
+            first = device.devices.flat[0]
+            on_way = [first if home.is_fully_replicated else home for home in homes]
+            values = jax.device_put(values, on_way, may_alias=False)
+            here: list[jax.Array] = jax.device_put(values, homes)
+        else:
+            here = jax.device_put(values, device, may_alias=False)
     return here
-
-
-def _find_conversions(stage: Stage) -> tuple[list[int], list[int]]:
-    """Finds the inputs of 64 bits, and the arguments with less than a byte an element.
-
-    JAX needs both converted.
-    """
-    arguments = () if stage.program is None else stage.program.arguments
-    given = stage.inputs or ()
-    if stage.host and stage.program is not None:
-        given = arguments[len(stage.reads) :]
-    wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
-    return wide, [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
 
 
 def _find_donated(stage: Stage, owned: Sequence[int]) -> list[int]:

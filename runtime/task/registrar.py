@@ -12,7 +12,7 @@ from runtime.plan.plan import StageCall
 from runtime.rpc import rpc
 from runtime.state.ledger import NOBODY
 from runtime.task.call_waits import CallWaits
-from runtime.task.executor import Executor
+from runtime.task.executor import Executor, PreparedStage
 from runtime.task.fitting import check_call
 from runtime.task.presence import TaskPresence
 from runtime.task.program_share import WatchedProgram
@@ -119,7 +119,7 @@ class StageRegistrar:
                 call.stage.program.sha256, call.stage.operations, rpc.peer(), sender
             )
             self._executor.watch.start()
-        prepared = self._executor.prepare(call.stage, generation, watched, call.owned)
+        prepared = PreparedStage(self._executor, call.stage, generation, watched, call.owned)
         registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
             registered.prepared = TracedStage(prepared, call, self._tracer)

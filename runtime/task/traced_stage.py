@@ -36,9 +36,9 @@ class TracedStage:
     call: StageCall
     tracer: Tracer
 
-    def place(self, value: AnyArray) -> AnyArray:
-        """Returns a value on the device of the stage; see ``PreparedStage.place``."""
-        return self.prepared.place(value)
+    def place(self, values: Sequence[AnyArray]) -> Sequence[AnyArray]:
+        """Returns values on the device of the stage; see ``PreparedStage.place``."""
+        return self.prepared.place(values)
 
     def wait(self, done: jax.Array | None) -> None:
         """Waits until a run is done; see ``PreparedStage.wait``."""
@@ -49,11 +49,10 @@ class TracedStage:
     ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs the stage; see ``PreparedStage.run``."""
         call, begun = self.call, concurrency.wall_time_ns()
-        is_accelerated = call.stage.device.is_accelerator and not call.stage.host
+        is_accelerated = call.stage.is_accelerated
         if is_accelerated:
             # A program that is launched before its inputs are there would hide their copies.
-            inputs = [self.prepared.place(value) for value in inputs]
-            jax.block_until_ready(inputs)
+            inputs = jax.block_until_ready(self.prepared.place(inputs))
         arrived = concurrency.wall_time_ns()
         outputs, done = self.prepared.run(inputs, client, cancelled)
         # XLA computes in the background, and the span shall have the whole time.

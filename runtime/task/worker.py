@@ -389,9 +389,8 @@ class Worker:
                 break
             except HungUpError:
                 # The news may be of an older connection of the lane.
-                if not caller_is_gone():
-                    continue
-                raise
+                if caller_is_gone():
+                    raise
         # The inputs lie in the connection's buffer, which the next call overwrites.
         registered.prepared.wait(done)
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]

@@ -138,6 +138,14 @@ def _count(expressions: ExpressionList) -> int:
     return within(expressions.main)
 
 
+def test_keys_need_no_loop() -> None:
+    """Many keys are made together, and not one after the other."""
+    plan = plan_of(lambda: [rt.random_key() for _ in range(MANY)])
+    programs = [call.stage.program for call in plan.stages if call.stage.program]
+    names = {e.name for p in programs for e in read_expressions(p.blob).main.equations}
+    assert names and not names & {"scan", "while"}, names
+
+
 def test_hundred_draws_compile_as_one() -> None:
     """A hundred small draws are compiled as one."""
 

@@ -405,19 +405,19 @@ def test_session_ending_during_compilation() -> None:
     entered, ended = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, worker = made[TARGET], made["/job:ps/task:0"].worker
-        size, prepare = queue().size(), worker.executor.prepare
+        size, find = queue().size(), worker.executor.find_device
 
         def slow(*arguments: Any) -> Any:
-            prepared = prepare(*arguments)
+            device = find(*arguments)
             entered.set()
             assert ended.wait(60)
-            return prepared
+            return device
 
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(2.0, name="v")
         session = rt.Session(server.target, config=WAIT)
         assert session.run(size) == 0
-        worker.executor.prepare = slow  # type: ignore[method-assign]
+        worker.executor.find_device = slow  # type: ignore[method-assign]
         thread, results = in_thread(lambda: session.run(v.initializer))
         assert entered.wait(60)
         session.close()
@@ -442,7 +442,7 @@ def test_refused_plan_leaves_nothing() -> None:
             with rt.device(f"/job:ps/task:{i}"):
                 variables.append(rt.Variable(2.0, name=f"v_{i}"))
         with rt.Session(made[TARGET].target, config=WAIT) as session:
-            second.executor.prepare = refuse  # type: ignore[method-assign]
+            second.executor.find_device = refuse  # type: ignore[method-assign]
             with pytest.raises(rt.ResourceExhaustedError):
                 session.run(variables)
             assert len(first.registry) == 1

@@ -23,19 +23,19 @@ def test_step_meets_a_stopping_server(leaving: bool, error: type[Exception], wor
     """A step that comes while a server stops ends with the reason of the stop."""
     compiling, go_on = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
-        server, prepare = made[PS], made[PS].worker.executor.prepare
+        server, find = made[PS], made[PS].worker.executor.find_device
 
         def slow(*arguments: Any) -> Any:
             compiling.set()
             assert go_on.wait(60)
-            return prepare(*arguments)
+            return find(*arguments)
 
         with rt.device(PS):
             v, w = rt.Variable(2.0, name="v"), rt.Variable(2.0, name="w")
         with rt.Session(made[TARGET].target) as session:
             session.run(v.initializer)
             session.run(v)
-            server.worker.executor.prepare = slow  # type: ignore[method-assign]
+            server.worker.executor.find_device = slow  # type: ignore[method-assign]
             other = threading.Thread(
                 target=lambda: pytest.raises(rt.OpError, session.run, w.initializer), daemon=True
             )

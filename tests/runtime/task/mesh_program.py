@@ -111,8 +111,9 @@ def show_bytes() -> None:
 
     def put(value: Any, *arguments: Any, **options: Any) -> Any:
         placed = _device_put(value, *arguments, **options)
-        if isinstance(value, np.ndarray):
-            copied["in"] += sum(shard.data.nbytes for shard in placed.addressable_shards)
+        for given, there in zip(jax.tree.leaves(value), jax.tree.leaves(placed), strict=True):
+            if isinstance(given, np.ndarray):
+                copied["in"] += sum(shard.data.nbytes for shard in there.addressable_shards)
         return placed
 
     def begin(self: Any) -> None:

@@ -15,9 +15,10 @@ from tests.runtime.kit import TARGET, servers
 if "tests.kit.stand_in_gpus" not in sys.modules:
     pytest.skip("needs GPUs: make test-stand-ins", allow_module_level=True)
 
-from tests.kit.stand_in_gpus import AT_MESSAGES, COPIES, PLACED, clear
+from tests.kit.stand_in_gpus import AT_MESSAGES, AT_RETURNS, COPIES, PLACED, clear
 
 VARIABLES = 6
+PS = 2
 SIZE = 40_000
 """Elements of a variable."""
 GIVEN = 3
@@ -57,7 +58,7 @@ class Training:
 
 @pytest.fixture(params=[0, 1], ids=["strict", "pipelined"])
 def training(request: pytest.FixtureRequest) -> Iterator[Training]:
-    with servers(sockets=True, ps=2, worker=1) as cluster:
+    with servers(sockets=True, ps=PS, worker=1) as cluster:
         made = Training(cluster, request.param)
         for _ in range(3):
             made.step(np.ones(SIZE, np.float32))
@@ -66,10 +67,16 @@ def training(request: pytest.FixtureRequest) -> Iterator[Training]:
 
 
 def test_step_copies_each_array_once(training: Training) -> None:
-    """A step copies what a program takes in and what it gives out, and the copies out begin with the program."""
+    """A step copies what a program takes in and what it gives out, and the copies out begin with the program.
+
+    What is given to a step is copied by one call, and so are the parameters of each ps. The step
+    waits once for its program.
+    """
     training.step(np.ones(SIZE, np.float32))
     assert (COPIES["in"], COPIES["out"]) == (VARIABLES + GIVEN, VARIABLES + 1)
+    assert COPIES["puts"] == 1 + PS
     assert COPIES["late"] == 0
+    assert COPIES["waits"] == 1
 
 
 def test_values_are_those_of_hosts(training: Training) -> None:
@@ -103,13 +110,31 @@ def test_batch_on_another_gpu_moves(training: Training) -> None:
     np.testing.assert_array_equal(batch, np.ones(SIZE))
 
 
-@pytest.mark.parametrize("training", [0], indirect=True)
 def test_copies_in_begin_early(training: Training) -> None:
-    """The batch is copied before the first pull is sent, and the parameters of a ps when its reply is there."""
+    """The batch is copied before the first message, and the parameters of a ps when its reply is there.
+
+    So the parameters of the next pipelined step are copied while the program computes.
+    """
     training.step(np.ones(SIZE, np.float32))
-    each, whole = VARIABLES // 2, VARIABLES + GIVEN
-    # two pulls are sent and received, then two pushes
-    assert AT_MESSAGES == [GIVEN, GIVEN, GIVEN, GIVEN + each, whole, whole, whole, whole]
+    second, whole = GIVEN + VARIABLES // PS, VARIABLES + GIVEN
+    pulls, pushes = [GIVEN, GIVEN, GIVEN, second], [whole] * PS
+    # Two pulls are sent and received, then two pushes. A pipelined step receives the replies of
+    # pushes first, and sends pushes last.
+    expected = [*pulls, *pushes, *pushes]
+    if training.session.config.prefetch:
+        expected = [GIVEN, GIVEN, *pulls, *pushes]
+    assert expected == AT_MESSAGES
+
+
+@pytest.mark.parametrize("training", [1], indirect=True)
+def test_memory_outlasts_copies_ahead(training: Training) -> None:
+    """The memory of parameters that no step takes is used again only after the copies have read it."""
+    training.step(np.ones(SIZE, np.float32))
+    ahead = PLACED[-VARIABLES:]
+    assert [each.is_deleted() for each in ahead] == [False] * VARIABLES
+    clear()
+    training.session.run(training.weights)
+    assert {*map(id, ahead)} <= {*map(id, AT_RETURNS[0])}
 
 
 def test_pulled_parameters_are_used_up(training: Training) -> None:
@@ -117,6 +142,8 @@ def test_pulled_parameters_are_used_up(training: Training) -> None:
     training.step(np.ones(SIZE, np.float32))
     large = [a for a in PLACED if a.shape == (SIZE,)]
     assert len(large) == VARIABLES + 1
+    # A pipelined step has copied the parameters of the next step, which takes their memory.
+    training.step(np.ones(SIZE, np.float32))
     assert sum(a.is_deleted() for a in large) == VARIABLES
 
 
