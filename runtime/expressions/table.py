@@ -488,7 +488,7 @@ _COSTS = {
     4: "erf_inv log sqrt",
     8: """
         approx_top_k atanh bessel_i0e bessel_i1e cholesky cumlogsumexp digamma eig eigh hessenberg
-        householder_product lgamma lu ormqr polynomial qr ragged_dot_general scaled_dot schur svd
+        householder_product lgamma lu nextafter ormqr polynomial qr ragged_dot_general scaled_dot schur svd
         triangular_solve tridiagonal tridiagonal_solve
     """,
     16: "acos acosh asin asinh log1p",

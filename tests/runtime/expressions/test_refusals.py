@@ -386,6 +386,10 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         lambda: pb.ExpressionsDef.FromString(shaped(6950, 8)),
         "such as 'igamma' cost more than 1,024 equations",
     ),
+    "a drawn list that XLA had not compiled after 150 seconds": (
+        lambda: pb.ExpressionsDef.FromString(shaped(1005, 2708)),
+        "such as 'nextafter' cost more than 1,024 equations",
+    ),
     "an operation of 10,000 operands": (
         lambda: changed(operands(-1, *[0] * 10_000), lambda: of(lambda a: jnp.concatenate([a, a]))),
         "costs as much as 2,50. equations",
