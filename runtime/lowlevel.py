@@ -11,6 +11,7 @@ from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.snapshot import Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.checkpoint.storage import CheckpointFile
+from runtime.cluster.slurm import divide_memory
 from runtime.cluster.spec import agree
 from runtime.concurrency import in_thread
 from runtime.errors import (
@@ -68,6 +69,7 @@ __all__ = [
     "UninitializedError",
     "VariableSlice",
     "agree",
+    "divide_memory",
     "bounded_update",
     "canonical_dtype",
     "check_environment",

@@ -2,7 +2,7 @@
 
 The GPUs are counted without JAX, which would take memory of each. Training tasks come first, and an
 evaluator has a GPU only if one is left. Where training tasks are more than GPUs, several share one
-GPU: each takes a fraction of its memory, because JAX would take three quarters for each.
+GPU, and each takes a fraction of its memory.
 """
 
 import itertools
@@ -18,19 +18,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 NO_GPU = {VISIBLE: "", "JAX_PLATFORMS": "cpu"}
 """Environment of a task that computes on the CPU."""
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
-_MEMORY = {
-    _FRACTION,
-    # An older name. JAX refuses to start where both are set.
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
-    "XLA_PYTHON_CLIENT_ALLOCATOR",
-}
-"""Variables by which a user divides the memory of a GPU."""
-_MOST_ON_ONE = 18
-"""Most tasks on one GPU.
-
-CUDA's context of a task takes about 0.4 GB beside the task's fraction, and a tenth of 80 GB is left.
-"""
 _SMI_SECS = 10.0
 """Most seconds that nvidia-smi may take; it hangs where a driver is broken."""
 
@@ -123,17 +110,10 @@ def _check_enough(
 
 
 def _divide_memory(tasks: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a task that shares a GPU; none if the user divides its memory."""
-    if not _MEMORY.isdisjoint(environ):
-        return {}
-    if tasks > _MOST_ON_ONE:
-        raise ValueError(
-            f"{tasks} training tasks on one GPU, whose memory is enough for {_MOST_ON_ONE}: start "
-            "fewer --workers, set JAX_PLATFORMS=cpu, or divide the memory by "
-            f"{_FRACTION} and --gpus_per_worker=0"
-        )
-    # Rounded down, so that the fractions add up to nine tenths at the most.
-    return {_FRACTION: f"{900 // tasks / 1000:g}"}
+    # The launcher starts without the runtime, which few hosts need here.
+    from runtime.lowlevel import divide_memory
+
+    return divide_memory(tasks, environ)
 
 
 def describe_shares(shares: Mapping[LaunchTask, Mapping[str, str]]) -> str:

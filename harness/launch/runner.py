@@ -157,15 +157,14 @@ class ClusterRunner:
         with contextlib.suppress(BlockingIOError):
             signums = wake.recv(_READ_BYTES)
             stops = [signum for signum in signums if signum in STOP_SIGNALS]
-            starting = self._starting_tasks() if stops else frozenset()
+            # A task that starts listens at no port yet.
+            starting = frozenset(
+                task
+                for task in self._processes
+                if stops and not listens(self._topology.address(task))
+            )
             return [policy.StopSignal(signum, starting) for signum in stops]
         return []
-
-    def _starting_tasks(self) -> frozenset[LaunchTask]:
-        """Returns the tasks without a listening process at their port."""
-        return frozenset(
-            task for task in self._processes if not listens(self._topology.address(task))
-        )
 
     def _end_events(self) -> Iterator[Event]:
         """Yields the ends of tasks since the last call, after showing all their output."""

@@ -30,6 +30,7 @@ from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
 from harness.launch.tasks import ClusterTopology, claimed_flags, watching
 from harness.ray.actor import SECURITY_VARIABLE, TaskActor, TaskEnd
 from runtime import concurrency
+from runtime.lowlevel import divide_memory
 
 DEFAULT_RESOURCES = {"CPU": 1.0}
 SAY_SECS = 10.0
@@ -250,6 +251,8 @@ class _RayCluster:
         options = {name: needed.pop(known, 0) for known, name in _OPTIONS.items()}
         # The driver may have been given a credential; all else is the environment of the node.
         environ = {name: os.environ[name] for name in (SECURITY_VARIABLE,) if name in os.environ}
+        # Ray puts as many tasks on a GPU as parts fit.
+        environ |= divide_memory(int(1 / (options["num_gpus"] or 1)), os.environ)
         seat.actor = (
             ray.remote(TaskActor)
             .options(

@@ -17,15 +17,23 @@ from collections.abc import Mapping
 
 from runtime.cluster.resolvers import ClusterResolver
 from runtime.cluster.spec import ClusterSpec
+from runtime.errors import InvalidArgumentError
 from runtime.retired import explains_arguments
 
+_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _MEMORY = {
-    "XLA_CLIENT_MEM_FRACTION",
+    _FRACTION,
+    # An older name. JAX refuses to start where both are set.
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 }
-"""Variables by which a user divides the memory of a GPU. JAX refuses both fractions at once."""
+"""Variables by which a user divides the memory of a GPU."""
+_MOST_ON_ONE = 18
+"""Most tasks on one GPU.
+
+CUDA's context of a task takes about 0.4 GB beside the task's fraction, and a tenth of 80 GB is left.
+"""
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -91,6 +99,9 @@ class SlurmClusterResolver(ClusterResolver):
 
         CUDA_VISIBLE_DEVICES has the GPUs of the task. XLA_CLIENT_MEM_FRACTION has its part of the
         memory where tasks are more than GPUs.
+
+        Raises:
+            InvalidArgumentError: The memory of a GPU is not enough for so many tasks.
         """
         on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
         if on_node and self._sharing is not None:
@@ -100,13 +111,33 @@ class SlurmClusterResolver(ClusterResolver):
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(
                 os.environ.get("CUDA_VISIBLE_DEVICES"), number * each % on_node, each, on_node
             )
-            if tasks > on_node and _MEMORY.isdisjoint(os.environ):
-                # JAX would take three quarters of the memory for each task.
-                os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{0.9 / math.ceil(tasks / on_node):.3g}"
+            os.environ |= divide_memory(math.ceil(tasks / on_node), os.environ)
         return self._cluster_spec
 
     def _task(self) -> tuple[str | None, int | None]:
         return self._own_task
+
+
+def divide_memory(tasks: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of each task on a GPU; none for one task, or if the user divides its memory.
+
+    Args:
+        tasks: Tasks on the GPU.
+        environ: Environment of the tasks.
+
+    Raises:
+        InvalidArgumentError: The memory is not enough for so many tasks.
+    """
+    # JAX would take three quarters for each task.
+    if tasks < 2 or not _MEMORY.isdisjoint(environ):
+        return {}
+    if tasks > _MOST_ON_ONE:
+        raise InvalidArgumentError(
+            f"{tasks} training tasks on one GPU, whose memory is enough for {_MOST_ON_ONE}: start "
+            f"fewer workers, or divide the memory by {_FRACTION}"
+        )
+    # Rounded down, so that the fractions add up to nine tenths at the most.
+    return {_FRACTION: f"{900 // tasks / 1000:g}"}
 
 
 def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy
-import numpy as np
 
 from runtime.graph.graph import Graph, Tensor
 from runtime.graph.ops import call
@@ -60,7 +59,8 @@ class _LiftedModule(types.ModuleType):
             raise AttributeError(f"{self._source.__name__} has no {name!r}") from None
         if isinstance(found, types.ModuleType):
             value: object = _LiftedModule(f"{self.__name__}.{name}", found, self._wrap)
-        elif callable(found) and not isinstance(found, type) and not _is_dtype(found):
+        # Dtypes such as jnp.float32 are callable, and are no functions.
+        elif callable(found) and not isinstance(found, type) and not hasattr(found, "dtype"):
             value = self._wrap(found)
         else:
             value = found
@@ -70,11 +70,6 @@ class _LiftedModule(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted(set(dir(self._source)))
-
-
-def _is_dtype(value: object) -> bool:
-    # Dtypes such as jnp.float32 are callable, and are no functions.
-    return isinstance(getattr(value, "dtype", None), np.dtype)
 
 
 def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:

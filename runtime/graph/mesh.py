@@ -47,8 +47,7 @@ def mesh_device(mesh: Mesh) -> str:
         raise TypeError(
             f"a mesh of devices is needed, as jax.make_mesh makes, not {type(mesh).__name__}"
         )
-    here = {*jax.local_devices(), *jax.local_devices(backend="cpu")}
-    if foreign := [d for d in mesh.devices.flat if d not in here]:
+    if foreign := [d for d in mesh.devices.flat if d.process_index != jax.process_index()]:
         raise InvalidArgumentError(
             f"{len(foreign)} of the {mesh.size} devices of the mesh are not of this process, such "
             f"as {foreign[0]}: take jax.make_mesh(..., devices=jax.local_devices()), which has "

@@ -256,7 +256,12 @@ def _trace_sizes(run: _TrialRun) -> list[object]:
         accepted += [sizes] * len(results)
     assert len(accepted) == len(found), "a result has no sizes"
     if _leaves_size_open(places, accepted):
-        found.append(jax.tree.map(_of_unknown_shape, found[0]))
+        # A dimension of a shape of its own has another size in each call.
+        found.append(
+            jax.tree.map(
+                lambda leaf: aval([make_symbols(1)[0]] * len(leaf.shape), leaf.dtype), found[0]
+            )
+        )
     return found or _trace_fitting(places, run)
 
 
@@ -270,10 +275,6 @@ def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> b
         for place in places
         if accepted
     )
-
-
-def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct([make_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
 def _trace_symbols(places: Sequence[_Place], run: _TrialRun) -> list[object]:

@@ -56,7 +56,7 @@ def describe(devices: Mapping[Device, jax.Device], environ: Mapping[str, str]) -
     if not found:
         # A container or a batch system may give the process fewer cores than the host has.
         text = f"CPU:0 ({len(os.sched_getaffinity(0))} cores)"
-        expected = _has_plugin() and not _leaves_gpus_out(environ)
+        expected = has_plugin() and not _leaves_gpus_out(environ)
         return f"{text}, and on no GPU: {why_no_gpu(environ)}" if expected else text
     names: dict[str, list[str]] = {}
     for name, device in found.items():
@@ -74,18 +74,19 @@ def why_no_gpu(environ: Mapping[str, str]) -> str:
     """
     if _leaves_gpus_out(environ):
         return f"JAX_PLATFORMS={environ['JAX_PLATFORMS']} leaves GPUs out, unset it"
-    if not _has_plugin():
+    if not has_plugin():
         return "JAX is installed without CUDA, see docs/gpu.md"
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES is empty, unset it or name a GPU"
     return "driver and CUDA plugin must fit, compare `nvidia-smi` with `pip list | grep jax`"
 
 
+def has_plugin() -> bool:
+    """Returns True if JAX is installed with a backend of accelerators."""
+    # JAX finds the backends of accelerators as modules of this package.
+    return importlib.util.find_spec("jax_plugins") is not None
+
+
 def _leaves_gpus_out(environ: Mapping[str, str]) -> bool:
     platforms = environ.get("JAX_PLATFORMS", "")
     return bool(platforms) and {"cuda", "rocm", "gpu"}.isdisjoint(platforms.split(","))
-
-
-def _has_plugin() -> bool:
-    # JAX finds the backends of accelerators as modules of this package.
-    return importlib.util.find_spec("jax_plugins") is not None

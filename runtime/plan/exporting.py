@@ -59,7 +59,7 @@ def own_program(
                 results = _describe_results(jaxpr)
                 return Program(name, tuple(arguments), results, jaxpr, is_evaluated=True)
         # A program without arguments knows its devices by its results.
-        results_on = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        results_on = mesh and NamedSharding(mesh, PartitionSpec())
         traced = jax.jit(run, out_shardings=results_on).trace(*avals)
         module = traced.lower(lowering_platforms=(platform,)).as_text()
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
@@ -67,10 +67,10 @@ def own_program(
         raise InvalidArgumentError(
             "it has a callback; a program of a step calls no Python: rt.Print prints in a step"
         )
-    count = 1 if mesh is None else mesh.size
+    count = mesh.size if mesh else 1
     if f"mhlo.num_partitions = {count} " not in module:
         raise InvalidArgumentError(
-            f"its stage runs on {'one device' if mesh is None else mesh}, this program wants "
+            f"its stage runs on {mesh or 'one device'}, this program wants "
             "others: me.device(mesh=...) takes the devices of a mesh"
         )
     results = _describe_results(traced.jaxpr)

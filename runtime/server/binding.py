@@ -85,7 +85,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None = None) -> tup
         not bind
         and is_loopback(here)
         and not _means_loopback(host)
-        and _has_other_hosts(cluster, host)
+        and any(split_address(address)[0] != host for address in cluster.tasks().values())
     ):
         logging.warning(
             "%s: %s is %s on this machine, where other hosts do not reach it: listening on all "
@@ -121,7 +121,3 @@ def _means_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in _LOOPBACK_NAMES or host.endswith(".localhost")
-
-
-def _has_other_hosts(cluster: ClusterSpec, host: str) -> bool:
-    return any(split_address(address)[0] != host for address in cluster.tasks().values())

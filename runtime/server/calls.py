@@ -119,11 +119,6 @@ def _program_entry(request: services_pb2.RegisterRequest) -> Entry:
     return ("program", program.sha256.hex()) if program.blob else None
 
 
-def _status_order(request: services_pb2.StatusRequest) -> str:
-    # A status call with a cluster teaches this task addresses, which needs a right of its own.
-    return "introduce" if request.HasField("cluster") else "status"
-
-
 _SHORT_BYTES: Final = 64 << 10
 """Most bytes of a request for figures."""
 _CLUSTER_BYTES: Final = 1 << 20
@@ -159,7 +154,11 @@ def _forwarded_rules(of: CallRules) -> CallRules:
 
 
 METHODS: Final[Mapping[str, CallRules]] = {
-    "/bellwether.WorkerService/Status": CallRules(_status_order, most_bytes=_CLUSTER_BYTES),
+    "/bellwether.WorkerService/Status": CallRules(
+        # A status call with a cluster teaches this task addresses, which needs a right of its own.
+        lambda r: "introduce" if r.HasField("cluster") else "status",
+        most_bytes=_CLUSTER_BYTES,
+    ),
     "/bellwether.WorkerService/Metrics": CallRules(
         _always_name("metrics"), most_bytes=_SHORT_BYTES
     ),

@@ -20,6 +20,8 @@ from runtime.plan.place import Device
 
 _has_computing_task = concurrency.Event()
 """Set as soon as a task of this process computes: a ps beside it leaves the accelerators to it."""
+_withheld: list[str] = []
+"""The values of `jax_platforms` before each ps of this process has limited JAX to the CPU."""
 
 
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
@@ -45,10 +47,18 @@ def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
 def _choose_devices(job: str, task: int) -> list[jax.Device]:
     # JAX reads `jax_platforms` when it starts. A later change has no effect.
     asked: str = jax.config.jax_platforms or ""  # type: ignore[attr-defined]
-    lacks_cpu = bool(asked) and "cpu" not in asked.split(",")
     if is_lone_ps := job == "ps" and not _has_computing_task.is_set():
+        _withheld.append(asked)
         jax.config.update("jax_platforms", "cpu")
-    elif lacks_cpu:
+    elif _withheld:
+        asked = _withheld[0]
+        _withheld.clear()
+        jax.config.update("jax_platforms", asked or None)
+        # The ps keep their devices, which belong to the CPU client that JAX had until now.
+        if [*backend.backends()] == ["cpu"] and device_report.has_plugin():
+            backend.clear_backends()
+    lacks_cpu = bool(asked) and "cpu" not in asked.split(",")
+    if lacks_cpu and not is_lone_ps:
         jax.config.update("jax_platforms", f"{asked},cpu")
     cpus, others = _start_jax(asked)
     if job != "ps":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +112,8 @@ class Member:
         on_mesh = ""
         if mesh is not None:
             on_mesh = rt.mesh_device(mesh)
-            _announce(f"{self.job} {self.index} computes on the {mesh.size} devices of a mesh")
+            line = f"{self.job} {self.index} computes on the {mesh.size} devices of a mesh"
+            print(line, file=sys.stderr)
         if self.server is None:
             # An evaluator has a graph of its own, on this machine.
             return rt.device(on_mesh) if on_mesh else contextlib.nullcontext()
@@ -121,12 +121,6 @@ class Member:
         if "ps" not in self.cluster.jobs:
             return rt.device(own)
         return rt.device(rt.replica_device_setter(cluster=self.cluster, worker_device=own))
-
-
-# A graph may have several scopes.
-@functools.cache
-def _announce(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager

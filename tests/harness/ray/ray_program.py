@@ -68,6 +68,12 @@ def wrong_value() -> None:
             raise rt.InvalidArgumentError(f"the value of {me.job}/{me.index} is wrong")
 
 
+def gpu_variables() -> list[str | None]:
+    """Gives the variables that divide the GPUs of a node."""
+    with harness.join_cluster():
+        return [os.environ.get(n) for n in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")]
+
+
 def no_pickle() -> Any:
     with harness.join_cluster():
         return threading.Lock()
@@ -77,7 +83,7 @@ def start_ray() -> None:
     """Starts a Ray of this machine; once more where a busy one takes longer than the half minute that Ray gives it."""
     for left in (2, 1, 0):
         try:
-            ray.init(num_cpus=4, include_dashboard=False)
+            ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
         except Exception as error:  # it has no type of its own
             if not left or "timed out during startup" not in str(error):
                 raise
@@ -111,6 +117,9 @@ def main(what: str, logdir: str, *further: str) -> None:
             results = run(wrong_value)
         case "no pickle":
             results = run(no_pickle)
+        case "gpus":
+            needed = {"CPU": 1, "GPU": float(further[0])}
+            results = run(gpu_variables, resources={"worker": needed})
         case "too large":
             results = run(wrong_value, resources={"worker": {"CPU": 1, "unobtainium": 1}})
     print("RESULTS", results, flush=True)

@@ -32,7 +32,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
     """Starts the driver."""
     programs: list[Program] = []
 
-    def begin(what: str, *further: str) -> Program:
+    def begin(what: str, *further: str, **env: str | None) -> Program:
         (tmp_path / "run").mkdir(exist_ok=True)
         told = {
             "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"),
@@ -48,7 +48,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
             str(tmp_path / "run"),
             *further,
         )
-        programs.append(Program(*command, env={**told, **real_mnist.ENVIRON}, cold=True))
+        programs.append(Program(*command, env={**told, **real_mnist.ENVIRON, **env}, cold=True))
         return programs[-1]
 
     yield begin
@@ -202,6 +202,19 @@ def test_unpicklable_result_is_one_line(start: Any) -> None:
         in program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
     )
     assert program.wait() == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("0.5", r"RESULTS \[\['0', '0.45'\], \['0', '0.45'\]\]"),
+        ("0.05", "InvalidArgumentError: 20 training tasks on one GPU, .*enough for 18"),
+    ],
+)
+def test_workers_share_gpu_memory(start: Any, part: str, said: str) -> None:
+    """Workers that need a part of a GPU have that part of its memory, and too small parts are refused."""
+    program = start("gpus", part, JAX_PLATFORMS=None)
+    program.expect(said, TIMEOUT_SECS)
 
 
 def test_wait_for_nodes_names_resources(start: Any) -> None:

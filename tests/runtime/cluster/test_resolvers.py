@@ -87,7 +87,10 @@ def test_bad_tf_config_names_the_fault(
 def slurm(set_variables: SetVariables) -> SetVariables:
     """A step of 5 tasks on 3 nodes, seen from rank 3; returns the function that changes the step."""
     left = [name for name in os.environ if name.startswith("SLURM")]
-    set_variables(dict.fromkeys([*left, "CUDA_VISIBLE_DEVICES"]))
+    gpus = ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")
+    # A variable that a resolver sets goes with the test if it was there before.
+    set_variables(dict.fromkeys(gpus, ""))
+    set_variables(dict.fromkeys([*left, *gpus]))
     set_variables(
         {
             "SLURM_PROCID": "3",
@@ -169,6 +172,19 @@ def test_slurm_keeps_memory_of_user(slurm: SetVariables) -> None:
     slurm(SLURM_GPUS_ON_NODE="1", XLA_PYTHON_CLIENT_MEM_FRACTION=".4", XLA_CLIENT_MEM_FRACTION=None)
     SlurmClusterResolver().cluster_spec()
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+
+
+def test_crowded_slurm_gpu_is_refused(slurm: SetVariables) -> None:
+    """More workers on a GPU of a Slurm node than its memory is enough for are one line, unless the user divides it."""
+    variables = {"NTASKS": "19", "NODELIST": "n1", "TASKS_PER_NODE": "19", "NUM_TASKS": "19"}
+    slurm({f"SLURM_STEP_{name}": value for name, value in variables.items()})
+    slurm(SLURM_PROCID="0", SLURMD_NODENAME="n1", SLURM_GPUS_ON_NODE="1")
+    with pytest.raises(
+        InvalidArgumentError, match="^19 training tasks on one GPU, .*for 18: start"
+    ):
+        SlurmClusterResolver().cluster_spec()
+    slurm(XLA_CLIENT_MEM_FRACTION=".04")
+    SlurmClusterResolver().cluster_spec()
 
 
 @pytest.fixture

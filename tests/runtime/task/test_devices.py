@@ -100,6 +100,46 @@ with rt.local_cluster(ps=1, workers=1) as cluster:
     assert not any("JAX has started" in line for line in said)
 
 
+def test_worker_after_ps_has_accelerators(tmp_path: pathlib.Path) -> None:
+    """A worker whose server is made after that of a ps has the accelerators, and the ps the CPU."""
+    (tmp_path / "jax_plugins").mkdir()
+    code, said = run(
+        """
+from harness.launch.ports import free_ports
+
+jobs = {job: [f"localhost:{port}"] for job, port in zip(("ps", "worker"), free_ports(2))}
+early = rt.Server({"ps": ["localhost:0"]}, "ps", 0)
+with early, rt.Graph().as_default(), rt.Session(early.target) as first:
+    count = rt.Variable(0, dtype="int64", name="count")
+    w = rt.Variable(np.ones(300_000, np.float32), name="w")
+    by = rt.placeholder("int64", [], name="by")
+    more = [w.assign_add(w), count.assign_add(by)]
+    first.run([w.initializer, count.initializer])
+    first.run(more, {by: np.int64(1)})
+    assert [*backends()] == ["cpu"], backends()
+    cpu = clients(early.worker.devices.values())
+    with rt.Server(jobs, "ps", 0) as ps, rt.Server(jobs, "worker", 0) as worker:
+        assert {*backends()} == {"stand_in", "cpu"}, backends()
+        assert clients(worker.worker.devices.values()) == {*backends().values()}
+        assert clients(ps.worker.devices.values()) == cpu
+        with rt.Graph().as_default(), rt.Session(worker.target) as session:
+            with rt.device("/job:ps/task:0"):
+                v = rt.Variable(np.ones(300_000, np.float32), name="v")
+            session.run(v.initializer)
+            session.run(v.assign_add(rt.call(lambda a: a * 3, v)))
+            assert session.run(v).sum() == 4 * 300_000
+        assert clients(ps.worker.store.slot("", "v").value.devices()) == cpu
+        assert backends()["stand_in"].live_executables()
+    first.run(more, {by: np.int64(1)})
+    assert (first.run(count), first.run(w).sum()) == (2, 4 * 300_000)
+    assert clients(early.worker.store.slot("", "w").value.devices()) == cpu
+""",
+        PYTHONPATH=f"{ROOT}:{tmp_path}",
+    )
+    assert code == 0, said
+    assert not any("JAX has started" in line for line in said)
+
+
 WORKER = """
 import harness
 
