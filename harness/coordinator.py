@@ -15,21 +15,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import cast
 
+from harness import timeouts
 from runtime import CancelledError, OutOfRangeError, Session, SessionLike, concurrency
 
 _log = logging.getLogger(__name__)
-
-_LOG_EVERY_SECS = 10.0
-"""Seconds between two lines that name the threads of a wait."""
-
-LONGEST_SECS = 1e9
-"""Longest wait, in seconds (31 years).
-
-Python raises OverflowError for a wait beyond the C clock, such as infinity.
-"""
-
-STOP_GRACE_SECS = 120.0
-"""Seconds that threads, steps under way and other workers have to end after a stop, by default."""
 
 ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
@@ -137,7 +126,7 @@ class Coordinator:
         Returns:
             True if a stop was requested.
         """
-        limit = None if timeout is None else min(timeout, LONGEST_SECS)
+        limit = None if timeout is None else min(timeout, timeouts.LONGEST_SECS)
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, limit)
 
@@ -181,7 +170,7 @@ class Coordinator:
         while (alive := _living_threads(waited)) and (
             left := deadline - concurrency.monotonic()
         ) > 0:
-            _join_all(alive, min(left, _LOG_EVERY_SECS))
+            _join_all(alive, min(left, timeouts.LOG_EVERY_SECS))
             if still := _living_threads(waited):
                 _log.info(
                     "stopping: %.0f s left for threads %s",
@@ -239,7 +228,7 @@ class Coordinator:
         )
         with self._changed:
             while not self._changed.wait_for(
-                lambda: self._stopping or not _living_threads(threads), _LOG_EVERY_SECS
+                lambda: self._stopping or not _living_threads(threads), timeouts.LOG_EVERY_SECS
             ):
                 _log.warning(
                     "waiting for a stop, or for the end of threads %s",
@@ -424,7 +413,7 @@ class GracePeriod:
         grace_secs: Seconds that waits may last after a stop without a failure.
     """
 
-    def __init__(self, coord: Coordinator, grace_secs: float = STOP_GRACE_SECS) -> None:
+    def __init__(self, coord: Coordinator, grace_secs: float = timeouts.STOP_GRACE_SECS) -> None:
         self.coord = coord
         self.grace_secs = grace_secs
         self._stopped_at: float | None = None

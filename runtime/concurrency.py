@@ -104,8 +104,6 @@ def holds(condition: Condition) -> bool:
     return bool(condition._is_owned())  # type: ignore[attr-defined]
 
 
-_LONGEST_WAIT_SECS = 3600.0
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -392,7 +390,7 @@ class _CallTimer:
                 if left <= 0:
                     return heapq.heappop(self._due)[2]
                 # The system refuses a longer wait than some centuries, and an infinite one.
-                self._changed.wait(min(left, _LONGEST_WAIT_SECS))
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._runs = False
             return None
 

@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 from etils import epath
 
+from harness import timeouts
 from harness.checkpoints.manifest import (
     FILE_NAME,
     CheckpointManifest,
@@ -39,7 +40,6 @@ STORE_OF_TASK = "ocdbt.process_"
 """Prefix of the stores of the tasks, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
 """Sub-directory of a series that keeps a step while the same step is saved again."""
-LOG_EVERY_SECS = 10.0
 RUN_FILE = "chief.lock"
 """The record of the run in its log directory.
 
@@ -336,7 +336,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     found = whole.path if whole is not None else next(iter(refused), None)
     if found is None and _is_of_tensorflow(str(checkpoint_dir)):
         text = "the checkpoints at %s are TensorFlow's, which cannot be read"
-        logging.log_every_n_seconds(logging.WARNING, text, LOG_EVERY_SECS, checkpoint_dir)
+        logging.log_every_n_seconds(logging.WARNING, text, timeouts.LOG_EVERY_SECS, checkpoint_dir)
     return found
 
 

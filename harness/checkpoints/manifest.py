@@ -21,7 +21,7 @@ FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
 """Files that Orbax writes after the manifest, and the manifest itself, which has its own checksum."""
 
-_LATEST_UNIX_SECS = 1e11
+_LATEST_UNIX_TIME = 1e11
 """Bound of the time of a save: ``datetime`` cannot show years of five digits."""
 _NAMES = 3
 """Largest number of names in a message."""
@@ -233,7 +233,7 @@ class CheckpointManifest:
         )
         if not all(isinstance(number, int) for number in numbers):
             raise ValueError("a number of it is none")
-        if not 0 <= self.saved_at < _LATEST_UNIX_SECS:
+        if not 0 <= self.saved_at < _LATEST_UNIX_TIME:
             raise ValueError(f"the time {self.saved_at!r}")
 
 

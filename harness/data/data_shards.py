@@ -20,7 +20,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, create_threads, underlying
-from harness.data import lease_table
+from harness.data import lease_table, times
 from harness.optimizers.optimizer import (
     AnyOptimizer,
     GradientAndVariable,
@@ -35,10 +35,6 @@ from harness.training.stop.task_run import ELASTIC
 from runtime import concurrency
 from runtime.lowlevel import Array, RunRecords, RunRecordView, explains_arguments
 
-LEASE_SECS = 10.0
-"""Silence, in seconds, after which a worker loses its lease."""
-_POLL_SECS = 0.1
-"""Seconds between two questions for a lease while other workers have the last batches."""
 _AT_ONCE = 32
 """Number of workers whose leases one update takes back."""
 _LEASES = np.iinfo(np.int32).max
@@ -122,7 +118,7 @@ class DataShards:
         seed: int = 0,
         block_batches: int = 10,
         slots: int = 1024,
-        lease_secs: float = LEASE_SECS,
+        lease_secs: float = times.LEASE_SECS,
         global_step: rt.Variable | None = None,
         name: str = "data_shards",
     ) -> None:
@@ -477,7 +473,7 @@ class LeasedBatches:
             except LOST_CONTACT as error:
                 # The next question for a lease is a step, and recovers.
                 logging.info("%s: %s", self._shards.name, error)
-        return self._coord.wait_for_stop(_POLL_SECS)
+        return self._coord.wait_for_stop(times.POLL_SECS)
 
 
 def owner_of(task: str) -> int:

@@ -36,7 +36,7 @@ from typing import NoReturn
 from absl import app, flags
 
 from harness import exit_codes
-from harness.launch import gpus, guard, policy
+from harness.launch import gpus, guard, policy, times
 from harness.launch.output import LinePrinter, wants_colour
 from harness.launch.place import TaskPlace
 from harness.launch.ports import hold_ports
@@ -247,7 +247,7 @@ def _per_task(command: list[str]) -> int:
     # A ps leaves before the patience of its launcher ends.
     own = {
         PER_TASK_VARIABLE: "1",
-        DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS)),
+        DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - times.KILL_GRACE_SECS)),
     }
     task = policy.LaunchTask(place.job, place.index)
     runner = _make_runner(

@@ -12,14 +12,13 @@ import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
+from harness.launch import times
 from harness.launch.policy import EVALUATOR, TRAINERS, LaunchTask
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NO_GPU = {VISIBLE: "", "JAX_PLATFORMS": "cpu"}
 """Environment of a task that computes on the CPU."""
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
-_SMI_SECS = 10.0
-"""Most seconds that nvidia-smi may take; it hangs where a driver is broken."""
 
 
 def find_gpus(environ: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> list[str]:
@@ -49,7 +48,11 @@ def _ask_nvidia_smi() -> int:
     # Windows' Linux has neither file.
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SMI_SECS, check=False
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            timeout=times.SMI_SECS,
+            check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0

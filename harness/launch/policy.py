@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from harness import exit_codes
+from harness.launch import times
 
 PS = "ps"
 WORKER = "worker"
@@ -36,11 +37,6 @@ CHIEF_JOB = "chief"
 EVALUATOR = "evaluator"
 TRAINERS = (CHIEF_JOB, WORKER)
 """The jobs that train: the run is over when their tasks are done."""
-KILL_GRACE_SECS = 5.0
-"""Seconds that a task may take to vanish after SIGKILL.
-
-Then the launcher leaves without the task.
-"""
 
 
 @dataclass(frozen=True, order=True)
@@ -365,7 +361,9 @@ def _enter_next_stage(
         terminated = [task for task in _running_tasks(state, PS) if task not in state.killed]
         out += [SendSignal(task, signal.SIGTERM) for task in terminated]
         waits = terminated or _running_tasks(state, EVALUATOR)
-        state = replace(state, deadline=now + (options.grace_secs if waits else KILL_GRACE_SECS))
+        state = replace(
+            state, deadline=now + (options.grace_secs if waits else times.KILL_GRACE_SECS)
+        )
     if state.stage is RunStage.STOPPING_PS and not _running_tasks(state):
         state = replace(state, stage=RunStage.FINISHED, deadline=None)
     return state
@@ -398,7 +396,7 @@ def _kill_tasks(
 ) -> LaunchState:
     assert all(state.tasks[task].phase is TaskPhase.RUNNING for task in tasks)
     out += [SendSignal(task, signal.SIGKILL) for task in tasks]
-    return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
+    return replace(state, deadline=now + times.KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
 def _first_jobs(state: LaunchState) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ import pathlib
 import random
 import socket
 
+from harness.launch import times
+
 LOWEST = 10_000
 _TRIES = 500
-_LOOK_SECS = 1.0
 
 
 def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
@@ -47,7 +48,7 @@ def listens(address: str) -> bool:
     """Returns True if a process listens at an address (``host:port``)."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=times.CONNECT_SECS).close()
     except (OSError, ValueError):
         return False
     return True

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from harness.launch import guard, policy
+from harness.launch import guard, policy, times
 from harness.launch.gpus import describe_shares
 from harness.launch.output import LineBuffer, LinePrinter
 from harness.launch.policy import Event, Instruction, LaunchTask
@@ -265,7 +265,7 @@ class ClusterRunner:
             process.popen.send_signal(guard.KILL_SIGNAL)
         for task, process in list(self._processes.items()):
             try:
-                process.popen.wait(policy.KILL_GRACE_SECS)
+                process.popen.wait(times.KILL_GRACE_SECS)
             except subprocess.TimeoutExpired:
                 process.popen.kill()
             self._forget_task(task)

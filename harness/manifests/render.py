@@ -13,15 +13,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER
-from harness.manifests.request import (
-    NEVER_AGAIN,
-    PORT,
-    PS_GRACE_SECS,
-    PS_PAUSE_SECS,
-    SAVE_SECS,
-    WORKER_GRACE_SECS,
-    ClusterRequest,
-)
+from harness.manifests import times
+from harness.manifests.request import NEVER_AGAIN, PORT, ClusterRequest
 
 ENGINES = ("jobset", "tfjob", "statefulset", "slurm")
 MAX_RESTARTS = 10
@@ -56,8 +49,13 @@ def render(engine: str, request: ClusterRequest, arguments: Sequence[str] = ()) 
     values["flags"] = shlex.join(arguments)
     values["heading"] = fill_template("heading.yaml", values)
     if engine == "slurm":
-        values["command"] = shlex.join([*request.command, f"--preempt_grace_secs={SAVE_SECS - 10}"])
-        values |= {"save_secs": SAVE_SECS, "groups": " --het-group=0,1" if request.gpus else ""}
+        values["command"] = shlex.join(
+            [*request.command, f"--preempt_grace_secs={times.SAVE_SECS - 10}"]
+        )
+        values |= {
+            "save_secs": times.SAVE_SECS,
+            "groups": " --het-group=0,1" if request.gpus else "",
+        }
         return fill_template("slurm.sh", values)
     values["volume"] = fill_template("volume.yaml", values)
     counts = _count_tasks(engine, request)
@@ -121,8 +119,8 @@ def _render_job(
         "kind": _KINDS[job],
         "count": _count_tasks(engine, request)[job],
         "grows": request.elastic and job == WORKER,
-        "grace_secs": PS_GRACE_SECS if is_ps else WORKER_GRACE_SECS,
-        "pause_secs": PS_PAUSE_SECS,
+        "grace_secs": times.PS_GRACE_SECS if is_ps else times.WORKER_GRACE_SECS,
+        "pause_secs": times.PS_PAUSE_SECS,
         "container": "tensorflow" if engine == "tfjob" else "bellwether",
         "port": "tfjob-port" if engine == "tfjob" else "grpc",
         "command": "\n".join(

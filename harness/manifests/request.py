@@ -8,19 +8,11 @@ from dataclasses import dataclass
 
 from harness.launch.policy import EVALUATOR, PS, TRAINERS, WORKER
 from harness.launch.tasks import PS_ENVIRONMENT, REQUIRE_GPU_VARIABLE
+from harness.manifests import times
 from harness.manifests.sizing import MIB, SHARED_BYTES, JobSizes, JobWorkload, sizes
 
 PORT = 2222
-SAVE_SECS = 30
-"""What a worker has after SIGTERM for its last checkpoint: the trainer's --preempt_grace_secs."""
-WORKER_GRACE_SECS = 60
-"""From SIGTERM to SIGKILL."""
-assert WORKER_GRACE_SECS > SAVE_SECS, "the last checkpoint would be cut off"
-PS_PAUSE_SECS = 5
-"""How long a ps that is to go is left alone first: its workers hear of their own end in that time."""
-PS_DRAIN_SECS = SAVE_SECS + 5
-"""How long it serves on then, while any of them lives: the chief needs it for its last checkpoint."""
-PS_GRACE_SECS = PS_PAUSE_SECS + PS_DRAIN_SECS + 20
+assert times.WORKER_GRACE_SECS > times.SAVE_SECS, "the last checkpoint would be cut off"
 NEVER_AGAIN = 42
 """The exit code, of the codes for JobSet, of a process that would end so again: wrong flags, damaged data."""
 RUNS = "/runs"
@@ -69,7 +61,7 @@ class ClusterRequest(JobWorkload):
             *self.command,
             *flags,
             f"--logdir={self.logdir}",
-            f"--preempt_grace_secs={SAVE_SECS}",
+            f"--preempt_grace_secs={times.SAVE_SECS}",
             *codes,
         ]
 
@@ -77,7 +69,7 @@ class ClusterRequest(JobWorkload):
         """Returns the variables of a job's tasks, beside those of all pods."""
         return {
             **(PS_ENVIRONMENT if job == PS else {}),
-            **({"BELLWETHER_DRAIN_SECS": str(PS_DRAIN_SECS)} if job == PS else {}),
+            **({"BELLWETHER_DRAIN_SECS": str(times.PS_DRAIN_SECS)} if job == PS else {}),
             **({REQUIRE_GPU_VARIABLE: "1"} if self.gpus_of(job) else {}),
         }
 

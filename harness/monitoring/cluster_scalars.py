@@ -13,7 +13,8 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, underlying, while_open
-from harness.monitoring.sampler import ANSWER_SECS, ClusterSampler, TaskStatus
+from harness.monitoring import times
+from harness.monitoring.sampler import ClusterSampler, TaskStatus
 from harness.tensorboard.plugin_messages import Layout
 
 LAYOUT: Layout = {
@@ -171,7 +172,8 @@ class SeriesThread(LooperThread):
         try:
             if self._series is None:
                 self._series = StandardSeries(
-                    rt.probe(underlying(self._session).target, ANSWER_SECS).cluster, self._writer
+                    rt.probe(underlying(self._session).target, times.ANSWER_SECS).cluster,
+                    self._writer,
                 )
                 # Rates need two samples.
                 return

@@ -24,15 +24,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import runtime as rt
+from harness.monitoring import times
 from runtime import concurrency
 
 LOCAL_HOST = "127.0.0.1"
 REQUESTS = 8
 """Most requests at once; further requests are refused, and Prometheus repeats a request."""
-REQUEST_SECS = 5.0
-"""Most seconds of a request, from the connection to the end of the answer."""
-_STOP_SECS = 0.1
-"""Seconds between two looks for a stop, which are the most that ``close`` takes."""
 _PREFIX = "bellwether_"
 
 
@@ -155,7 +152,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def service_actions(self) -> None:
         """Ends requests that take too long; the server calls this at every look for a stop."""
-        late = concurrency.monotonic() - REQUEST_SECS
+        late = concurrency.monotonic() - times.REQUEST_SECS
         with self._lock:
             for request, begun in self._begun.items():
                 if begun < late:
@@ -232,7 +229,7 @@ class MetricsServer:
         self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
         self._threads = concurrency.ThreadGroup(f"figures of {server.task} for Prometheus")
-        self._threads.start(self._http.serve_forever, _STOP_SECS, name="metrics")
+        self._threads.start(self._http.serve_forever, times.STOP_LOOK_SECS, name="metrics")
         self.port = int(self._http.server_port)
         logging.info("%s: figures for Prometheus at port %d of %s", server.task, self.port, host)
 

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import runtime as rt
+from harness.monitoring import times
 from harness.monitoring.rates import figures
 from runtime import concurrency
-
-ANSWER_SECS = 2.0
-"""Seconds for an answer, after which a task is silent."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class ClusterSampler:
         self,
         cluster: rt.ClusterSpec,
         security: rt.Security | None = None,
-        answer_secs: float = ANSWER_SECS,
+        answer_secs: float = times.ANSWER_SECS,
     ) -> None:
         self._cluster = cluster
         self._security = security

@@ -24,8 +24,9 @@ import runtime as rt
 from harness import exit_codes
 from harness.command_line import ToolParser
 from harness.launch.output import wants_colour
+from harness.monitoring import times
 from harness.monitoring.rates import sizes, table
-from harness.monitoring.sampler import ANSWER_SECS, ClusterSampler, TaskStatus, explain_error
+from harness.monitoring.sampler import ClusterSampler, TaskStatus, explain_error
 from runtime import concurrency
 
 _COLUMNS = {
@@ -319,7 +320,7 @@ def _make_parser() -> ToolParser:
     parser.add_argument(
         "--timeout_secs",
         type=_positive_number,
-        default=ANSWER_SECS,
+        default=times.ANSWER_SECS,
         help="seconds to wait for a task's answer (2)",
     )
     parser.add_argument(

@@ -11,12 +11,11 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, create_threads, underlying
+from harness.optimizers import times
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
 from harness.training.start.managed_session import is_chief
 from runtime import concurrency
 
-_RETRY_SECS = 0.5
-_RELEASE_SECS = 2.0
 _LISTEN_MILLIS = 10_000
 _NOTHING = TaskProgress(-2)
 _NORM_BITS = 5
@@ -187,7 +186,7 @@ class SyncRunner:
                 except (rt.FailedPreconditionError, rt.CancelledError) as error:
                     if not coord.should_stop():
                         logging.info("%s: starts again: %s", self.name, error)
-                        coord.wait_for_stop(_RETRY_SECS)
+                        coord.wait_for_stop(times.RETRY_SECS)
         except Exception as error:
             if not coord.should_stop():
                 coord.request_stop(error)
@@ -301,7 +300,7 @@ class SyncRunner:
                     if not self._running:
                         return
                     if self._claim_count == claim or self._lost is not None:
-                        self._changed.wait(_RETRY_SECS)
+                        self._changed.wait(times.RETRY_SECS)
                         continue
                     claim = self._claim_count
                 try:
@@ -413,7 +412,7 @@ class SyncRunner:
             underlying(sess).run(
                 [task.claim for task in self.tasks],
                 self._takeover_feeds(()),
-                timeout_secs=_RELEASE_SECS,
+                timeout_secs=times.RELEASE_SECS,
             )
         except (rt.OpError, RuntimeError) as error:
             # The session may be closed, or a ps may have stopped, which ends the waits as well.

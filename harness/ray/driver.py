@@ -24,19 +24,16 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from harness import exit_codes
+from harness import exit_codes, timeouts
 from harness.launch import policy
 from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
 from harness.launch.tasks import ClusterTopology, claimed_flags, watching
+from harness.ray import times
 from harness.ray.actor import SECURITY_VARIABLE, TaskActor, TaskEnd
 from runtime import concurrency
 from runtime.lowlevel import divide_memory
 
 DEFAULT_RESOURCES = {"CPU": 1.0}
-SAY_SECS = 10.0
-"""Seconds between two lines about one wait."""
-CLOSE_SECS = 10.0
-"""Seconds that actors may take to remove their files at the end."""
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -200,7 +197,7 @@ class _RayCluster:
         self._group = placement_group([dict(bundle) for bundle in bundles.values()], strategy)
         self._placed: set[LaunchTask] = set()
         """Tasks with an address that wait for the addresses of the others."""
-        self._say_at = concurrency.monotonic() + SAY_SECS
+        self._say_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
 
     def run(self) -> list[Any]:
         """Runs the tasks to their end; see the function ``run``."""
@@ -233,7 +230,7 @@ class _RayCluster:
             ray.wait(
                 [actor.close.remote() for actor in actors],
                 num_returns=len(actors),
-                timeout=CLOSE_SECS,
+                timeout=times.CLOSE_SECS,
             )
         # The processes below an actor end with it.
         for actor in actors:
@@ -288,7 +285,7 @@ class _RayCluster:
             f"still waiting for nodes for {', '.join(map(str, tasks))}: each needs "
             f"{' or '.join(asked)}, and the nodes of this Ray cluster have {_free_resources()} to give"
         )
-        self._say_at = concurrency.monotonic() + SAY_SECS
+        self._say_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -370,7 +367,7 @@ class _RayCluster:
         # The actor may only be out of reach. Then it ends before another actor takes its place.
         ray.kill(seat.actor)
         seat.actor, seat.runs, seat.placing, seat.error = None, False, False, error
-        self._say_at = concurrency.monotonic() + SAY_SECS
+        self._say_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
         preempted = bool(getattr(error, "preempted", False))
         _print_line(f"the actor of {task} is gone: {_first_line(error)}")
         return policy.TaskExited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)

@@ -19,12 +19,12 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import RecordWriter, masked_crc32c
 
 import runtime as rt
+from harness.tensorboard import times
 from runtime import concurrency
 
 KEEP_BYTES = 16 << 20
 """Most bytes of events that wait in memory for a disk with an error; later events are lost."""
 _FLUSH_BYTES = 1 << 20
-_RETRY_SECS = 2.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -208,7 +208,9 @@ class EventFile:
                 self._flushes_done = ordered
                 assert self._waiting >= len(self._new), "an event that waits is not counted"
                 assert self._waiting_bytes >= 0 and ordered <= self._flushes_ordered
-                self._due = concurrency.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
+                self._due = concurrency.monotonic() + (
+                    times.RETRY_SECS if failure else self._flush_secs
+                )
                 self._changed.notify_all()
 
     def _flush_records(self) -> str:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from tensorboardX.proto import event_pb2, summary_pb2
 
 import runtime as rt
+from harness.tensorboard import times
 from harness.tensorboard.event_file import EventFile
 from harness.tensorboard.graph_def import graph_def
 from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, hparams_summary
@@ -30,8 +31,6 @@ _NO_PLACE = {
     errno.EROFS,
 }
 """Errors of a directory that stays unusable until a person helps."""
-_FLUSH_SECS = 2.0
-_FLUSH_STORE_SECS = 120.0
 
 
 class FileWriter:
@@ -70,7 +69,7 @@ class FileWriter:
     ) -> None:
         self._logdir = os.fspath(logdir)
         if flush_secs is None:
-            flush_secs = _FLUSH_STORE_SECS if "://" in self._logdir else _FLUSH_SECS
+            flush_secs = times.FLUSH_STORE_SECS if "://" in self._logdir else times.FLUSH_SECS
         self._options = (flush_secs, filename_suffix or "")
         self._lock = concurrency.Lock()
         self._file: EventFile | None = None

@@ -12,12 +12,9 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from runtime import concurrency
-
-STAGGER_SECS: Final = 0.25
-"""Time for which an attempt at one address of a host goes on alone, before the next address is tried beside."""
+from runtime import concurrency, timeouts
 
 
 class Address(NamedTuple):
@@ -148,7 +145,7 @@ def connect(
                 made.append(adopted)
                 adopt(adopted)
                 adopted.setblocking(False)
-                next_at = now + STAGGER_SECS
+                next_at = now + timeouts.STAGGER_SECS
                 code = adopted.connect_ex(address.sockaddr)
                 if code not in (0, errno.EINPROGRESS):
                     failures.append(_error(code))

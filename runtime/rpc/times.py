@@ -4,21 +4,19 @@ A period is the time between two turns of a loop. A limit is the shortest or lon
 call or thread.
 """
 
-from typing import Final
-
 # -- periods ----------------------------------------------------------------------------------------
 
-LOOK_AGAIN_SECS: Final = 0.1
+LOOK_AGAIN_SECS = 0.1
 """Pause between two looks for a task that is not there yet."""
 
 # -- limits -----------------------------------------------------------------------------------------
 
-LEAST_SECS: Final = 0.05
+LEAST_SECS = 0.05
 """Shortest time limit of a call or a look.
 
 A call whose deadline is near must still be able to fail by itself.
 """
-LONGEST_LOOK_SECS: Final = 5.0
+LONGEST_LOOK_SECS = 5.0
 """Longest look before a call without a deadline."""
-IDLE_SECS: Final = 10.0
+IDLE_SECS = 10.0
 """Time for which a thread without a call is kept for the next call."""

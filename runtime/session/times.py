@@ -3,15 +3,13 @@
 A patience is the longest wait for a master in another process.
 """
 
-from typing import Final
-
 # -- patience ---------------------------------------------------------------------------------------
 
-FORWARD_SECS: Final = 120.0
+FORWARD_SECS = 120.0
 """Longest wait for one byte range of a checkpoint, or for new generations."""
-RELAY_SECS: Final = 1.0
+RELAY_SECS = 1.0
 """Time that a master may answer later than its tasks."""
-LATE_SECS: Final = 2.0
+LATE_SECS = 2.0
 """Time that a master may answer later than its own time limit."""
-CLOSE_SECS: Final = 5.0
+CLOSE_SECS = 5.0
 """Longest wait of the end of a session for a master without an answer."""

@@ -3,13 +3,11 @@
 A limit separates two states of a step or of a session.
 """
 
-from typing import Final
-
 # -- limits -----------------------------------------------------------------------------------------
 
-REMEMBER_SECS: Final = 5.0
+REMEMBER_SECS = 5.0
 """Time for which a step is reported after its last write here."""
-RECENT_SECS: Final = 2.5
+RECENT_SECS = 2.5
 """Time for which a step may be half done: an older step has ended, or has lost its worker half-way."""
-QUIET_SECS: Final = 3.0
+QUIET_SECS = 3.0
 """A session is silent after so long without a sign of life, of which there is one every second."""

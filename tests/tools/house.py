@@ -42,7 +42,8 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("lowlevel",),
     ),
     "harness": (
-        ("coordinator", "exit_codes"),
+        ("exit_codes", "timeouts"),
+        ("coordinator",),
         ("command_line",),
         ("launch",),
         ("tensorboard",),

@@ -7,14 +7,13 @@ from typing import Any
 
 from absl import logging
 
+from harness import timeouts
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import StoredArray
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
+from harness.training import times
 from runtime import UnavailableError, Variable, concurrency, get_default_graph
 from runtime.lowlevel import dtype_name
-
-POLL_SECS = 1.0
-"""Seconds between two looks for a new checkpoint."""
 
 
 def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
@@ -163,7 +162,9 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
         now = concurrency.monotonic()
         if timeout is not None and now - started >= timeout:
             return None
-        if now - logged_at >= layout.LOG_EVERY_SECS:
+        if now - logged_at >= timeouts.LOG_EVERY_SECS:
             logged_at = now
             logging.warning("still waiting for a new checkpoint in %s%s", directory, reason)
-        concurrency.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
+        concurrency.Event().wait(
+            times.POLL_SECS if timeout is None else min(times.POLL_SECS, timeout)
+        )

@@ -9,8 +9,10 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import STOP_GRACE_SECS, Coordinator
+from harness import timeouts
+from harness.coordinator import Coordinator
 from harness.monitoring import timeline
+from harness.training import times
 from harness.training.run.hooks import (
     SecondOrStepTimer,
     SessionRunArgs,
@@ -22,9 +24,6 @@ from harness.training.run.hooks.base import EventsHook, GlobalStepHook
 from harness.training.run.monitored_session import MonitoredSession
 from harness.training.start import readiness, session_manager
 from harness.training.start.scaffold import ChiefSessionCreator, Scaffold
-from harness.training.start.session_manager import GIVE_UP_SECS
-
-_LOG_EVERY_SECS = 10.0
 
 
 class GlobalStepWaiterHook(GlobalStepHook):
@@ -55,7 +54,7 @@ class GlobalStepWaiterHook(GlobalStepHook):
                 break
             text = "waiting for global step %d, it is %d now"
             logging.log_every_n_seconds(
-                logging.WARNING, text, _LOG_EVERY_SECS, self._wait_until, step
+                logging.WARNING, text, timeouts.LOG_EVERY_SECS, self._wait_until, step
             )
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break
@@ -188,7 +187,7 @@ class SingularMonitoredSession(MonitoredSession):
         master: str = "",
         config: rt.SessionConfig | None = None,
         checkpoint_dir: str | None = None,
-        stop_grace_period_secs: float = STOP_GRACE_SECS,
+        stop_grace_period_secs: float = timeouts.STOP_GRACE_SECS,
         checkpoint_filename_with_path: str | None = None,
     ) -> None:
         creator = ChiefSessionCreator(
@@ -211,7 +210,7 @@ class SessionManager(session_manager.SessionManager):
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
         wait_for_checkpoint: bool = False,
-        max_wait_secs: float | None = GIVE_UP_SECS,
+        max_wait_secs: float | None = times.GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
     ) -> tuple[rt.Session, bool]:
         """Opens a session and restores the newest checkpoint, if any; never initialises global variables.

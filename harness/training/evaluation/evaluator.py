@@ -19,7 +19,9 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness import timeouts
 from harness.checkpoints.layout import RUN_FILE
+from harness.training import times
 from harness.training.evaluation import evaluations
 from harness.training.evaluation.evaluations import EvaluationGoal, RunStanding, StepEvaluation
 from harness.training.start import log_directory, readiness
@@ -31,15 +33,6 @@ from runtime.lowlevel import RunRecords, storage
 if TYPE_CHECKING:
     from harness.tensorboard.writer import FileWriter
 
-POLL_SECS = 1.0
-"""Seconds between looks at the run directory and the run records."""
-LOG_EVERY_SECS = 10.0
-ANSWER_SECS = 5.0
-SILENCE_SECS = 30.0
-"""Seconds of silence after which a mark of the end that an evaluator finds at its start counts.
-
-The tasks with the variables come up within that time where the run continues.
-"""
 STATE_FILE = "evaluations.json"
 BEST = "best"
 HELD = "held"
@@ -105,7 +98,7 @@ class Evaluator:
         patience: int | None = None,
         graph: rt.Graph | None = None,
         saver: CheckpointSaver | None = None,
-        silence_secs: float = SILENCE_SECS,
+        silence_secs: float = times.END_SILENCE_SECS,
     ) -> None:
         self._goal = EvaluationGoal(best_by, best_mode, min_delta, patience)
         # Without a cluster there is no task that could end training.
@@ -175,8 +168,8 @@ class Evaluator:
         # The record of the lock names tasks. This name keeps two evaluators apart.
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
-            logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
-            concurrency.Event().wait(POLL_SECS)
+            logging.log_every_n_seconds(logging.WARNING, "%s", timeouts.LOG_EVERY_SECS, reason)
+            concurrency.Event().wait(times.POLL_SECS)
         try:
             return self._follow_run()
         finally:
@@ -213,10 +206,14 @@ class Evaluator:
                 else:
                     text = "waiting for a new checkpoint in %s%s"
                     logging.log_every_n_seconds(
-                        logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble()
+                        logging.INFO,
+                        text,
+                        timeouts.LOG_EVERY_SECS,
+                        self._logdir,
+                        self._run.trouble(),
                     )
                     # File systems that several hosts share send no events of new directories.
-                    concurrency.Event().wait(POLL_SECS)
+                    concurrency.Event().wait(times.POLL_SECS)
         end = self.standing
         if end.best is not None:
             value = end.best.metrics[self._goal.best_by]
@@ -242,7 +239,7 @@ class Evaluator:
             ]
         # The file system may be away for a while. A round without checkpoints costs nothing.
         except rt.UnavailableError as error:
-            logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
+            logging.log_every_n_seconds(logging.WARNING, "%s", timeouts.LOG_EVERY_SECS, error)
             return {}
         for step in steps:
             # A checkpoint may be deleted between the two looks; one that is damaged is an error in
@@ -361,7 +358,7 @@ class _TrainingRun:
         self._records = RunRecords(master) if master else None
         # An evaluator has time, but must not hang in one question while the run ends.
         if self._records is not None:
-            self._records.answer_secs = ANSWER_SECS
+            self._records.answer_secs = times.SHORT_ANSWER_SECS
         self._answered_at = concurrency.monotonic()
         self._before = end_mark(logdir)
         """The mark of the end at the start of the evaluator: of an earlier run in this directory, or of this one."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 import runtime as rt
+from harness import timeouts
 from harness.coordinator import Coordinator
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training.run import services
@@ -17,9 +18,6 @@ from harness.training.run.supervisor_parts import SupervisorParts
 from harness.training.start.managed_session import ManagedSession
 from runtime import concurrency
 from runtime.concurrency import Thread
-
-_LOG_SECS = 10.0
-"""Seconds of one wait for a thread at the end; a line in the log names the thread after each."""
 
 
 class ChiefServices:
@@ -136,7 +134,7 @@ class ChiefServices:
                 and not self._coord.failed
             ):
                 saves = isinstance(thread, services.CheckpointThread)
-                thread.join(_LOG_SECS)
+                thread.join(timeouts.LOG_EVERY_SECS)
                 if thread.is_alive():
                     logging.warning("stopping: waiting for thread %s", thread.name)
                 # The other services have little to finish: the coordinator gives them the grace

@@ -15,7 +15,9 @@ from typing import Any, Final, Self, TypeVar
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator
+from harness import timeouts
+from harness.coordinator import Coordinator
+from harness.training import times
 from harness.training.run import services
 from harness.training.run.hook_calls import HookCalls
 from harness.training.run.hooks.base import (
@@ -35,7 +37,6 @@ from harness.training.start.scaffold import (
     TrainingSessionCreator,
     WorkerSessionCreator,
 )
-from harness.training.start.session_manager import GIVE_UP_SECS
 from harness.training.start.session_start import LOST_CONTACT, TrainingOver
 from harness.training.stop.lifecycle import Lifecycle
 
@@ -51,7 +52,6 @@ class DefaultInterval(enum.Enum):
 
 USE_DEFAULT: Final = DefaultInterval.USE_DEFAULT
 """The mark of an interval that is not given; the other interval of a pair turns this one off."""
-_SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
 
 
@@ -107,13 +107,13 @@ class MonitoredSession:
         self,
         session_creator: OpensSessions | None = None,
         hooks: Sequence[SessionRunHook] | None = None,
-        stop_grace_period_secs: float = STOP_GRACE_SECS,
+        stop_grace_period_secs: float = timeouts.STOP_GRACE_SECS,
     ) -> None:
         self.graph = rt.get_default_graph()
         """The graph."""
         # A graph that was open is open again after the session, as in TF1.
         self._graph_was_final = self.graph.finalized
-        self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
+        self._grace_secs = min(stop_grace_period_secs, timeouts.LONGEST_SECS)
         self.coord = Coordinator(clean_stop_exception_types=[])
         """The coordinator of the threads."""
         # A session creator of the user's own is wrapped, so that the rest knows one kind.
@@ -358,9 +358,9 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     save_summaries_steps: int | None | DefaultInterval = USE_DEFAULT,
     save_summaries_secs: float | None | DefaultInterval = USE_DEFAULT,
     config: rt.SessionConfig | None = None,
-    stop_grace_period_secs: float = STOP_GRACE_SECS,
+    stop_grace_period_secs: float = timeouts.STOP_GRACE_SECS,
     log_step_count_steps: int | None = 100,
-    max_wait_secs: float = GIVE_UP_SECS,
+    max_wait_secs: float = times.GIVE_UP_SECS,
     save_checkpoint_steps: int | None | DefaultInterval = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
@@ -406,7 +406,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         3
     """
     summaries = _interval_pair(save_summaries_secs, save_summaries_steps, (None, _SUMMARY_STEPS))
-    saves = _interval_pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
+    saves = _interval_pair(save_checkpoint_secs, save_checkpoint_steps, (times.SAVE_SECS, None))
     scaffold = scaffold or Scaffold()
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)

@@ -15,13 +15,9 @@ from typing import Any, Final, Literal
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import (
-    LONGEST_SECS,
-    STOP_GRACE_SECS,
-    Coordinator,
-    ExcInfo,
-    LooperThread,
-)
+from harness import timeouts
+from harness.coordinator import Coordinator, ExcInfo, LooperThread
+from harness.training import times
 from harness.training.run import services, supervisor_parts
 from harness.training.run.chief_services import ChiefServices
 from harness.training.run.supervisor_end import SupervisorEnd
@@ -30,7 +26,7 @@ from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
-from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.start.session_manager import SessionManager
 from harness.training.start.session_source import ManagerSource
 from harness.training.stop.lifecycle import Lifecycle
 from runtime.concurrency import Thread
@@ -102,7 +98,7 @@ class Supervisor:
         save_summaries_secs: float = 120,
         save_model_secs: float = 600,
         recovery_wait_secs: float = 30,
-        stop_grace_secs: float = STOP_GRACE_SECS,
+        stop_grace_secs: float = timeouts.STOP_GRACE_SECS,
         checkpoint_basename: str = "model.ckpt",
         session_manager: SessionManager | None = None,
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
@@ -115,7 +111,7 @@ class Supervisor:
         """True on the chief."""
         self.coord = Coordinator()
         """The coordinator that stops the threads."""
-        self._life = Lifecycle(self.coord, is_chief, min(stop_grace_secs, LONGEST_SECS))
+        self._life = Lifecycle(self.coord, is_chief, min(stop_grace_secs, timeouts.LONGEST_SECS))
         self.logdir = parts.logdir
         """Absolute path of the log directory; None for none."""
         self.ready_op = parts.ready_op
@@ -182,7 +178,7 @@ class Supervisor:
         close_summary_writer: bool = True,
         *,
         recover: bool = True,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float = times.GIVE_UP_SECS,
     ) -> Iterator[ManagedSession]:
         """Opens a session that is ready, for the length of a ``with`` block.
 
@@ -220,7 +216,7 @@ class Supervisor:
         master: str = "",
         config: rt.SessionConfig | None = None,
         wait_for_checkpoint: bool = False,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float = times.GIVE_UP_SECS,
         start_standard_services: bool = True,
         *,
         recover: bool = True,

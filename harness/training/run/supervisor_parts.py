@@ -38,7 +38,7 @@ _DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
 }
 """By argument that was not given: the function that finds or makes the operation."""
 
-_SERVICE_SECS = ("save_summaries_secs", "save_model_secs")
+_SERVICE_PERIODS = ("save_summaries_secs", "save_model_secs")
 """Periods of services: None stands for 0, which turns the service off."""
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -167,7 +167,7 @@ def _event_writer(given: Mapping[str, Any], logdir: str | None) -> services.Even
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises TypeError or ValueError for an argument that is neither an operation nor right."""
-    for name in (*_SERVICE_SECS, "recovery_wait_secs", "stop_grace_secs"):
+    for name in (*_SERVICE_PERIODS, "recovery_wait_secs", "stop_grace_secs"):
         _check_seconds(name, arguments[name])
     for name, (kinds, words) in _KINDS.items():
         if not isinstance(arguments[name], kinds):
@@ -182,7 +182,7 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def _check_seconds(name: str, secs: object) -> None:
-    service = name in _SERVICE_SECS
+    service = name in _SERVICE_PERIODS
     if secs is None and service:
         return
     # True is a number to Python, and is surely a mistake here.

@@ -10,16 +10,11 @@ import math
 from collections.abc import Iterator
 
 import runtime as rt
+from harness.training import times
 from harness.training.start import readiness
 from harness.training.start.global_step import get_global_step
 from harness.training.start.policy import ClusterReport
 from runtime.lowlevel import RunRecords
-
-ATTEMPT_SECS = 10.0
-"""Seconds of one attempt to open a session, or of one blocking wait.
-
-After each the loop looks for a stop.
-"""
 
 
 class ModelInspector:
@@ -65,7 +60,7 @@ class ModelInspector:
         if last.missing:
             with silence_is_loss():
                 session.run(
-                    self._awaited, {self._await_secs: secs}, timeout_secs=secs + ATTEMPT_SECS
+                    self._awaited, {self._await_secs: secs}, timeout_secs=secs + times.ATTEMPT_SECS
                 )
         elif "loading" in last.phases.values() and records is not None:
             records.wait_loaded(secs)
@@ -81,7 +76,7 @@ class ModelInspector:
             checkpoint: Checkpoint that could be restored; None for none.
         """
         with silence_is_loss():
-            names = session.run(self.missing, timeout_secs=ATTEMPT_SECS)
+            names = session.run(self.missing, timeout_secs=times.ATTEMPT_SECS)
         found = {} if records is None else records.inspect()
         return ClusterReport(
             variables=self._variables,

@@ -18,6 +18,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.training import times
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.readiness import Feeds
 from harness.training.start.session_source import RunSessions
@@ -26,8 +27,6 @@ from runtime import concurrency
 
 TRIES = 3
 """New sessions in a row for one step that find nothing different, or too little memory, before the error is raised."""
-_PAUSE_SECS = 0.5
-"""Seconds before the second new session and each later one: a shortage on a task may pass."""
 _T = TypeVar("_T")
 
 
@@ -448,7 +447,7 @@ class StepRecoveries:
             raise type(error)(f"{again}, which found nothing different)", task=error.task)
         # The first two are immediate. A third in a row says that the shortage needs time.
         if self._in_vain > 1:
-            session.coord.wait_for_stop(_PAUSE_SECS)
+            session.coord.wait_for_stop(times.SESSION_PAUSE_SECS)
         session.recover(raw, error)
         # New values mean that a task was really lost. With the same values the error has another
         # cause.

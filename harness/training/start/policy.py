@@ -12,11 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-ALIVE_SECS = 2.0
-"""Silence, in seconds, below which a chief lives.
+from harness.training import times
 
-A living chief gives a sign of life every second.
-"""
 _SHOWN = 5
 """Number of names that a reason lists."""
 
@@ -156,7 +153,7 @@ def rival(report: ClusterReport, logdir: str) -> str:
     others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
     # A run that has finished has no chief any more, whatever its last sign of life was.
     running = any(phase in ("loading", "ready") for phase in report.phases.values())
-    if not logdir or not others or not running or report.chief_silent_secs >= ALIVE_SECS:
+    if not logdir or not others or not running or report.chief_silent_secs >= times.ALIVE_SECS:
         return ""
     return (
         f"another run trains on this cluster, and its chief, {report.chief}, lives: its log "

@@ -9,10 +9,11 @@ from typing import Protocol
 
 import runtime as rt
 from harness.coordinator import GracePeriod
+from harness.training import times
 from harness.training.start import readiness
 from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
-from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.start.session_manager import SessionManager
 from harness.training.start.session_source import ManagerSource
 from runtime.lowlevel import RunRecords
 
@@ -146,7 +147,7 @@ class TrainingSessionCreator(SessionCreator):
         scaffold: Scaffold | None = None,
         master: str = "",
         config: rt.SessionConfig | None = None,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float = times.GIVE_UP_SECS,
     ) -> None:
         self.scaffold = scaffold or Scaffold()
         """The scaffold of the graph."""
@@ -253,7 +254,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         config: rt.SessionConfig | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float = times.GIVE_UP_SECS,
     ) -> None:
         super().__init__(scaffold, master, config, max_wait_secs)
         self.checkpoint_dir = (

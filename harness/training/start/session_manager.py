@@ -13,16 +13,14 @@ from collections.abc import Callable
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
+from harness.training import times
 from harness.training.start import policy, readiness
-from harness.training.start.inspection import ATTEMPT_SECS, ModelInspector
+from harness.training.start.inspection import ModelInspector
 from harness.training.start.policy import TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds, ReadyOperations
 from harness.training.start.session_start import SessionRequest, SessionStart
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
-
-GIVE_UP_SECS = 7200.0
-"""Seconds that a session is waited for by default, at the start and in each recovery."""
 
 
 class SessionManager:
@@ -101,7 +99,7 @@ class SessionManager:
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
         wait_for_checkpoint: bool = False,
-        max_wait_secs: float | None = GIVE_UP_SECS,
+        max_wait_secs: float | None = times.GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
         init_feed_dict: Feeds | None = None,
         init_fn: Callable[[rt.Session], object] | None = None,
@@ -208,7 +206,7 @@ class SessionManager:
         if key not in self._records:
             self._records[key] = RunRecords(
                 master,
-                readiness.filtered(config, self._graph, ATTEMPT_SECS),
+                readiness.filtered(config, self._graph, times.ATTEMPT_SECS),
                 is_chief=role is TaskRole.CHIEF,
             )
         return self._records[key]

@@ -15,14 +15,12 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import GracePeriod
+from harness.training import times
 from harness.training.start import readiness
 from harness.training.start.policy import TaskRole
 from harness.training.start.session_manager import SessionManager
 from harness.training.start.session_start import LOST_CONTACT, TrainingOver
 from runtime.lowlevel import RunRecords
-
-ANSWER_SECS = 10.0
-"""Seconds that a question to a ps may take."""
 
 
 class SessionSource(Protocol):
@@ -158,7 +156,7 @@ class RunSessions:
                 if self._source.records is not None:
                     self._source.records.join(session.id)
                 if self._probe is not None:
-                    self._without_value = self._missing_names(session, ANSWER_SECS)
+                    self._without_value = self._missing_names(session, times.ANSWER_SECS)
                 return session
             except LOST_CONTACT as error:
                 # A task was lost just after the session was ready: another session, while there is

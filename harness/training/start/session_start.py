@@ -15,34 +15,21 @@ from dataclasses import dataclass, replace
 from absl import logging
 
 import runtime as rt
+from harness import timeouts
 from harness.checkpoints.layout import latest_checkpoint
 from harness.checkpoints.saver import Saver
 from harness.coordinator import GracePeriod
+from harness.training import times
 from harness.training.start import log_directory, policy, readiness
 from harness.training.start.global_step import get_global_step
-from harness.training.start.inspection import ATTEMPT_SECS, ModelInspector, silence_is_loss
+from harness.training.start.inspection import ModelInspector, silence_is_loss
 from harness.training.start.policy import StartAction, TaskRole
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds, ReadyOperations
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
-_LOG_EVERY_SECS = 10.0
-"""Seconds between two lines with the same reason for a wait."""
 _LINES = 5
-"""Lines with the same reason after which ``_LOG_RARELY_SECS`` lie between two."""
-_LOG_RARELY_SECS = 60.0
-"""Seconds between two later lines with the same reason."""
-_LOCK_SECS = 0.5
-"""Seconds between two tries to take the lock of a log directory."""
-OWN_SECS = 1.0
-"""Seconds of one blocking wait where variables lie on the session's own task: no chief initialises those, so the wait
-always takes its full length."""
-RIVAL_SECS = 5.0
-"""Seconds that the chief of another run is watched: a chief that has just died gives no sign of life meanwhile."""
-FIRST_BACKOFF_SECS = 0.05
-"""Seconds of the first pause between two attempts; each pause doubles the one before."""
-LAST_BACKOFF_SECS = 1.0
-"""Seconds of the longest pause between two attempts."""
+"""Lines with the same reason after which ``LOG_RARELY_SECS`` lie between two."""
 LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
 """Errors that a new session can cure: a task is gone, or was started again, or its variables were restored."""
 
@@ -147,7 +134,7 @@ class SessionStart:
         self._operations = operations
         self._grace_period = grace_period
         self._began = concurrency.monotonic()
-        self._pause_secs = FIRST_BACKOFF_SECS
+        self._pause_secs = times.FIRST_BACKOFF_SECS
         self._rival_since = math.inf
         # The last reason in the log and its time: a wait of an hour is not an hour of equal lines.
         self._logged, self._logged_at, self._lines = "", 0.0, 0
@@ -162,7 +149,7 @@ class SessionStart:
             except LOST_CONTACT as error:
                 self._note_loss(error)
             self._grace_period.wait(self._pause_secs)
-            self._pause_secs = min(2 * self._pause_secs, LAST_BACKOFF_SECS)
+            self._pause_secs = min(2 * self._pause_secs, times.LAST_BACKOFF_SECS)
 
     def _open_ready(self) -> rt.Session:
         """Opens a session, then asks, decides and acts until the session is ready."""
@@ -178,7 +165,7 @@ class SessionStart:
                 self._raise_if_hopeless(decision)
                 if decision.action is StartAction.WAIT:
                     self._wait_to_ask(report)
-                    self._pause_secs = FIRST_BACKOFF_SECS
+                    self._pause_secs = times.FIRST_BACKOFF_SECS
                     continue
                 assert request.role is TaskRole.CHIEF, "the chief alone gives values"
                 # From here on this chief changes values: no other chief may live, and no other job
@@ -210,7 +197,7 @@ class SessionStart:
         request = self._request
         # One attempt is short, so that the loop sees a stop and can say what it waits for.
         left = max(0.1, self._left_secs)
-        secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
+        secs = self._grace_period.at_most(min(left, times.ATTEMPT_SECS))
         config = readiness.filtered(request.config, self._model.graph, secs)
         with silence_is_loss():
             session = _HoldingSession(request.master, self._model.graph, config)
@@ -250,7 +237,7 @@ class SessionStart:
             self._request.logdir, report.addresses.values(), self._request.series
         ):
             self._note_loss(rt.UnavailableError(reason))
-            self._grace_period.wait(_LOCK_SECS)
+            self._grace_period.wait(times.LOCK_TRY_SECS)
             waited = True
         return waited
 
@@ -264,9 +251,9 @@ class SessionStart:
             self._rival_since = math.inf
             return False
         self._rival_since = min(self._rival_since, now)
-        if now - self._rival_since >= RIVAL_SECS:
+        if now - self._rival_since >= times.RIVAL_SECS:
             raise rt.InvalidArgumentError(reason)
-        self._grace_period.wait(_LOCK_SECS)
+        self._grace_period.wait(times.LOCK_TRY_SECS)
         return True
 
     def _ask_cluster(
@@ -281,7 +268,7 @@ class SessionStart:
         if request.role is TaskRole.CHIEF:
             return self._model.report(session, request.records, request.newest_checkpoint())
         if last is not None:
-            longest = OWN_SECS if self._model.own(session) else ATTEMPT_SECS
+            longest = times.OWN_SECS if self._model.own(session) else times.ATTEMPT_SECS
             self._model.wait(session, request.records, last, min(self._left_secs, longest))
         report = self._model.report(session, request.records, None)
         own = self._model.own(session)
@@ -367,9 +354,9 @@ class SessionStart:
 
     def _log_reason(self, text: str, aloud: bool = False, again: bool = False) -> None:
         now = concurrency.monotonic()
-        pause = 0.0 if again else _LOG_EVERY_SECS
+        pause = 0.0 if again else timeouts.LOG_EVERY_SECS
         if self._lines >= _LINES:
-            pause = _LOG_RARELY_SECS
+            pause = times.LOG_RARELY_SECS
         if aloud:
             logging.warning("%s", text)
         elif text != self._logged:

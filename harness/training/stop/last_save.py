@@ -12,18 +12,11 @@ from typing import Final
 from absl import logging
 
 import runtime as rt
+from harness.training import times
 from harness.training.start.managed_session import ManagedSession, StepRecoveries
 from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
-ROOM_SECS = 600.0
-"""Seconds that the last save of a run waits for room on its disk."""
-_ROOM_TRY_SECS: Final = 10.0
-"""Seconds between two tries on a full disk."""
-_AWAY_TRY_SECS: Final = 1.0
-"""Seconds between two tries on a file system that does not answer."""
-_SIGNAL_SECS: Final = 0.5
-"""Seconds between two looks for a signal in these waits."""
 _ADVICE: Final = "start this task again to train them"
 
 
@@ -80,16 +73,16 @@ def save_the_end(
             if full and not over:
                 raise
             if room_until is None:
-                room_until = concurrency.monotonic() + ROOM_SECS
+                room_until = concurrency.monotonic() + times.ROOM_SECS
                 logging.error(
                     "the last checkpoint waits for %s, %g minutes at most: nothing is lost until "
                     "then; Ctrl-C gives it up (%s)",
                     "room" if full else "its file system",
-                    ROOM_SECS / 60,
+                    times.ROOM_SECS / 60,
                     error,
                 )
             if not _until_next_try(
-                room_until, _ROOM_TRY_SECS if full else _AWAY_TRY_SECS, signalled
+                room_until, times.ROOM_TRY_SECS if full else times.AWAY_TRY_SECS, signalled
             ):
                 text = f"{error.message}; {not_saved(reached, checkpoint_dir)}"
                 raise type(error)(text, task=error.task) from error
@@ -163,5 +156,5 @@ def _until_next_try(until: float, pause_secs: float, signalled: Callable[[], boo
     """
     next_try = min(until, concurrency.monotonic() + pause_secs)
     while not signalled() and concurrency.monotonic() < next_try:
-        concurrency.sleep(_SIGNAL_SECS)
+        concurrency.sleep(times.SIGNAL_LOOK_SECS)
     return not signalled() and concurrency.monotonic() < until

@@ -45,9 +45,10 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
+from harness.training import times
 from harness.training.start.global_step import GlobalStep, warn_if_uncounted
 from harness.training.start.managed_session import ManagedSession
-from harness.training.start.session_source import ANSWER_SECS, RunSessions, SessionSource
+from harness.training.start.session_source import RunSessions, SessionSource
 from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.ending import end_part
 from harness.training.stop.policy import RunEvent, RunPhase, StopAction, after_stop, next_phase
@@ -57,12 +58,6 @@ from harness.training.stop.task_run import ELASTIC, TaskRun
 from harness.training.stop.waiting import wait_for_others
 from runtime import concurrency
 
-PROBE_SECS = 1.0
-"""Seconds between two looks of the chief for a lost task that its own steps do not need at the moment."""
-FAILURE_GRACE_SECS = 10.0
-"""Seconds that a step may continue after a service has failed: the step may wait in vain then."""
-_POLL_SECS = 1.0
-"""Seconds between two looks at the steps that run after a stop, at most."""
 _WITHOUT_SESSION = (RunPhase.OPENING, RunPhase.OVER)
 """Phases in which there is nothing to wait for, to save or to report."""
 
@@ -193,8 +188,10 @@ class Lifecycle:
         # The thread that waits for orders of others has done its work: this task stops already.
         if run.records is not None:
             run.records.close()
-        limit = min(FAILURE_GRACE_SECS, self.grace_secs) if self.coord.failed else self.grace_secs
-        while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
+        limit = (
+            min(times.FAILURE_GRACE_SECS, self.grace_secs) if self.coord.failed else self.grace_secs
+        )
+        while not closed.wait(max(0.05, min(times.STEPS_LOOK_SECS, limit / 4))):
             phase = self.phase
             # The stop may have been cleared: a thread of its own watches the next session.
             if phase is RunPhase.OVER or not self.coord.should_stop():
@@ -351,10 +348,10 @@ class Lifecycle:
 def _probe(run: TaskRun) -> None:
     """Makes the chief restore lost variables even while its training loop is busy elsewhere."""
     session = run.session
-    while not session.coord.wait_for_stop(PROBE_SECS):
+    while not session.coord.wait_for_stop(times.PROBE_SECS):
         raw = session.raw
         try:
-            run.sessions.check_values(raw, ANSWER_SECS)
+            run.sessions.check_values(raw, times.ANSWER_SECS)
         except RuntimeError:
             # The session was closed, unless another thread has replaced it meanwhile.
             if raw is session.raw:

@@ -12,14 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-LONGEST_WAIT_SECS = 10.0
-"""Seconds of one wait for the other tasks at most, and between two lines in the log of that wait."""
-_SHORTEST_WAIT_SECS = 0.1
-_QUIET_SECS = 3.0
-"""Silence from which the log names a task as silent.
-
-A living task gives a sign of life every second.
-"""
+from harness.training import times
 
 
 class RunPhase(enum.Enum):
@@ -196,15 +189,19 @@ def after_answer(
     # Asked again when the next worker could be given up, or when any of them is done: the ps
     # answers then.
     soonest = limits.worker_secs - max(left.values())
-    state = replace(state, wait_secs=min(LONGEST_WAIT_SECS, max(_SHORTEST_WAIT_SECS, soonest)))
+    state = replace(
+        state, wait_secs=min(times.LONGEST_WAIT_SECS, max(times.SHORTEST_WAIT_SECS, soonest))
+    )
     # The first line comes at once: a user who has just seen the last step wants to know why nothing
     # ends.
-    if now - state.logged_at >= LONGEST_WAIT_SECS:
+    if now - state.logged_at >= times.LONGEST_WAIT_SECS:
         words = [
-            f"{task} (silent for {secs:.0f} s)" if secs >= _QUIET_SECS else task
+            f"{task} (silent for {secs:.0f} s)" if secs >= times.QUIET_SECS else task
             for task, secs in left.items()
         ]
-        news = replace(news, awaited=", ".join(words), lasts=now - state.began >= LONGEST_WAIT_SECS)
+        news = replace(
+            news, awaited=", ".join(words), lasts=now - state.began >= times.LONGEST_WAIT_SECS
+        )
         state = replace(state, logged_at=now)
     return state, news
 

@@ -35,14 +35,9 @@ from types import CodeType, FrameType, FunctionType
 from absl import logging
 
 from harness import exit_codes
+from harness.training import times
 from runtime import concurrency
 
-_AGAIN_SECS = 0.01
-"""Pause before a signal that has to wait is sent again."""
-LOCK_SECS = 1.0
-"""The longest wait of a signal, also in a lock that another thread never releases."""
-IMPORT_SECS = 5.0
-"""The longest wait of SIGTERM for an import."""
 SWALLOWED_SHARE = 1 / 3
 """The share of the grace period after which a ``SystemExit`` that the program has caught is raised once more."""
 
@@ -147,7 +142,7 @@ class _Interrupt:
     """The handler of Ctrl-C."""
 
     def __init__(self) -> None:
-        self._held_up = _HeldUp(_locks_or_collects, LOCK_SECS)
+        self._held_up = _HeldUp(_locks_or_collects, times.LOCK_SECS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # Sent again by another thread: the main thread has to go on, or it never leaves the lock.
@@ -164,7 +159,7 @@ class _HeldUp:
 
     def __init__(self, waits: Callable[[FrameType | None], bool], most_secs: float) -> None:
         self._waits = waits
-        self._most = round(most_secs / _AGAIN_SECS)
+        self._most = round(most_secs / times.SIGNAL_AGAIN_SECS)
         self._times = 0
 
     def __call__(self, frame: FrameType | None) -> bool:
@@ -201,7 +196,7 @@ def _collects(frame: FrameType | None) -> bool:
 
 def _send_again(number: int) -> None:
     # No event tells that the main thread has left the lock.
-    concurrency.sleep(_AGAIN_SECS)
+    concurrency.sleep(times.SIGNAL_AGAIN_SECS)
     main = concurrency.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
@@ -229,11 +224,11 @@ class _Leave:
         self._leaving: weakref.ref[_Leaving] | None = None
         self._until = math.inf  # the end of the grace period
         self._ignored = sys.unraisablehook
-        self._locks = _HeldUp(_locks_or_collects, LOCK_SECS)
+        self._locks = _HeldUp(_locks_or_collects, times.LOCK_SECS)
         # The program itself may be a module that another one imports: only imports within the block
         # count.
         around = _imports(sys._getframe())
-        self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
+        self._import = _HeldUp(lambda frame: _imports(frame) > around, times.IMPORT_SECS)
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._threads = concurrency.ThreadGroup("the grace period of a preemptible program")
         self._threads.start(self._attend, name="preemption")

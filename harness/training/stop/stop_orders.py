@@ -11,23 +11,10 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.training import times
 from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
-
-_PAUSE_SECS = 1.0
-"""Seconds between two questions while a ps does not answer, and after the notice of a ps that leaves."""
-_STOP_WAIT_SECS = 60.0
-"""Seconds that a thread of a ps waits for an order to stop before a new question.
-
-An order is answered at once.
-"""
-_AT_EXIT_SECS = 5.0
-"""Seconds that the end of the process waits for the thread."""
-GOES_TOO_SECS = 2.0
-"""Seconds that a chief waits before it saves for a ps that stops: a chief that is to stop, too, saves at its end."""
-LAST_SAVE_SECS = 10.0
-"""Seconds between the chief's second save and the end of a ps that was asked to stop."""
 
 
 class StopOrders(concurrency.Thread):
@@ -55,13 +42,13 @@ class StopOrders(concurrency.Thread):
         """Waits for orders until a stop, such as the order of an evaluator to end training."""
         while not self._coord.should_stop():
             try:
-                reason, goes_in_secs = self._records.wait_stop(_STOP_WAIT_SECS)
+                reason, goes_in_secs = self._records.wait_stop(times.STOP_WAIT_SECS)
             except (rt.CancelledError, rt.TaskLeftError):
                 return
             except (rt.DeadlineExceededError, *LOST_CONTACT):
                 # A lost task is no matter of this thread: the next step finds the loss and
                 # recovers.
-                self._coord.wait_for_stop(_PAUSE_SECS)
+                self._coord.wait_for_stop(times.STOP_PAUSE_SECS)
                 continue
             except rt.OpError as error:
                 logging.warning("an order to end training would not be noticed: %s", error)
@@ -78,7 +65,7 @@ class StopOrders(concurrency.Thread):
         A thread in the middle of a call when the interpreter ends would abort the process.
         """
         self._records.close()
-        self.join(_AT_EXIT_SECS)
+        self.join(times.AT_EXIT_SECS)
 
     def _save_before(self, goes_at: float) -> None:
         """Saves, as the chief, the variables of a ps that is about to leave: now, and once more shortly before.
@@ -87,7 +74,7 @@ class StopOrders(concurrency.Thread):
             goes_at: Time at which the ps leaves, on ``time.monotonic()``.
         """
         save = self._save()
-        if save is not None and not self._coord.wait_for_stop(GOES_TOO_SECS):
+        if save is not None and not self._coord.wait_for_stop(times.GOES_TOO_SECS):
             left = goes_at - concurrency.monotonic()
             logging.warning(
                 "a ps has been told to go, and serves on for %.0f s at most: saving what it holds",
@@ -96,8 +83,8 @@ class StopOrders(concurrency.Thread):
             # An error of this save stops training, as an error of a save that the timer begins.
             with self._coord.stop_on_exception():
                 save()
-                before = goes_at - LAST_SAVE_SECS - concurrency.monotonic()
-                if left > LAST_SAVE_SECS and not self._coord.wait_for_stop(max(0.0, before)):
+                before = goes_at - times.LAST_SAVE_SECS - concurrency.monotonic()
+                if left > times.LAST_SAVE_SECS and not self._coord.wait_for_stop(max(0.0, before)):
                     save()
         # The ps reports its departure until it is gone, and is saved for once.
-        self._coord.wait_for_stop(max(_PAUSE_SECS, goes_at - concurrency.monotonic()))
+        self._coord.wait_for_stop(max(times.STOP_PAUSE_SECS, goes_at - concurrency.monotonic()))

@@ -9,21 +9,18 @@ from dataclasses import dataclass
 
 from absl import logging
 
+from harness.training import times
 from harness.training.start.managed_session import ManagedSession
-from harness.training.start.session_source import ANSWER_SECS, RunSessions
+from harness.training.start.session_source import RunSessions
 from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
-LEAST_SILENCE_SECS = 4.0
-"""Least silence after which a task is given up, however short the grace period: signs of life may be late."""
 ELASTIC = "elastic"
 """Collection of a graph that is not empty where workers come and go.
 
 A worker that leaves is not waited for then.
 """
-ELASTIC_SILENCE_SECS = 10.0
-"""Silence after which the end does not wait for a worker, where workers come and go: the worker may never return."""
 
 
 @dataclass(eq=False)
@@ -64,18 +61,20 @@ class TaskRun:
     def answer_secs(self) -> float:
         """Seconds that a question may take once training needs no answer any more."""
         # With a grace period of a second a healthy ps on a busy host would count as gone.
-        return min(ANSWER_SECS, max(2.0, self.grace_secs))
+        return min(times.ANSWER_SECS, max(2.0, self.grace_secs))
 
     @property
     def silence_secs(self) -> float:
         """Silence, in seconds, after which a task is not waited for at the end."""
-        return max(self.grace_secs, LEAST_SILENCE_SECS)
+        return max(self.grace_secs, times.LEAST_SILENCE_SECS)
 
     @property
     def worker_silence_secs(self) -> float:
         """Silence, in seconds, after which a worker is not waited for at the end."""
         return (
-            min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
+            min(self.silence_secs, times.ELASTIC_SILENCE_SECS)
+            if self.is_elastic
+            else self.silence_secs
         )
 
     def silent_secs(self) -> float:

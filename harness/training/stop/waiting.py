@@ -12,14 +12,12 @@ from __future__ import annotations
 from absl import logging
 
 import runtime as rt
+from harness.training import times
 from harness.training.start.session_start import LOST_CONTACT
 from harness.training.stop.policy import WaitLimits, WaitNews, WaitState, after_answer, after_loss
 from harness.training.stop.task_run import TaskRun
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
-
-_RETRY_SECS = 0.2
-"""Seconds between two questions to ps tasks that do not answer while the chief waits for workers."""
 
 
 def wait_for_others(run: TaskRun, records: RunRecords) -> None:
@@ -63,7 +61,7 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
                     )
                 else:
                     # This step recovers a lost task, which the other workers need too.
-                    grace_period.wait(_RETRY_SECS)
+                    grace_period.wait(times.RETRY_SECS)
                     _run_step(run, records)
                 continue
             state, news = after_answer(state, silences, concurrency.monotonic(), limits)

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import harness
 import runtime as rt
-from harness.training.stop import last_save
+from harness.training import times
 
 SIZE = 1 << 17
 SECS = 60.0
@@ -101,7 +101,7 @@ def main() -> None:
         "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     }[end]
     if end == "none":
-        last_save.ROOM_SECS = 1.0
+        times.ROOM_SECS = 1.0
     try:
         with harness.preemptible(), session as sess:
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import exit_codes
-from harness.launch import policy
+from harness.launch import policy, times
 from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, LinePrinter, wants_colour
 from harness.launch.policy import (
     ClockTick,
@@ -162,7 +162,7 @@ def test_unkillable_task_does_not_hold() -> None:
     machine.after(0, StopSignal(signal.SIGTERM))
     assert machine.after(9.9, ClockTick()) == []
     assert machine.after(0.1, ClockTick()) == [SendSignal(CHIEF, signal.SIGKILL)]
-    assert machine.after(policy.KILL_GRACE_SECS, ClockTick()) == []
+    assert machine.after(times.KILL_GRACE_SECS, ClockTick()) == []
     assert machine.state.stage is RunStage.FINISHED
 
 

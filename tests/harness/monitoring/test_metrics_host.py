@@ -15,7 +15,8 @@ from absl.testing import flagsaver
 
 import runtime as rt
 from harness import monitoring
-from harness.monitoring.prometheus import REQUEST_SECS, REQUESTS, MetricsServer
+from harness.monitoring.prometheus import REQUESTS, MetricsServer
+from harness.monitoring.times import REQUEST_SECS
 
 
 @pytest.fixture(scope="module")

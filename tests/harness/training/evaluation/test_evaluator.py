@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import harness
 import runtime as rt
+from harness import timeouts
 from harness.training.evaluation import evaluator as evaluator_module
 from harness.training.stop.run_end import end_mark, note_end
 from tests.kit.changes import SetTimes
@@ -283,7 +284,7 @@ def test_second_evaluator_waits(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, set_times: SetTimes
 ) -> None:
     """A second evaluator of a name waits for the first and says so."""
-    set_times(evaluator_module, LOG_EVERY_SECS=0.0)
+    set_times(timeouts, LOG_EVERY_SECS=0.0)
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     worth_of = Worth()

@@ -14,13 +14,13 @@ import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
 from harness.tf1.inputs import queue_runner as tf1_queues
 from harness.tf1.train import training as tf1_training
+from harness.training import times
 from harness.training.run.hooks import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from harness.training.stop import stop_orders
 from tests.kit.changes import SetTimes
 from tests.kit.events import read_events
 from tests.kit.losses import loss_of
@@ -73,7 +73,7 @@ def test_chief_saves_when_ps_goes(
     tmp_path: pathlib.Path, set_times: SetTimes, monitored: bool
 ) -> None:
     """The chief saves when a task with variables has been told to go."""
-    set_times(stop_orders, GOES_TOO_SECS=0.01)
+    set_times(times, GOES_TOO_SECS=0.01)
 
     def saved() -> int:
         return int(pathlib.Path(latest_checkpoint(tmp_path) or "0").name)

@@ -13,7 +13,7 @@ from tensorboardX.proto import event_pb2
 import harness
 import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
-from harness.training.stop import lifecycle
+from harness.training import times
 from tests.kit.changes import SetTimes
 from tests.kit.waits import until
 
@@ -353,7 +353,7 @@ def test_checkpoint_beats_init_fn(tmp_path: pathlib.Path) -> None:
 
 def test_service_failure_ends_waiting_step(target: str, set_times: SetTimes) -> None:
     """The failure of a service is raised by a step that waits."""
-    set_times(lifecycle, FAILURE_GRACE_SECS=0.1)
+    set_times(times, FAILURE_GRACE_SECS=0.1)
     counting()
     never = rt.FIFOQueue(1, np.int64, ()).dequeue()
     sv = harness.Supervisor(saver=None)

@@ -16,9 +16,8 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import exit_codes
+from harness import exit_codes, timeouts
 from harness.checkpoints.layout import RUN_FILE
-from harness.training.start import session_start
 from harness.training.start.log_directory import DirectoryLock
 from runtime.lowlevel import RunRecords
 from tests.kit.changes import SetTimes
@@ -232,7 +231,7 @@ def open_session(target: str, logdir: pathlib.Path, **options: float) -> None:
 
 def test_other_job_is_waited_for(tmp_path: pathlib.Path, set_times: SetTimes) -> None:
     """A chief waits for the end of another job, logs the wait, and holds up no other session."""
-    set_times(session_start, _LOG_EVERY_SECS=0.1)
+    set_times(timeouts, LOG_EVERY_SECS=0.1)
     with contextlib.ExitStack() as stack:
         cluster, beside = (stack.enter_context(rt.local_cluster(ps=1, workers=1)) for _ in range(2))
         other, said = (

@@ -10,7 +10,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import tf1
+from harness import tf1, timeouts
 from harness.checkpoints import layout
 from tests.kit.changes import SetTimes
 
@@ -200,7 +200,7 @@ def test_tensorflow_checkpoints_are_named(
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1200"\n')
     for kind in ("index", "data-00000-of-00001"):
         (tmp_path / f"model.ckpt-1200.{kind}").write_bytes(b"x")
-    set_times(layout, LOG_EVERY_SECS=0)
+    set_times(timeouts, LOG_EVERY_SECS=0)
     assert harness.latest_checkpoint(str(tmp_path)) is None
     with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
         harness.load_checkpoint(f"{tmp_path}/model.ckpt-1200")

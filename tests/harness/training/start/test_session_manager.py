@@ -12,9 +12,11 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import timeouts
 from harness.launch.ports import free_ports
 from harness.tf1.train import training as tf1_training
-from harness.training.start import readiness, session_start
+from harness.training import times
+from harness.training.start import readiness
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan
 from tests.kit.changes import SetTimes
@@ -352,7 +354,8 @@ def test_worker_ignores_its_own_copy() -> None:
 
 def test_long_wait_says_how_long(set_times: SetTimes, caplog: pytest.LogCaptureFixture) -> None:
     """A wait for a ps is counted from its beginning, and its later lines are rare."""
-    set_times(session_start, ATTEMPT_SECS=0.2, _LOG_EVERY_SECS=0.5, _LOG_RARELY_SECS=math.inf)
+    set_times(timeouts, LOG_EVERY_SECS=0.5)
+    set_times(times, ATTEMPT_SECS=0.2, LOG_RARELY_SECS=math.inf)
     spec = addresses(ps=1, worker=1)
     with (
         rt.Server(spec, "worker", 0) as server,

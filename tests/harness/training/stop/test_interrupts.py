@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.training import times
 from harness.training.stop import preemption
 from harness.training.stop.preemption import _IMPORTING, _LOCKING, interrupt_between_locks
 from tests.kit.changes import SetTimes
@@ -244,15 +245,15 @@ def test_swallowed_sigterm_is_raised_again(soon: None, swallow: Callable[[], Non
 
 def test_sigterm_repeats_until_obeyed(soon: None) -> None:
     """SIGTERM that is swallowed again is raised again."""
-    times = 0
+    count = 0
     with harness.preemptible(grace_secs=100):
-        while times < 3:
+        while count < 3:
             try:
-                if times == 0:
+                if count == 0:
                     signal.raise_signal(signal.SIGTERM)
                 assert not threading.Event().wait(60)
             except SystemExit:
-                times += 1
+                count += 1
 
 
 def test_ending_program_is_not_interrupted(soon: None) -> None:
@@ -314,7 +315,7 @@ def test_sigterm_waits_for_imports(
     set_times: SetTimes,
 ) -> None:
     """SIGTERM waits for an import up to its limit."""
-    set_times(preemption, IMPORT_SECS=secs)
+    set_times(times, IMPORT_SECS=secs)
     monkeypatch.setattr(gc, "told_meanwhile", False, raising=False)
     with pytest.raises(SystemExit):
         with harness.preemptible(grace_secs=100):
@@ -327,7 +328,7 @@ def test_imported_program_ends_at_once(
     imported: Callable[[str], None], set_times: SetTimes
 ) -> None:
     """A program that is imported as a module ends at once."""
-    set_times(preemption, IMPORT_SECS=100.0)
+    set_times(times, IMPORT_SECS=100.0)
     with pytest.raises(SystemExit):
         imported(
             "import harness, signal, threading\n"

@@ -8,7 +8,7 @@ import pytest
 
 from harness.exit_codes import PREEMPTED
 from harness.launch import tasks
-from harness.training.stop.stop_orders import GOES_TOO_SECS, LAST_SAVE_SECS
+from harness.training.times import GOES_TOO_SECS, LAST_SAVE_SECS
 from runtime.server.training_end import DRAIN_VARIABLE
 from tests.faults import PRELOAD, LocalCluster, no_leaks
 from tests.harness.cluster_kit import saved_step
