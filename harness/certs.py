@@ -26,7 +26,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -36,24 +35,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harness.command_line import ToolParser
 from runtime import concurrency
 
-AUTHORITY: Final = "ca"
+AUTHORITY = "ca"
 """Name of the files of the CA, without suffix."""
-AUTHORITY_DAYS: Final = 3650.0
-DAYS: Final = 365.0
+AUTHORITY_DAYS = 3650.0
+DAYS = 365.0
 # The clocks of hosts differ. A certificate that begins now would not have begun on a host with a
 # slow clock.
-_EARLIER: Final = datetime.timedelta(hours=1)
-_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
-_LOOPBACK: Final = ("127.0.0.1", "::1")
+_EARLIER = datetime.timedelta(hours=1)
+_HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_LOOPBACK = ("127.0.0.1", "::1")
 # RFC 5280 limits the common name. Nothing is lost, as clients check the alternative names only.
-_LONGEST_COMMON_NAME: Final = 64
-_USAGE_ERROR: Final = 2
-CLIENTS: Final = ("observer", "admin")
+_LONGEST_COMMON_NAME = 64
+_USAGE_ERROR = 2
+CLIENTS = ("observer", "admin")
 """Roles of clients that are no task."""
-ROLES: Final = ("worker", "chief", "ps", *CLIENTS)
-RUN: Final = "bellwether"
+ROLES = ("worker", "chief", "ps", *CLIENTS)
+RUN = "bellwether"
 """Default run of certificates with a role."""
-_SAID: Final = re.compile(
+_SAID = re.compile(
     rf"bellwether://[A-Za-z0-9._-]{{1,64}}/({'|'.join(ROLES)})(/[A-Za-z0-9_.-]{{1,64}}/[0-9]{{1,9}})?"
 )
 

@@ -33,9 +33,9 @@ Catching the built-in works too: `except ConnectionError` catches `UnavailableEr
 """
 
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar
 
-OUT_OF_MEMORY: Final = "out of memory"
+OUT_OF_MEMORY = "out of memory"
 """The begin of the message of a computation that needed more memory than its task has."""
 
 
@@ -254,12 +254,12 @@ class UnauthenticatedError(OpError):
     code = 16
 
 
-ERROR_TYPES: Final = MappingProxyType(
+ERROR_TYPES = MappingProxyType(
     {error_type.code: error_type for error_type in OpError.__subclasses__()}
 )
 """The type of each gRPC status number from 1 to 16."""
 assert ERROR_TYPES.keys() == {*range(1, 17)}, "a status number has no type"
-_KINDS: Final = {
+_KINDS = {
     (kind.code, kind.kind): kind
     for error_type in ERROR_TYPES.values()
     for kind in error_type.__subclasses__()

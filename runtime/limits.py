@@ -10,20 +10,20 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import psutil
 
 from runtime import retired
 from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 
-VARIABLE: Final = "BELLWETHER_LIMITS"
+VARIABLE = "BELLWETHER_LIMITS"
 """Environment variable with the limits of servers without a ``limits`` argument: ``connections=100,hello_secs=5``."""
 # gRPC holds the size of a message in a signed number of 32 bits.
-_MAX_MESSAGE: Final = 2**31 - 1
+_MAX_MESSAGE = 2**31 - 1
 # The gRPC port gets a quarter of the tensor port's connections, so a fifth of all open files is
 # left for the rest.
-_TENSORS_SHARE: Final = 5 / 8
+_TENSORS_SHARE = 5 / 8
 """Share of the open files of a process for connections to the tensor port."""
 
 

@@ -15,14 +15,12 @@ from typing import Final, ParamSpec, TypeVar
 
 from runtime.errors import InvalidArgumentError
 
-_LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
-_TRACKER: Final = (
-    "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
-)
-_COLLECTIVE: Final = (
+_LISTS = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
+_TRACKER = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
+_COLLECTIVE = (
     "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)"
 )
-_SYNC: Final = (
+_SYNC = (
     "since 0.2 leave it out, or use tf.train.SyncReplicasOptimizer of harness.tf1 (docs/sync.md)"
 )
 _LIMITS: Final[Mapping[str, str]] = {

@@ -21,7 +21,7 @@ AnyArray: TypeAlias = "Array | jax.Array"
 DType: TypeAlias = np.dtype[Any]
 """A numpy dtype, known when the program runs."""
 
-ALIGNMENT: Final = 64
+ALIGNMENT = 64
 """Bytes.
 
 XLA reads an array in place if its memory starts at a multiple, and copies any other array.
@@ -29,7 +29,7 @@ XLA reads an array in place if its memory starts at a multiple, and copies any o
 STRING: Final[DType] = np.dtype(object)
 """The dtype of string tensors: numpy object arrays of `bytes`."""
 
-_STRING_NAME: Final = "string"
+_STRING_NAME = "string"
 
 
 def _numeric_dtypes() -> Mapping[str, DType]:
@@ -39,7 +39,7 @@ def _numeric_dtypes() -> Mapping[str, DType]:
     return MappingProxyType({d.name: d for d in [*builtin, *map(np.dtype, types)]})
 
 
-NUMERIC_DTYPES: Final = _numeric_dtypes()
+NUMERIC_DTYPES = _numeric_dtypes()
 """Every dtype with elements of plain bytes, by name: numpy's booleans and numbers, and all of ml_dtypes."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import jax
 
@@ -16,7 +15,7 @@ from runtime.errors import InvalidArgumentError
 from runtime.state.store import Values
 from runtime.tensor_spec import AnyArray, Array
 
-_JOBS: Final = 8
+_JOBS = 8
 """Number of saves and restores of which a task remembers the values."""
 
 

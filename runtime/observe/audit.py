@@ -11,21 +11,20 @@ import fcntl
 import json
 import logging
 import os
-from typing import Final
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError, one_line
 
-VARIABLE: Final = "BELLWETHER_AUDIT_LOG"
+VARIABLE = "BELLWETHER_AUDIT_LOG"
 """Environment variable: the audit file of servers without an ``audit_log`` argument."""
-LOGGER: Final = logging.getLogger("bellwether.audit")
+LOGGER = logging.getLogger("bellwether.audit")
 # The lines appear on a terminal only if the program adds a handler.
 LOGGER.addHandler(logging.NullHandler())
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False
 # A client chooses some of the texts, and must not fill the disk with a single line.
-_LONGEST: Final = 500
-_MOST_BYTES: Final = 128 << 20
+_LONGEST = 500
+_MOST_BYTES = 128 << 20
 
 
 class AuditLog:

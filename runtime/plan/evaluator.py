@@ -17,9 +17,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from runtime.graph.op_kinds import Attrs
 from runtime.tensor_spec import AnyArray, Array
 
-MOST_IN_JAX: Final = 8
+MOST_IN_JAX = 8
 """Operations without a row that a program may have; more take as long as a compilation of the program."""
-_ELEMENTWISE: Final = dict(
+_ELEMENTWISE = dict(
     pair.split(":")
     for pair in """
 abs:abs add:add add_any:add and:bitwise_and div:true_divide eq:equal exp:exp ge:greater_equal
@@ -29,11 +29,11 @@ sub:subtract tanh:tanh
 """.split()
 )
 """Operations of JAX, each with the numpy function that takes the same arrays."""
-_DTYPES: Final = frozenset(map(np.dtype, "bool int32 int64 float32 float64".split()))
+_DTYPES = frozenset(map(np.dtype, "bool int32 int64 float32 float64".split()))
 """The dtypes that numpy computes as XLA does; numpy sums narrower reals less exactly."""
-_ONLY_REALS: Final = frozenset("div integer_pow logistic pow rsqrt".split())
+_ONLY_REALS = frozenset("div integer_pow logistic pow rsqrt".split())
 """Operations that numpy computes as XLA does for floating point numbers only."""
-_CALLS: Final = {
+_CALLS = {
     **dict.fromkeys(("jit", "operation"), "jaxpr"),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }

@@ -12,14 +12,14 @@ from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS
 from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
 
-CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/norm", "quorum/commit"))
+CHIEFS_KERNELS = frozenset(("quorum/claim", "quorum/gather", "quorum/norm", "quorum/commit"))
 """Kernels by which a chief decides on a step.
 
 The registration of a stage with such a kernel is the order "quorum".
 """
-THIS_TASK: Final = ""
+THIS_TASK = ""
 """Sender of a forwarded order. A master forwards orders in the name of its own task."""
-OF_THE_SENDER: Final = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
+OF_THE_SENDER = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
 """Orders to a run record in the name of the sending task."""
 AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
     "take": "",
@@ -36,7 +36,7 @@ AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {
     "done": "",
 }
 """Audited orders, with the field of the order's object; empty for an order without an object."""
-_SHORT_ORDERS: Final = frozenset(("confirm", "receive", "drop", "states", "changed"))
+_SHORT_ORDERS = frozenset(("confirm", "receive", "drop", "states", "changed"))
 
 _Request: TypeAlias = Any
 """A message of the method."""
@@ -70,8 +70,8 @@ def _always_name(what: str) -> Callable[[_Request], str]:
 # A call to a master asks other tasks, and these may be asking this task. With a wait for a place in
 # a pool, tasks could wait for each other forever. So a call of this pool gets a place at once or is
 # refused.
-_waits: Final = _always_name(WAITING)
-_session: Final = _always_name("session")
+_waits = _always_name(WAITING)
+_session = _always_name("session")
 
 
 def _order_rules(
@@ -119,19 +119,19 @@ def _program_entry(request: services_pb2.RegisterRequest) -> Entry:
     return ("program", program.sha256.hex()) if program.blob else None
 
 
-_SHORT_BYTES: Final = 64 << 10
+_SHORT_BYTES = 64 << 10
 """Most bytes of a request for figures."""
-_CLUSTER_BYTES: Final = 1 << 20
+_CLUSTER_BYTES = 1 << 20
 """Most bytes of a ``Status`` call with a cluster: enough for 10,000 tasks."""
-_RUN_BYTES: Final = 2 * MOST_STATE_BYTES
+_RUN_BYTES = 2 * MOST_STATE_BYTES
 """Most bytes of an order to the run record: the states of a worker, and the names of all tasks."""
 
-_CHECKPOINT: Final = _order_rules(
+_CHECKPOINT = _order_rules(
     "checkpoint",
     AUDITED_CHECKPOINT_ORDERS,
     lambda r: ORDERS if r.WhichOneof("order") in _SHORT_ORDERS else CHECKPOINT_ORDERS,
 )
-_RUN: Final = _order_rules(
+_RUN = _order_rules(
     "run",
     AUDITED_RUN_ORDERS,
     # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
 
 import grpc
 
@@ -16,18 +15,18 @@ from runtime import concurrency
 from runtime.limits import Limits
 from runtime.state.cancellation import HUNG_UP, Cancellation
 
-CALLS: Final = "calls"
-ORDERS: Final = "orders"
-CHECKPOINT_ORDERS: Final = "checkpoint_orders"
-REGISTRATIONS: Final = "registrations"
-WAITING: Final = "waiting_calls"
-CLIENT_WAITING: Final = "client_waiting_calls"
+CALLS = "calls"
+ORDERS = "orders"
+CHECKPOINT_ORDERS = "checkpoint_orders"
+REGISTRATIONS = "registrations"
+WAITING = "waiting_calls"
+CLIENT_WAITING = "client_waiting_calls"
 """Names of the pools, which are the names of their limits.
 
 A connection gets at most half of the first four.
 """
 
-_POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
+_POOLS = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
 assert all(hasattr(Limits, pool) for pool in (*_POOLS, CLIENT_WAITING)), "a pool has no limit"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -18,13 +18,14 @@ from runtime.concurrency import RunningThread, list_threads
 from runtime.graph.op_kinds import VariableSpec
 from runtime.master.tasks import find_local
 from runtime.observe import device_report
-from runtime.observe.process_metrics import metrics
+from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.rpc import rpc
 from runtime.server.assembly import TaskCredential, TaskParts
 from runtime.server.pools import WAITING
-from runtime.tensor_spec import canonical_dtype
+from runtime.state.store import Key
+from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.trust.security import Security
 from runtime.wire.messages import spec_to_proto
 
@@ -85,7 +86,33 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         threads: True lists the running threads of the process, too.
     """
     worker, life = parts.worker, parts.life
-    known, counted = worker.store.variables(), parts.tensors.counters
+    known = worker.store.variables()
+    # The error handler of the log keeps the last error of the process.
+    error, when = metrics.last_error
+    return pb.MetricsResponse(
+        task=worker.task,
+        cluster=parts.peers.cluster.as_cluster_def(),
+        incarnation=life.incarnation,
+        started_unix_secs=life.started_unix_secs,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        values=_task_figures(parts, known),
+        staleness=worker.counters.staleness,
+        last_error=error,
+        last_error_unix_secs=when,
+        variables=(
+            stage_pb2.VariableSpecDef(name=name, container=container, spec=spec_to_proto(spec))
+            for (container, name), spec in (known if variables else ())
+        ),
+        threads=(
+            pb.ThreadDef(owner=t.owner, name=t.name) for t in (list_threads() if threads else ())
+        ),
+        devices={**device_report.kinds(worker.devices), **worker.executor.meshes},
+    )
+
+
+def _task_figures(parts: TaskParts, known: Sequence[tuple[Key, TensorSpec]]) -> dict[str, float]:
+    worker, counted = parts.worker, parts.tensors.counters
     values = {
         **metrics.read(),
         **worker.counters.values(),
@@ -105,28 +132,9 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
     # Only the task that holds the global step reports the step.
     if any(key == _GLOBAL_STEP and spec.shape == () for key, spec in known):
         values["global_step"] = float(worker.store.snapshot([_GLOBAL_STEP])[_GLOBAL_STEP])
-    # The error handler of the log keeps the last error of the process.
-    error, when = metrics.last_error
-    return pb.MetricsResponse(
-        task=worker.task,
-        cluster=parts.peers.cluster.as_cluster_def(),
-        incarnation=life.incarnation,
-        started_unix_secs=life.started_unix_secs,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        values=values,
-        staleness=worker.counters.staleness,
-        last_error=error,
-        last_error_unix_secs=when,
-        variables=(
-            stage_pb2.VariableSpecDef(name=name, container=container, spec=spec_to_proto(spec))
-            for (container, name), spec in (known if variables else ())
-        ),
-        threads=(
-            pb.ThreadDef(owner=t.owner, name=t.name) for t in (list_threads() if threads else ())
-        ),
-        devices={**device_report.kinds(worker.devices), **worker.executor.meshes},
-    )
+    # The name of a device follows the name of a figure.
+    assert {name.partition("/")[0] for name in values} <= METRICS.keys(), "a figure has no meaning"
+    return values
 
 
 def _security_figures(credential: TaskCredential) -> dict[str, float]:

@@ -8,7 +8,6 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from absl import logging
 
@@ -18,7 +17,7 @@ from runtime.server import times
 from runtime.state.store import Store
 from runtime.timeouts import LOG_EVERY_SECS
 
-DRAIN_VARIABLE: Final = "BELLWETHER_DRAIN_SECS"
+DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """Environment variable: most seconds for which a task serves after SIGTERM while training tasks are connected."""
 
 

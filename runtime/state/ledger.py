@@ -7,14 +7,12 @@ the queue.
 
 from __future__ import annotations
 
-from typing import Final
-
 from runtime import concurrency
 from runtime.limits import Limits
 
 NOBODY = 0
 """The owner of variables, and of the remains of ended sessions: elements of queues, stages for the next session."""
-VALUES_SHARE: Final = 7 / 8
+VALUES_SHARE = 7 / 8
 """The part of each limit that values may fill; the rest is for stages."""
 
 

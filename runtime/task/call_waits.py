@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from runtime import concurrency
 from runtime.errors import CancelledError, HungUpError
@@ -16,7 +15,7 @@ from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.wire.connection import caller_is_gone
 
 # A call of a session that has ended may still arrive for some time.
-_ENDED_SESSIONS: Final = 4096
+_ENDED_SESSIONS = 4096
 
 
 class CallWaits:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from runtime.errors import InvalidArgumentError
 from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall, VariableOutput
 from runtime.tensor_spec import TensorSpec
 
-NAME: Final = 1 << 10
+NAME = 1 << 10
 """Characters of the longest name of an operation, a variable or a container."""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Final
 
 import jax
 from absl import logging
@@ -23,8 +22,8 @@ from runtime.task import times
 from runtime.task.program_share import ClientShares, ProgramTurn, WatchedProgram
 
 # The watch looks at least so many times in the seconds that a program may run.
-_LOOKS: Final = 10
-_SHOWN: Final = 5
+_LOOKS = 10
+_SHOWN = 5
 
 
 class ProgramWatch:

@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from absl import logging
 
@@ -25,13 +25,13 @@ from runtime import concurrency
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.trust import roles, times, token_files
 
-AUTHORITIES: Final = ("ca.pem", "ca.crt", "svid_bundle.pem", "bundle.0.pem", "bundle.pem")
+AUTHORITIES = ("ca.pem", "ca.crt", "svid_bundle.pem", "bundle.0.pem", "bundle.pem")
 """File names for the certificates of the CA: of harness.certs, of cert-manager and of SPIFFE tools."""
-_CERTIFICATES: Final = (".pem", ".crt")
-_KEYS: Final = (".key", "_key.pem", "-key.pem")
-_READS: Final = 5
+_CERTIFICATES = (".pem", ".crt")
+_KEYS = (".key", "_key.pem", "-key.pem")
+_READS = 5
 """Most attempts to read all files without a change of a file in between."""
-_NEAR_END_SHARE: Final = 0.1
+_NEAR_END_SHARE = 0.1
 
 Context = Callable[[], ssl.SSLContext]
 """Function that returns the TLS context for a new connection."""

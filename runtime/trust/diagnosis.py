@@ -11,7 +11,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from runtime import concurrency
 from runtime.cluster import addresses, http_proxy
@@ -27,18 +27,18 @@ from runtime.limits import VARIABLE
 from runtime.trust import roles, security, times
 from runtime.trust.certificates import Certificates, shown_names
 
-_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """Preface of an HTTP/2 client (RFC 9113, 3.4).
 
 A server answers, or hangs up on a client that it refuses.
 """
-_LOOKS: Final = 2
-NO_ROOM: Final = (
+_LOOKS = 2
+NO_ROOM = (
     "it hangs up at once: it is just ending, or has as many connections as it may "
     "(--limit_connections, "
     f"Server(limits=), {VARIABLE})"
 )
-_STRANGER: Final = "what answers in its place has a certificate that is not for this server"
+_STRANGER = "what answers in its place has a certificate that is not for this server"
 
 
 class TaskLook(NamedTuple):

@@ -19,14 +19,14 @@ from typing import Final
 
 from runtime.errors import PermissionDeniedError
 
-SCHEME: Final = "bellwether://"
-_NAME: Final = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
-_DOMAIN: Final = ".bellwether"
+SCHEME = "bellwether://"
+_NAME = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
+_DOMAIN = ".bellwether"
 """End of the DNS names of tasks in a certificate.
 
 The holder of the certificate may serve as these tasks.
 """
-_LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 class ClientRole(enum.StrEnum):
@@ -44,9 +44,9 @@ class ClientRole(enum.StrEnum):
     """Reader who may also clear variables."""
 
 
-_ALL: Final = frozenset(ClientRole)
-_TRAIN: Final = frozenset((ClientRole.WORKER, ClientRole.CHIEF))
-_TASKS: Final = _TRAIN | {ClientRole.PS}
+_ALL = frozenset(ClientRole)
+_TRAIN = frozenset((ClientRole.WORKER, ClientRole.CHIEF))
+_TASKS = _TRAIN | {ClientRole.PS}
 _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "ps": ("ps",),
     "worker": ("worker", "evaluator"),
@@ -55,7 +55,7 @@ _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
 """Jobs as whose tasks a client may serve, by the role in a certificate without JOB and INDEX."""
 assert _JOBS.keys() == _TASKS, "a task's role serves as no job"
 
-_ORDERS: Final = {
+_ORDERS = {
     _ALL: "status metrics run.inspect unknown",
     _TASKS: "introduce tensors fetch",
     _TRAIN: """
@@ -132,9 +132,9 @@ class Identity:
         return any(name.lower() in (host.lower(), wild.lower()) for name in self.names)
 
 
-ANYBODY: Final = Identity()
+ANYBODY = Identity()
 """Identity of a client without a certificate: with a token, of the task's own user, or of an insecure task."""
-OBSERVER: Final = Identity(role=ClientRole.OBSERVER)
+OBSERVER = Identity(role=ClientRole.OBSERVER)
 """Identity of a client with the observer's token."""
 
 

@@ -19,7 +19,6 @@ import ssl
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from absl import logging
 
@@ -33,10 +32,10 @@ from runtime.trust import times, token_files
 from runtime.trust.certificates import Certificates, certificates_in
 from runtime.trust.token_files import Token, TokenFile
 
-VARIABLE: Final = "BELLWETHER_SECURITY"
+VARIABLE = "BELLWETHER_SECURITY"
 """Environment variable of tasks and clients: a directory with certificates, a file with a token, or ``insecure``."""
-INSECURE: Final = "insecure"
-WAYS_OUT: Final = (
+INSECURE = "insecure"
+WAYS_OUT = (
     f"set {VARIABLE} for all tasks and their clients to a directory with certificates (`python -m "
     "harness.certs` makes "
     f"one), or to {INSECURE} to let everybody in"
@@ -45,16 +44,16 @@ FindToken = Callable[[float], Token | None]
 """Function that finds the token of one task within a number of seconds; None if this process has no token for it."""
 # Each secret that is made from the token is the HMAC of a label of its own, so none is good in
 # place of another.
-BEARER_OF: Final = b"metrics"
-OBSERVER_OF: Final = b"observer"
-TLS_ALERT: Final = b"\x15\x03"
+BEARER_OF = b"metrics"
+OBSERVER_OF = b"observer"
+TLS_ALERT = b"\x15\x03"
 """First bytes of the answer of a TLS server to a client that does not speak TLS."""
-NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 """Reasons of the TLS library for a peer that does not speak TLS."""
-CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+CUT_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """The errors of a TLS connection that was cut in the middle."""
-_OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
-_HANDSHAKES: Final = {
+_OTHER_CA = "its certificate is of another CA: give both sides the same ca.pem"
+_HANDSHAKES = {
     **dict.fromkeys(
         NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"
     ),
@@ -72,7 +71,7 @@ _HANDSHAKES: Final = {
 }
 """Messages for the user, by the reason that the TLS library reports."""
 # A client that connects from many addresses must not fill the memory of the task.
-_MOST_PEERS: Final = 1024
+_MOST_PEERS = 1024
 
 
 @dataclass(frozen=True, slots=True)

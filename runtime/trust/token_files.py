@@ -22,24 +22,24 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from runtime import concurrency
 from runtime.cluster.endpoint import host_id
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 
-KEY_BYTES: Final = 32
-_TOKEN: Final = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")
+KEY_BYTES = 32
+_TOKEN = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")
 # A token with spaces and newlines around it is far shorter. The limit keeps a huge file out of the
 # memory.
-_LONGEST_FILE: Final = 256
-_OURS: Final = "@"
+_LONGEST_FILE = 256
+_OURS = "@"
 """Mark in the names of files owned by a process.
 
 Files without the mark belong to the user and are never removed.
 """
-_RUNTIME_DIRECTORY: Final = "XDG_RUNTIME_DIR"
-CORE_VARIABLE: Final = "BELLWETHER_CORE_DUMPS"
+_RUNTIME_DIRECTORY = "XDG_RUNTIME_DIR"
+CORE_VARIABLE = "BELLWETHER_CORE_DUMPS"
 """Environment variable: with 1, a process with a secret in memory still leaves core dumps.
 
 They contain the secret.

@@ -15,7 +15,7 @@ allocated or read.
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +35,12 @@ Buffer = Array | bytes | bytearray | memoryview
 Segments = list[Any]
 """Buffers that follow each other on the wire (numpy's stubs hide from Python 3.11 that arrays are buffers)."""
 
-_MASK: Final = ALIGNMENT - 1
-PADDING: Final = tuple(bytes(n) for n in range(ALIGNMENT))
+_MASK = ALIGNMENT - 1
+PADDING = tuple(bytes(n) for n in range(ALIGNMENT))
 """`PADDING[n]` is n zero bytes."""
 
-_MAGIC: Final = b"BWD1"
-_HEAD: Final = struct.Struct("<4sI")
+_MAGIC = b"BWD1"
+_HEAD = struct.Struct("<4sI")
 
 
 class TensorLayout:

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from absl import logging
 
@@ -47,8 +47,8 @@ from runtime.wire.reply_cache import CallSuperseded, LaneRecord, LaneTable
 
 # Most handles with cached permissions. A full cache is emptied, so handles without end cost no
 # memory without end.
-_PERMITTED: Final = 4096
-_PONG: Final = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
+_PERMITTED = 4096
+_PONG = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
 
 _Fields = tuple[int, int, int, int, int, int, int]
 

@@ -20,51 +20,51 @@ call is under way on a connection. So after a whole frame there is nothing more 
 """
 
 import struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from runtime.errors import DataLossError, OpError, error_from_code, wire_code
 from runtime.wire.versions import WIRE_VERSION
 
-MAGIC: Final = 0xB700 | WIRE_VERSION
+MAGIC = 0xB700 | WIRE_VERSION
 """A fixed high byte, and the wire version in the low byte."""
 
-HELLO: Final = 1
-WELCOME: Final = 2
-CALL: Final = 3
-REPLY: Final = 4
-ERROR: Final = 5
-PING: Final = 6
-PONG: Final = 7
-GOODBYE: Final = 8
-CHALLENGE: Final = 9
-PROOF: Final = 10
+HELLO = 1
+WELCOME = 2
+CALL = 3
+REPLY = 4
+ERROR = 5
+PING = 6
+PONG = 7
+GOODBYE = 8
+CHALLENGE = 9
+PROOF = 10
 
-DYNAMIC: Final = 1
+DYNAMIC = 1
 """Flag of CALL and REPLY: the payload describes itself."""
-RESUMED: Final = 2
+RESUMED = 2
 """Flag of WELCOME: the server still knows this lane."""
-WHOLE_CLIENT: Final = 4
+WHOLE_CLIENT = 4
 """Flag of GOODBYE: forget every lane of this client."""
 
-HEADER: Final = struct.Struct("<HBBIQQQ")
-HEADER_BYTES: Final = HEADER.size
-pack_header: Final = HEADER.pack
-unpack_header: Final = HEADER.unpack_from
+HEADER = struct.Struct("<HBBIQQQ")
+HEADER_BYTES = HEADER.size
+pack_header = HEADER.pack
+unpack_header = HEADER.unpack_from
 
-LEAVES: Final = pack_header(MAGIC, GOODBYE, 0, 0, 0, 0, 0)
+LEAVES = pack_header(MAGIC, GOODBYE, 0, 0, 0, 0, 0)
 """The frame by which a server leaves for good, and a client ends a lane."""
-CLIENT_LEAVES: Final = pack_header(MAGIC, GOODBYE, WHOLE_CLIENT, 0, 0, 0, 0)
+CLIENT_LEAVES = pack_header(MAGIC, GOODBYE, WHOLE_CLIENT, 0, 0, 0, 0)
 """The frame by which a client ends all its lanes."""
-MAX_CONTROL_BYTES: Final = 64 << 10
+MAX_CONTROL_BYTES = 64 << 10
 """Longest payload of a frame that is neither a call nor a reply."""
-NONCE_BYTES: Final = 16
-PROOF_BYTES: Final = 32
-NO_PROOF: Final = bytes(PROOF_BYTES)
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+NO_PROOF = bytes(PROOF_BYTES)
 """The answer of a client without the token to a challenge."""
 
-_HELLO: Final = struct.Struct(f"<QQI{NONCE_BYTES}s")
-HELLO_BYTES: Final = _HELLO.size
-_ERROR: Final = struct.Struct("<II")
+_HELLO = struct.Struct(f"<QQI{NONCE_BYTES}s")
+HELLO_BYTES = _HELLO.size
+_ERROR = struct.Struct("<II")
 
 
 class LaneHello(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import Final
 
 from runtime import concurrency
 from runtime.errors import DataLossError, InvalidArgumentError, UnauthenticatedError
@@ -16,9 +15,9 @@ from runtime.trust.security import proof_of
 from runtime.wire import frames
 
 # The fields of a hello that a proof covers: incarnation of the server, client, lane and attempt.
-_ABOUT: Final = struct.Struct("<QQQI")
+_ABOUT = struct.Struct("<QQQI")
 # The most bytes of each kind of frame. A stranger must not choose how much memory the server takes.
-_MOST: Final = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYTES}
+_MOST = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYTES}
 
 
 class ClientGreeting:

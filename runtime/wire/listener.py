@@ -11,7 +11,6 @@ import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Final
 
 from absl import logging
 
@@ -23,9 +22,9 @@ from runtime.wire.connection import Connection, ConnectionState, Reply, ServerCo
 from runtime.wire.listening import ListeningSockets
 from runtime.wire.room import find_room
 
-_AT_ONCE: Final = 64
+_AT_ONCE = 64
 """Connections accepted in a row before the thread turns to those that are there."""
-_NEWS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_NEWS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
 @dataclass(frozen=True, slots=True)

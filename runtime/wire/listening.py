@@ -4,15 +4,14 @@ import os
 import shutil
 import socket
 from collections.abc import Sequence
-from typing import Final
 
 from absl import logging
 
 from runtime.cluster.endpoint import fast_path_enabled
 from runtime.wire import socket_dirs
 
-_BACKLOG: Final = 1024
-_PORT_TRIES: Final = 5
+_BACKLOG = 1024
+_PORT_TRIES = 5
 """Attempts to find a port that is free at all addresses."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 from runtime.wire.codec import decode_dynamic, encode_dynamic
 from runtime.wire.sockets import byte_view
 
-MOST_BYTES: Final = (2 << 30) - (1 << 20)
+MOST_BYTES = (2 << 30) - (1 << 20)
 """Most bytes of the tensors of one message. Protobuf takes 2 GiB with the other fields."""
 
 

@@ -5,7 +5,6 @@ The heartbeat notices a task that falls silent.
 
 import itertools
 from collections.abc import Callable
-from typing import Final
 
 from runtime import concurrency
 from runtime.cluster.endpoint import Endpoint
@@ -19,7 +18,7 @@ from runtime.wire.dial import ChannelOptions, TaskDialer
 from runtime.wire.heartbeat import Heartbeat
 
 # Unique in the process: two peers with one client id must not take over each other's lanes.
-_lane_numbers: Final = itertools.count(1)
+_lane_numbers = itertools.count(1)
 
 
 class Peer:

@@ -1,7 +1,6 @@
 """The receiving side of a connection on a server: the memory for calls, and the rate at which a call must come."""
 
 import socket
-from typing import Final
 
 from runtime import concurrency
 from runtime.errors import DataLossError
@@ -11,17 +10,17 @@ from runtime.wire import frames, sockets
 from runtime.wire.codec import TensorLayout, decode_dynamic
 
 # A frame is received in one piece: its header ends where the aligned payload begins.
-_PAYLOAD_AT: Final = 64
-_HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
+_PAYLOAD_AT = 64
+_HEADER_AT = _PAYLOAD_AT - frames.HEADER_BYTES
 # A buffer starts small, grows to the largest call, and shrinks after many small calls if it is
 # large.
-_FIRST_BUFFER_BYTES: Final = 64 << 10
-LARGE_BUFFER_BYTES: Final = 4 << 20
-_SHRINK_AFTER_CALLS: Final = 64
-_DRAIN_BYTES: Final = 1 << 20
+_FIRST_BUFFER_BYTES = 64 << 10
+LARGE_BUFFER_BYTES = 4 << 20
+_SHRINK_AFTER_CALLS = 64
+_DRAIN_BYTES = 1 << 20
 # Most handles with cached views. A full cache is emptied, so handles without end cost no memory
 # without end.
-_VIEWS: Final = 256
+_VIEWS = 256
 
 
 class CallReceiver:

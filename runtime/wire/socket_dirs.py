@@ -11,13 +11,12 @@ import socket
 import stat
 import tempfile
 from pathlib import Path
-from typing import Final
 
 from runtime import concurrency
 from runtime.wire import times
 
-SOCKET_NAME: Final = "tensors"
-_PREFIX: Final = "bellwether-"
+SOCKET_NAME = "tensors"
+_PREFIX = "bellwether-"
 
 
 def make_directory() -> str:

@@ -11,24 +11,24 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtime.wire.codec import Buffer
 
-MAX_IOV: Final = 1024
+MAX_IOV = 1024
 """Most buffers that the kernel takes in one sendmsg."""
-_TLS_JOIN_BYTES: Final = 16 << 10
+_TLS_JOIN_BYTES = 16 << 10
 """Bytes up to which small pieces are joined; the longest record of TLS."""
 # Over loopback a socket buffer that fits the cache moves large tensors twice as fast as the
 # automatic size (64 MB: 12 ms, not 31 ms). Between machines the automatic size follows the round
 # trip time, which is not known here.
-_LOOPBACK_BUFFER_BYTES: Final = 256 << 10
-_UNIX_BUFFER_BYTES: Final = 512 << 10
-_DRAIN_BYTES: Final = 64 << 10
-_TIMEVAL: Final = struct.Struct("@ll")
-_CREDENTIALS: Final = struct.Struct("@iII")
+_LOOPBACK_BUFFER_BYTES = 256 << 10
+_UNIX_BUFFER_BYTES = 512 << 10
+_DRAIN_BYTES = 64 << 10
+_TIMEVAL = struct.Struct("@ll")
+_CREDENTIALS = struct.Struct("@iII")
 """The credentials that Linux reports of a peer: process, user, group."""
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
 
-WIRE_VERSION: Final = 4
+WIRE_VERSION = 4
 """The version of both planes.
 
 It changes with whatever a peer of the version before would not understand, or would

@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from absl import logging
 
@@ -50,7 +50,7 @@ class DefaultInterval(enum.Enum):
     USE_DEFAULT = enum.auto()
 
 
-USE_DEFAULT: Final = DefaultInterval.USE_DEFAULT
+USE_DEFAULT = DefaultInterval.USE_DEFAULT
 """The mark of an interval that is not given; the other interval of a pair turns this one off."""
 _SUMMARY_STEPS = 100
 

@@ -7,7 +7,6 @@ meanwhile, and waits when the disk is full. The ps tasks hold the model until th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from absl import logging
 
@@ -17,7 +16,7 @@ from harness.training.start.managed_session import ManagedSession, StepRecoverie
 from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
-_ADVICE: Final = "start this task again to train them"
+_ADVICE = "start this task again to train them"
 
 
 def save_the_end(
