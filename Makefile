@@ -92,8 +92,9 @@ test-rest test-nightly: JOBS = 6
 test-rest: $(STAMP) ## Run what make test leaves out: the longest.
 	$(PYTEST) -m chaos $(TESTS)
 
-test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes.
+test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes; where make cuda-setup was run, test-h100-compile too.
 	$(PYTEST) -m nightly $(TESTS)
+	$(if $(TESTS),,$(if $(wildcard $(CUDA_PYTHON)),@$(MAKE) --no-print-directory test-h100-compile))
 
 test-gpu: export JAX_PLATFORMS = cuda,cpu
 test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE = false
