@@ -158,31 +158,37 @@ class Saver:
             return None
         series = os.fspath(save_path).rstrip("/")
         check_path(series)
-        with self._lock:
+        # One save at a time, also of several threads: a second snapshot would take memory of every
+        # task, and could get the number of the first.
+        if not self._lock.acquire(blocking=wait):
+            return self._skip("save of another thread")
+        try:
             running = self._running
-            if running is not None and not running.done() and not wait:
-                self.skipped += 1
-                process_metrics.add("checkpoints_skipped_total")
-                logging.info("the save of step %d still runs: this one is skipped", running.step)
-                return None
-        # One save at a time: a second snapshot would take memory of every task.
-        if running is not None:
-            running.wait()
-        job = SaveJob(
-            sess,
-            series,
-            names.written_variables(saved),
-            stream=self._stream,
-            retention=self._retention,
-            history=self._history,
-        )
-        handle = job.take(global_step)
-        with self._lock:
+            if running is not None:
+                if not wait and not running.done():
+                    return self._skip(f"save of step {running.step}")
+                running.wait()
+            job = SaveJob(
+                sess,
+                series,
+                names.written_variables(saved),
+                stream=self._stream,
+                retention=self._retention,
+                history=self._history,
+            )
+            handle = job.take(global_step)
             self._running = handle
             self._series = series
-        job.start()
+            job.start()
+        finally:
+            self._lock.release()
         handle.blocked_secs = concurrency.monotonic() - started
         return handle.result() if wait else handle
+
+    def _skip(self, running: str) -> None:
+        self.skipped += 1
+        process_metrics.add("checkpoints_skipped_total")
+        logging.info("the %s still runs: this one is skipped", running)
 
     def wait(self) -> None:
         """Waits until no save is running; a failed save raises nothing here."""

@@ -414,6 +414,7 @@ class LeasedBatches:
 
         Where this fails, the chief takes the lease back after ``lease_secs``.
         """
+        owner, self._owner = self._owner, lease_table.FREE
         # After an error the session is most likely lost, and a question to it would wait in vain.
         if (
             error is not None
@@ -422,7 +423,7 @@ class LeasedBatches:
         ):
             return
         try:
-            self._shards.release(self._session, [self._owner])
+            self._shards.release(self._session, [owner])
         except (rt.OpError, RuntimeError) as failure:
             # The program may have closed the session before.
             logging.info(
@@ -438,7 +439,13 @@ class LeasedBatches:
 
         Raises:
             StopIteration: All batches of all epochs are done, or a stop was requested.
+            RuntimeError: The ``with`` block has not begun, or has ended.
         """
+        # Without an owner no worker would have the lease, and all workers would train its batches.
+        if self._owner == lease_table.FREE:
+            raise RuntimeError(
+                f"{self._shards.name}: read the batches in the block of `with shards.open(session) as batches`"
+            )
         if self._coord.should_stop():
             raise StopIteration
         session = underlying(self._session).id

@@ -411,7 +411,7 @@ class Graph:
 
         Raises:
             RuntimeError: The graph is finalized.
-            ValueError: The name is not valid, or an input belongs to another graph.
+            ValueError: The name is not valid or not unique, or an input belongs to another graph.
         """
         for tensor in inputs:
             if tensor.graph is not self:
@@ -433,6 +433,8 @@ class Graph:
                 )
             # A variable takes its name before its value is made.
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
+            if full in self._by_name:
+                raise ValueError(f"Duplicate node name in graph: {full!r}")
             # Name and number are taken under one lock. The planner relies on the numbers: an
             # operation has a larger number than its inputs.
             # An operation in two scopes with one dependency waits once.

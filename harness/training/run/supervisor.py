@@ -156,7 +156,7 @@ class Supervisor:
 
     @property
     def saver(self) -> CheckpointSaver | None:
-        """The saver; None on tasks that are not the chief."""
+        """The saver; on tasks that are not the chief only one that was given, else None."""
         return self._parts.saver
 
     @property

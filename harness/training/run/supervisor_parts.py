@@ -73,7 +73,7 @@ class SupervisorParts:
         local_init_op: Operation that runs in every new session.
         global_step: The global step.
         summary_op: Operation that the summary timer runs.
-        saver: The saver; None on tasks that are not the chief.
+        saver: The saver; on tasks that are not the chief only one that was given, else None.
         summary_writer: The writer of events; None on tasks that are not the chief.
         checks_local: True if ``ready_for_local_init_op`` is looked at.
     """

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis
@@ -617,6 +618,22 @@ def test_background_save_holds_first_values(sess: rt.Session, tmp_path: pathlib.
     assert handle.done() and handle.exception() is None
     assert np.all(harness.load_variable(path, "v") == 1)
     assert sess.run(variable)[0] == 21
+
+
+def test_waiting_saves_take_turns(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    """Saves of two threads that both wait are made one after the other, each with a number of its own."""
+    rt.Variable(np.zeros(100_000, np.float32))
+    _initialize(sess)
+    saver, both = harness.Saver(), threading.Barrier(2)
+
+    def save(_: int) -> str:
+        both.wait(60)
+        return str(saver.save(sess, tmp_path / "m"))
+
+    with ThreadPoolExecutor(2) as pool:
+        paths = sorted(pool.map(save, range(2)))
+    assert [os.path.basename(path) for path in paths] == ["0", "1"]
+    assert sorted(os.listdir(tmp_path / "m")) == ["0", "1"] and not saver.failed
 
 
 def test_overlapping_save_is_skipped(sess: rt.Session, tmp_path: pathlib.Path) -> None:

@@ -111,6 +111,21 @@ def test_prefetching_session_is_refused(cluster: InProcessCluster) -> None:
                 model.shards.open(session).__enter__()
 
 
+def test_batches_need_their_block() -> None:
+    """Batches outside of their with block are refused, since no worker would own their lease."""
+    with rt.Graph().as_default():
+        model = Model()
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            batches = model.shards.open(session)
+            with pytest.raises(RuntimeError, match="read the batches in the block"):
+                next(batches)
+            with batches:
+                next(batches)
+            with pytest.raises(RuntimeError, match="read the batches in the block"):
+                next(batches)
+
+
 def test_counting_goes_inside_sync_replicas() -> None:
     """counted refuses SyncReplicas and says how to nest the two."""
     with rt.Graph().as_default():

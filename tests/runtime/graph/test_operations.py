@@ -343,3 +343,11 @@ def test_towers_use_local_devices() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_names_stay_unique(graph: rt.Graph) -> None:
+    """A name that ends in a slash stays as it is, and is refused where an operation has it, as in TF1."""
+    with graph.as_default():
+        assert rt.constant(1.0, name="whole/").op.name == "whole"
+        with pytest.raises(ValueError, match="Duplicate node name in graph: 'whole'"):
+            rt.constant(2.0, name="whole/")
