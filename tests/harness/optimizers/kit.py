@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,14 +81,17 @@ def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[An
     return results
 
 
-def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """What one process gets on the concatenated batches: ``x`` and ``y`` are [steps, workers, rows, ...]."""
+def alone(
+    rule: str, x: Sequence[np.ndarray] | np.ndarray, y: Sequence[np.ndarray] | np.ndarray
+) -> list[np.ndarray]:
+    """What one process gets on the concatenated batches: ``x`` and ``y`` are [workers, rows, ...] of each step."""
     transformation = RULES[rule]()
     values: list[Any] = [jnp.asarray(v) for v in initial()]
     state = transformation.init(values)
     gradient = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
     for k in range(len(x)):
-        grads = gradient(*values, x[k].reshape(-1, x.shape[-1]), y[k].reshape(-1, y.shape[-1]))
+        both = (of[k].reshape(-1, of[k].shape[-1]) for of in (x, y))
+        grads = gradient(*values, *both)
         change, state = transformation.update(list(grads), state, values)
         values = optax.apply_updates(values, change)
     return [np.asarray(v) for v in values]

@@ -70,6 +70,50 @@ def test_replicas_equal_one_large_batch(servers: list[rt.Server], count: int, ru
     in_threads([r.close for r in replicas])
 
 
+@pytest.mark.parametrize("rule", ["clip_momentum", "clip_adam"])
+@pytest.mark.parametrize("elastic", [False, True], ids=["backups", "elastic"])
+def test_clip_scales_mean_of_any_aggregate(
+    servers: list[rt.Server], elastic: bool, rule: str
+) -> None:
+    """The mean of those gradients that count is clipped, with backup workers and with workers that come and go."""
+    reset(servers[0])
+    x, y = batches(3)
+    counted: dict[int, list[int]] = {}
+    done = [False, False, False]
+
+    def wrap(optimizer: harness.Optimizer) -> Any:
+        if elastic:
+            return harness.SyncReplicas(optimizer, elastic=True)
+        # The chief's last gradient may find no other.
+        return harness.SyncReplicas(optimizer, 2, 3, sync_timeout_secs=3.0)
+
+    def train(i: int, first: int) -> list[Any]:
+        until(lambda: len(counted) >= first)
+        replica = Replica(servers[i], rule, wrap, chief=i == 0, by_step=True)
+        runs = 0
+        # The chief trains until the others have left.
+        while runs < 20 or i == 0 and not all(done[1:]):
+            step, accepted = replica.run(x[:, i], y[:, i])
+            if accepted:
+                counted.setdefault(step - 1, []).append(i)
+            runs += 1
+        done[i] = True
+        values = replica.session.run([replica.step, *replica.variables])
+        replica.close()
+        return values
+
+    chief, *_ = in_threads(
+        [lambda i=i: train(i, 10 * i * elastic) for i in range(3)]  # type: ignore[misc]
+    )
+    steps = range(chief[0])
+    sizes = {len(workers) for workers in counted.values()}
+    assert len(sizes) > 1 if elastic else 2 in sizes
+    batch = [(k % STEPS, counted[k]) for k in steps]
+    wanted = alone(rule, [x[which] for which in batch], [y[which] for which in batch])
+    for mine, one in zip(chief[1:], wanted, strict=True):
+        np.testing.assert_allclose(mine, one, rtol=2e-5, atol=2e-6)
+
+
 def test_workers_may_give_several_gradients(servers: list[rt.Server]) -> None:
     """Two workers that give two gradients each to an aggregate train the model of one process on
     four batches.
