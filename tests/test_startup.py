@@ -15,6 +15,7 @@ def test_parts_inside_parts_are_counted_once() -> None:
     began = time.perf_counter()
     with watch.part("outer"):
         with watch.part("inner"), watch.part("inner"):
+            # The stopwatch measures this time.
             time.sleep(0.02)
         between = time.perf_counter()
     took = time.perf_counter() - began

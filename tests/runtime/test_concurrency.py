@@ -270,6 +270,7 @@ def test_an_interrupt_leaves_no_call_behind() -> None:
 
     def call(item: int) -> None:
         signal.raise_signal(signal.SIGINT)
+        # Ctrl-C interrupts the wait of the main thread while this call still runs.
         concurrency.sleep(0.3)
         ended.append(item)
 

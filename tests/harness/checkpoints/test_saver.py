@@ -355,7 +355,8 @@ def test_periodic_checkpoints_are_kept(sess: rt.Session, tmp_path: pathlib.Path)
         harness.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=hours).save(
             sess, tmp_path / "m", step
         )
-        time.sleep(0.3)  # what counts is how old they are
+        # The test is one of time: the age of a checkpoint decides whether it is kept.
+        time.sleep(0.3)
     kept = sorted(int(name) for name in os.listdir(tmp_path / "m"))
     assert kept[0] == 0 and kept[-1] == 5  # the last one is kept as the last
     for one, after in itertools.pairwise(kept):

@@ -111,6 +111,7 @@ def test_probe_tells_restoring_from_frozen(tmp_path: Path) -> None:
         while not cluster.lines("worker:0", "training goes on from step"):
             assert time.monotonic() < deadline, cluster.lines("worker:0")[-5:]
             results.append(ask())
+            # The test is one of time: the ps has a share of a core only.
             process.suspend()
             time.sleep(RESTS_SECS)
             process.resume()

@@ -1,7 +1,6 @@
 """The standard series of rare events: what happens for real is found in the event file."""
 
 import pathlib
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +10,7 @@ import harness
 import runtime as rt
 from tests.harness import cluster_kit
 from tests.kit.events import read_events
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, servers
 
 pytestmark = pytest.mark.cluster
@@ -31,11 +31,7 @@ def series_in(logdir: pathlib.Path) -> Series:
 
 def wait_for(logdir: pathlib.Path, true: Callable[[Series], bool]) -> Series:
     """The series, once they are as wanted: another process writes them."""
-    deadline = time.monotonic() + 30
-    while not true(found := series_in(logdir)):
-        assert time.monotonic() < deadline, sorted(found)
-        time.sleep(0.05)  # there is no event to wait for in another process's file
-    return found
+    return until(lambda: found if true(found := series_in(logdir)) else None, every=0.05)
 
 
 def test_series_show_recoveries_and_checkpoints(tmp_path: pathlib.Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 from runtime.state.participants import TaskEnvironment
 from runtime.state.run_record import MOST_STATE_BYTES, RunRecord, wait_secs
-from tests.kit.waits import count_waiters
+from tests.kit.waits import count_waiters, until
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 KINDS = [field.name for field in RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields]
@@ -67,10 +66,8 @@ class Kept:
 
         thread = threading.Thread(target=run)
         thread.start()
-        deadline = time.monotonic() + 60
-        while not count_waiters(self.changed):
-            assert time.monotonic() < deadline and not results, results
-            time.sleep(0.001)
+        until(lambda: count_waiters(self.changed) or results, "a wait for the order")
+        assert not results, results
         return thread, results
 
 

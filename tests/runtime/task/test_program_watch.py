@@ -192,7 +192,8 @@ def test_frozen_time_does_not_count(tmp_path: pathlib.Path) -> None:
                 until(lambda: processor_secs() - began > LONG_SECS / 2, secs=BOUND)  # noqa: B023
                 ps.freeze()
                 before = processor_secs()
-                time.sleep(FROZEN_LIMIT + 1)  # what is tested is that this time passes
+                # The test is one of time: a ps that is frozen for longer than the limit.
+                time.sleep(FROZEN_LIMIT + 1)
                 ps.thaw()
                 thread.join(BOUND)  # with an answer, or because the task was silent
                 goes_on = False

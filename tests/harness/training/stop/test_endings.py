@@ -118,7 +118,8 @@ def test_busy_worker_keeps_its_ps(tmp_path: Path) -> None:
         chief, busy = chief_and_other(c, tmp_path)
         c.expect(chief, "TRAINED")
         c.expect(chief, "waiting for /job:worker/task:1 ")
-        time.sleep(6)  # longer than the grace period, and than the least silence that counts
+        # The test is one of time: longer than the grace period, and than the least silence that counts.
+        time.sleep(6)
         assert c.running("ps:0") and c.running(chief)
         go(tmp_path, 1)
         assert all_well(c)
@@ -477,6 +478,7 @@ def test_start_limit_spares_recoveries(style: str, tmp_path: Path) -> None:
         go(tmp_path, 0)
         go(tmp_path, 1)
         c.expect(other, "recovering")
+        # The test is one of time: the ps is away for longer than the limit of the start.
         time.sleep(5)
         c.start("ps:0")
         assert c.wait(other) == 0 and c.wait(chief) in (0, 1)

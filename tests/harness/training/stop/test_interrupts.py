@@ -67,7 +67,8 @@ def test_signal_leaves_log_unlocked(
     def send() -> None:
         while wanted.wait() and not over.is_set():
             wanted.clear()
-            time.sleep(0.002)  # wherever the main thread is then
+            # The signal comes wherever the main thread is after this time.
+            time.sleep(0.002)
             os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=send)
