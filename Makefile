@@ -87,8 +87,6 @@ test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
 	$(PYTEST) -m unit $(TESTS)
 
-# These tests wait for processes most of the time.
-test-rest test-nightly: JOBS = 6
 test-rest: $(STAMP) ## Run what make test leaves out: the longest.
 	$(PYTEST) -m chaos $(TESTS)
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.faults import PRELOAD, LocalCluster, no_leaks
-from tests.faults.processes import TaskProcesses, ZygoteProcess
+from tests.faults.processes import TaskProcesses, ZygoteProcess, thread_states
 from tests.kit.processes import Program, Task, programs
 from tests.kit.waits import until
 
@@ -125,6 +125,27 @@ def test_freeze_returns_when_stopped() -> None:
             assert process.status() == psutil.STATUS_STOPPED
             cluster.thaw("worker:0")
             assert process.status() != psutil.STATUS_STOPPED
+
+
+CHURN = """
+import threading
+print("begun", flush=True)
+while True:
+    threads = [threading.Thread(target=len, args=("",)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_ending_threads_have_no_state() -> None:
+    """A thread that ends while its state is read does not disturb the look at the others."""
+    with Program("python", "-c", CHURN) as program:
+        program.expect("begun")
+        assert program.pid is not None
+        for _ in range(2000):
+            assert thread_states(program.pid)
 
 
 @pytest.mark.chaos

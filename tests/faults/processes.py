@@ -396,7 +396,7 @@ class TaskProcesses:
         # not wait for the effect of the first would find the state from before that one.
         self.signal(life.task, signum)
         deadline = concurrency.monotonic() + _FREEZE_SECS
-        while life.code is None and not reached(_thread_states(life.pid)):
+        while life.code is None and not reached(thread_states(life.pid)):
             if concurrency.monotonic() > deadline:
                 name = signal.Signals(signum).name
                 raise TimeoutError(f"{life.task} has not followed {name} for {_FREEZE_SECS:g} s")
@@ -477,13 +477,13 @@ class TaskProcesses:
             return lives[-1].code
 
 
-def _thread_states(pid: int) -> set[str]:
+def thread_states(pid: int) -> set[str]:
     """Returns the states of the threads of a process, as letters of /proc."""
     states: set[str] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for thread in psutil.Process(pid).threads():
             # The thread may end just now.
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
                 # The name, in brackets, may hold anything; after its closing bracket comes the
                 # state.
