@@ -7,6 +7,9 @@ nodes than tasks).
 In a heterogeneous job (SLURM_HET_SIZE) the ranks of a step over all its groups go group by group,
 while SLURM_STEP_NODELIST is in the order of names: there the variables of each group tell who is
 where.
+
+Tasks that share a GPU divide its memory by the rule of `divide_memory`, those of the launcher and of
+Ray too.
 """
 
 import itertools

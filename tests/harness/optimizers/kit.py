@@ -84,7 +84,13 @@ def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[An
 def alone(
     rule: str, x: Sequence[np.ndarray] | np.ndarray, y: Sequence[np.ndarray] | np.ndarray
 ) -> list[np.ndarray]:
-    """What one process gets on the concatenated batches: ``x`` and ``y`` are [workers, rows, ...] of each step."""
+    """Returns the values that one process reaches on the concatenated batches.
+
+    Args:
+        rule: Name of the update rule.
+        x: Inputs of each step, of shape [workers, rows, ...].
+        y: Targets of each step, of shape [workers, rows, ...].
+    """
     transformation = RULES[rule]()
     values: list[Any] = [jnp.asarray(v) for v in initial()]
     state = transformation.init(values)

@@ -23,7 +23,7 @@ BATCH = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 
 class Model(NamedTuple):
-    """What a worker runs and feeds: a step of training, and the global step after it."""
+    """The tensors of a worker: a training step, the global step after it, and the feed."""
 
     learn: Any
     count: Any
