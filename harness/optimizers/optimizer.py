@@ -7,6 +7,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,6 +22,8 @@ from harness.optimizers.separable import CLIP, dependences, split_clip, what_mix
 from harness.optimizers.variable_tree import VariableTree
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
+mean_is_clipped: ContextVar[bool] = ContextVar("the ps clip the mean of gradients", default=False)
+"""True while an optimizer makes an operation for gradients whose mean the ps clip."""
 
 
 class Optimizer:
@@ -74,8 +77,6 @@ class Optimizer:
         self.name = name
         self.clip_norm, transformation = split_clip(transformation)
         """The largest norm of all gradients of an update together; None for no limit."""
-        self.clip = None if self.clip_norm is None else optax.clip_by_global_norm(self.clip_norm)
-        """The clip of this worker's gradients before the push."""
         self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)
         self.before_push = before_push
@@ -220,7 +221,14 @@ class Optimizer:
     def _prepare_gradients(
         self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]
     ) -> list[tuple[rt.Tensor, rt.Variable]]:
-        parts = [part for part in (self.before_push, self.clip) if part is not None]
+        parts = [] if self.before_push is None else [self.before_push]
+        if self.clip_norm is not None:
+            # Without a clip too, constants become gradients of this worker, which the ps can clip.
+            parts.append(
+                optax.identity()
+                if mean_is_clipped.get()
+                else optax.clip_by_global_norm(self.clip_norm)
+            )
         if not parts:
             return list(pairs)
         transform = optax.chain(*parts)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import optax
 from absl import logging
 
 import runtime as rt
@@ -15,6 +14,7 @@ from harness.optimizers.optimizer import (
     GradientAndVariable,
     Optimizer,
     WrappedOptimizer,
+    mean_is_clipped,
     updates_of,
 )
 from harness.optimizers.separable import what_mixes
@@ -162,13 +162,11 @@ class SyncReplicas(WrappedOptimizer):
             raise rt.InvalidArgumentError("Global step is required to check staleness")
         graph = global_step.graph
         with graph.as_default():
-            inner = self._innermost
-            # The ps clip the mean, so the gradients come as they are.
-            clip, inner.clip = inner.clip, inner.clip and optax.identity()
+            token = mean_is_clipped.set(True)
             try:
                 train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
             finally:
-                inner.clip = clip
+                mean_is_clipped.reset(token)
             updates = updates_of(train)
             worker = self._worker_number(grads_and_vars)
             with rt.name_scope(None), rt.control_dependencies(None):
