@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from harness.launch.ports import free_ports
+from tests.kit.ports import free_ports
 
 _KILLS = flags.DEFINE_integer("kills", 200, "How many kills.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of victims and delays; a random one by default.")

@@ -27,8 +27,8 @@ import runtime as rt
 from benchmarks.common import ROOT
 from benchmarks.systems.ours import Training, build
 from benchmarks.systems.protocol import batches, initial
-from harness.launch.ports import free_ports
 from runtime.tensor_spec import aligned_buffer
+from tests.kit.ports import free_ports
 
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
 _TURNS = flags.DEFINE_integer(

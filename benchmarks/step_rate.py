@@ -25,7 +25,7 @@ import psutil
 from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT
-from harness.launch.ports import free_ports
+from tests.kit.ports import free_ports
 
 FLAGS = flags.FLAGS
 

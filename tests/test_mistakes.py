@@ -22,10 +22,10 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.launch.ports import free_ports
 from runtime import proto
 from runtime.errors import UnavailableError
 from runtime.rpc.unreached import why_not
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 

@@ -1,4 +1,4 @@
-"""Free TCP ports for a local cluster: held until the tasks that will listen on them start, or only found."""
+"""Free TCP ports for a local cluster, held until the tasks that will listen on them start."""
 
 import contextlib
 import pathlib
@@ -32,16 +32,6 @@ def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
             held.append(on_error.enter_context(_hold_one(lowest, highest)))
         on_error.pop_all()
     return held
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns `count` different free TCP ports, which ``hold_ports`` has found and which are held no longer.
-
-    Raises:
-        OSError: if the system has no port to give.
-    """
-    with contextlib.ExitStack() as held:
-        return [held.enter_context(holder).getsockname()[1] for holder in hold_ports(count)]
 
 
 def listens(address: str) -> bool:

@@ -15,10 +15,10 @@ import pytest
 import harness
 import runtime as rt
 from harness import exit_codes
-from harness.launch.ports import free_ports
 from harness.launch.tasks import OWN_FLAGS
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.commands import commands, given_flags, script, shell_blocks, shown_commands
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.chaos

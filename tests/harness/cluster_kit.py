@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.launch.ports import free_ports
 from tests.harness import cluster_program
+from tests.kit.ports import free_ports
 from tests.kit.processes import Task
 from tests.kit.waits import until
 

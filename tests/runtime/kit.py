@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from harness.launch.ports import free_ports
 from runtime.master import tasks
 from runtime.wire.channel import Lane
 from runtime.wire.peer import Peer
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 TARGET = "/job:worker/task:0"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.launch.ports import free_ports
 from tests.harness.data.elastic_task import run
+from tests.kit.ports import free_ports
 from tests.kit.processes import ROOT, Task
 
 pytestmark = pytest.mark.chaos

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness import exit_codes
-from harness.launch.ports import free_ports
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.cluster

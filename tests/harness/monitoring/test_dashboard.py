@@ -21,8 +21,8 @@ import yaml
 
 import harness
 import runtime as rt
-from harness.launch.ports import free_ports
 from harness.monitoring.prometheus import MetricsServer
+from tests.kit.ports import free_ports
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs" / "prometheus"
 PANELS = json.loads((CONFIGS / "grafana.json").read_text())["panels"]

@@ -13,12 +13,12 @@ import numpy as np
 import optax
 
 import runtime as rt
-from harness.launch.ports import free_ports
 from runtime.master.config import SessionConfig
 from runtime.master.tasks import LocalTask
 from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from tests.harness.optimizers.task import RULES, initial, loss_fn, run
+from tests.kit.ports import free_ports
 from tests.kit.processes import Task
 
 

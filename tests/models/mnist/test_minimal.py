@@ -10,8 +10,8 @@ import tomllib
 
 import pytest
 
-from harness.launch.ports import free_ports
 from tests.kit import real_mnist
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -14,10 +14,10 @@ import pytest
 from grpc._cython import cygrpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from harness.launch.ports import free_ports
 from runtime.errors import CancelledError, UnavailableError
 from runtime.limits import Limits
 from runtime.rpc import rpc, threads
+from tests.kit.ports import free_ports
 
 ATTEMPTS = 12
 

@@ -14,7 +14,6 @@ import pytest
 
 import runtime as rt
 import runtime.session.run_records
-from harness.launch.ports import free_ports
 from runtime.lowlevel import RunRecords, RunRecordView
 from runtime.master import tasks
 from runtime.master.tasks import RemoteTask
@@ -24,6 +23,7 @@ from runtime.server.report import probe
 from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
 from runtime.wire.dial import ChannelOptions
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 from tests.kit.waits import count_waiters, until
 from tests.runtime.kit import TARGET, addresses, in_thread, serve, servers

@@ -105,7 +105,7 @@ def test_worker_after_ps_has_accelerators(tmp_path: pathlib.Path) -> None:
     (tmp_path / "jax_plugins").mkdir()
     code, said = run(
         """
-from harness.launch.ports import free_ports
+from tests.kit.ports import free_ports
 
 jobs = {job: [f"localhost:{port}"] for job, port in zip(("ps", "worker"), free_ports(2))}
 early = rt.Server({"ps": ["localhost:0"]}, "ps", 0)

@@ -15,7 +15,6 @@ import harness
 import runtime as rt
 from harness import exit_codes
 from harness.launch.policy import LaunchTask
-from harness.launch.ports import free_ports
 from harness.launch.tasks import (
     ClusterTopology,
     arguments,
@@ -25,6 +24,7 @@ from harness.launch.tasks import (
 )
 from harness.training.run.join import Member, find_identity
 from tests.kit.changes import SetVariables
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 TF_CONFIG = {

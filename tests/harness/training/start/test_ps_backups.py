@@ -6,12 +6,12 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.launch.ports import free_ports
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.rpc import rpc
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
+from tests.kit.ports import free_ports
 from tests.kit.processes import Task
 
 pytestmark = pytest.mark.chaos

@@ -13,13 +13,13 @@ import pytest
 import harness
 import runtime as rt
 from harness import timeouts
-from harness.launch.ports import free_ports
 from harness.tf1.train import training as tf1_training
 from harness.training import times
 from harness.training.start import readiness
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan
 from tests.kit.changes import SetTimes
+from tests.kit.ports import free_ports
 from tests.runtime.kit import addresses
 
 PS = "/job:ps/task:0"

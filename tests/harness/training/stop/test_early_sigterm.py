@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from harness import exit_codes
-from harness.launch.ports import free_ports
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.cluster

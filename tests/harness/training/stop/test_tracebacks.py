@@ -7,8 +7,8 @@ import pytest
 
 import runtime as rt
 from harness import exit_codes
-from harness.launch.ports import free_ports
 from harness.training.stop import tracebacks
+from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
 OPENS = """
