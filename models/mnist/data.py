@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pooch
 from absl import app, logging
 from numpy.typing import NDArray
 
@@ -119,6 +118,8 @@ def load(
         if directory:
             found = _read_directory(Path(directory).expanduser(), setting, checksums)
             return _make_mnist(found, f"MNIST from {directory} ({setting})")
+    import pooch
+
     cache = pooch.os_cache("bellwether") / "mnist"
     try:
         return _make_mnist(

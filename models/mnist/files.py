@@ -13,7 +13,6 @@ from pathlib import Path
 
 import filelock
 import numpy as np
-import pooch
 from absl import logging
 from numpy.typing import NDArray
 
@@ -163,6 +162,8 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
                 "%s; it was downloaded, so it is deleted now and downloaded again", error
             )
             path.unlink()
+    import pooch
+
     damaged: ValueError | None = None
     for mirror in mirrors:
         url = f"{mirror}/{path.name}.gz"
@@ -183,6 +184,8 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
 
 
 def _download_file(url: str, file: str, _: object) -> None:
+    import pooch
+
     unzipped = _UnzippedBuffer("the download")
     try:
         pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(

@@ -18,6 +18,10 @@ Flags may come from files: --flagfile=configs/mnist_async.flags; further flags a
 last word.
 """
 
+# Annotations are not evaluated, so a ps imports no module of the training loop.
+from __future__ import annotations
+
+# isort: split
 # Imported before JAX, so that the garbage collector pauses while both are imported.
 import runtime as rt
 
@@ -111,7 +115,7 @@ def evaluate_checkpoints(config: RunConfig) -> None:
 
 
 def mean_over(
-    session: rt.SessionLike, graph: "TrainingGraph", split: data.DataSplit, fetches: list[rt.Tensor]
+    session: rt.SessionLike, graph: TrainingGraph, split: data.DataSplit, fetches: list[rt.Tensor]
 ) -> NDArray:
     """Returns the means of tensors over a split, each tensor being the mean of a batch."""
     sums = np.zeros(len(fetches))
@@ -205,7 +209,7 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 @contextlib.contextmanager
 def deal_feeds(
-    graph: "TrainingGraph",
+    graph: TrainingGraph,
     session: rt.SessionLike,
     split: data.DataSplit,
     batches: data.Batches | None,
@@ -393,7 +397,7 @@ class ChiefTests:
         config: RunConfig,
         session: rt.SessionLike,
         graph: TrainingGraph,
-        writer: "harness.FileWriter | None",
+        writer: harness.FileWriter | None,
         split: data.DataSplit,
         step: int,
         steps_per_epoch: float,

@@ -20,6 +20,30 @@ from tests.kit.changes import SetVariables
 
 pytestmark = pytest.mark.cluster
 
+ROOMS = {
+    "launcher": (
+        "import harness.launch.__main__",
+        "absl harness",
+        "exit_codes launch",
+        "runtime numpy jax grpc google psutil models",
+    ),
+    "ps": (
+        "import models.mnist.trainer",
+        "runtime jax",
+        "exit_codes launch monitoring training",
+        "orbax tensorstore tensorboardX tensorboard matplotlib pooch tqdm sklearn scipy",
+    ),
+    "worker": (
+        "import models.mnist.trainer, harness; harness.Supervisor, harness.Saver, "
+        "harness.Optimizer, harness.Progress, harness.checkpointable",
+        "runtime jax optax",
+        "checkpoints coordinator exit_codes launch monitoring optimizers tensorboard timeouts "
+        "training",
+        "orbax tensorstore tensorboard matplotlib pooch sklearn scipy",
+    ),
+}
+"""What a task imports before it serves or builds a graph: a program, packages that are imported, rooms of the harness,
+and packages that are not imported."""
 HEAVY = (
     "orbax",
     "tensorstore",
@@ -101,12 +125,18 @@ def test_ps_imports_no_heavy_modules(package: str) -> None:
     assert _python(code).split() == []
 
 
-def test_launcher_starts_without_jax() -> None:
-    """The launcher starts without JAX and NumPy."""
-    assert (
-        _python("import harness.launch, sys; print('jax' in sys.modules, 'numpy' in sys.modules)")
-        == "False False\n"
-    )
+@pytest.mark.parametrize("task", ROOMS)
+def test_task_imports_its_rooms_only(task: str) -> None:
+    """The launcher, a ps and a worker of the example import the rooms of a table and no other."""
+    program, imported, rooms, left_out = ROOMS[task]
+    code = f"{program}; import sys; print(*sys.modules)"
+    modules = _python(code).split()
+    assert {m for m in modules if m.startswith("harness.") and m.count(".") == 1} == {
+        f"harness.{room}" for room in rooms.split()
+    }
+    tops = {module.partition(".")[0] for module in modules}
+    assert not tops & set(left_out.split())
+    assert tops >= set(imported.split())
 
 
 @pytest.mark.chaos
