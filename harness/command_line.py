@@ -1,7 +1,5 @@
 """Command lines of the tools: a mistake is one line that names the flag, and the exit code "configuration"."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys

@@ -1,7 +1,5 @@
 """A model without its cluster: the parameters of a checkpoint as a pytree."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -9,8 +9,6 @@ when all is well, 1 when a checkpoint is damaged, none is there, or --compare fi
 for bad arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -4,8 +4,6 @@ A series is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/m
 accepted as well. No file holds an absolute path, so a directory may be moved.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ A partitioned variable is several variables that are one array in checkpoints, w
 of parts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

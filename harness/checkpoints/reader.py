@@ -1,7 +1,5 @@
 """Reading checkpoints without a session: names, shapes, dtypes and values, also of plain Orbax's checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

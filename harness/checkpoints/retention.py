@@ -1,7 +1,5 @@
 """The rule of which checkpoints of a series are kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """One save, from the snapshot on the tasks until the checkpoint is on disk."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Saver: checkpoints of the variables of a session, written by the tasks that hold them, readable by plain Orbax."""
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """States of the trainer: small named values of each task in the same atomic checkpoint as the variables."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

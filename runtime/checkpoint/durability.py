@@ -1,7 +1,5 @@
 """Files of a checkpoint: checksums, errors of the disk, and syncing against a power cut."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

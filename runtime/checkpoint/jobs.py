@@ -6,8 +6,6 @@ leadership, the end of its session, the stop of the task. An ended job accepts n
 arrays are free as soon as no order works on them.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

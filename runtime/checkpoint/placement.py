@@ -1,7 +1,5 @@
 """Values of variables for checkpoints: where restored values go, and which values have changed since."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass

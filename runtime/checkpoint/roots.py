@@ -3,8 +3,6 @@
 Any client that can connect may send such orders. The owner of the task sets the roots.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

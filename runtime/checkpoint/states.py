@@ -1,7 +1,5 @@
 """Small named states of the program around a task (position in the data, ...) that ride in checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from absl import logging

@@ -4,8 +4,6 @@ The coordinator holds a few blocks of the model at any time. A block is written 
 memory in which the block was received, and sent from the memory into which the block was read.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

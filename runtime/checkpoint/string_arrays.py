@@ -1,7 +1,5 @@
 """Arrays of strings as arrays of bytes, their form on disk."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError

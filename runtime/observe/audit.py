@@ -5,8 +5,6 @@ one. A program may add handlers to the logger. Text from clients stands in JSON 
 such text can neither move a cursor nor begin a line.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

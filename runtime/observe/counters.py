@@ -3,8 +3,6 @@
 The counters are plain integers, because each step changes some of them.
 """
 
-from __future__ import annotations
-
 from runtime import concurrency
 from runtime.plan.plan import COMPUTE, PULL, PUSH
 

@@ -1,7 +1,5 @@
 """The devices of a task in reports and in the log: their kinds, their memory, and reasons for a missing GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Mapping

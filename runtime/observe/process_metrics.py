@@ -4,8 +4,6 @@ The name of a metric ends in ``_total`` if the metric only grows. A reader takes
 metrics.
 """
 
-from __future__ import annotations
-
 import logging as std_logging
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ these stages and around the exchange (``runtime/master/exchange.py``). So steps 
 no recording code at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 log and finds the devices of the process. `Server` then opens the ports in their order.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A task listens only at its address in the cluster. So no host can connect by ano
 the machine.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Sequence

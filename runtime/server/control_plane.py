@@ -1,7 +1,5 @@
 """The control plane of a task: a gRPC server and its port."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The tasks of a cluster as one task knows them: their addresses, their rights and the channels to them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from runtime import concurrency

@@ -3,8 +3,6 @@
 Waiting calls leave room for status, orders and registrations.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A server waits for a while, because a process at its end may still hold the port
 fails, with an error that names the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

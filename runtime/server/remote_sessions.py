@@ -6,8 +6,6 @@ dead, and its session is closed. A call may end early, by its time limit, a clos
 client's death. Then only the step ends, and the session continues.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import OrderedDict

@@ -3,8 +3,6 @@
 All figures are read for each report. Between reports nothing is computed.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

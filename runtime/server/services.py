@@ -1,7 +1,5 @@
 """The gRPC services of a server: WorkerService for masters, MasterService for clients in other processes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

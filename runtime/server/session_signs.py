@@ -1,7 +1,5 @@
 """The signs of life of the sessions that use a task."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from runtime.master import tasks

@@ -1,7 +1,5 @@
 """The life of one process of a task: its ids, its start and its state."""
 
-from __future__ import annotations
-
 import enum
 
 from runtime import concurrency

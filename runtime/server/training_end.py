@@ -1,7 +1,5 @@
 """The end of a task: the wait for the end of training, and the tasks that need this task until then."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing

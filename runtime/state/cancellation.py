@@ -1,7 +1,5 @@
 """Cancellation: the end of the waits of a call, as a session ends, a caller hangs up or a deadline passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping
 from typing import Any
 

@@ -5,8 +5,6 @@ release. A goodbye from the child would end connections of the parent. So in the
 `stop` do nothing, and a method that needs a connection raises.
 """
 
-from __future__ import annotations
-
 import os
 
 from runtime.errors import FailedPreconditionError

@@ -5,8 +5,6 @@ of each limit is for stages alone, so that a full queue does not refuse the stag
 the queue.
 """
 
-from __future__ import annotations
-
 from runtime import concurrency
 from runtime.limits import Limits
 

@@ -1,7 +1,5 @@
 """The tasks of a run, and the end and the silence of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The store: the variables and the named resources of a task, in named containers."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType

@@ -3,8 +3,6 @@
 A worker registers a call here while the call runs a kernel that may wait.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager

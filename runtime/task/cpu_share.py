@@ -8,8 +8,6 @@ off). Another thread would cost two context switches in every stage, on a machin
 busy. And the inputs lie in the caches of the core that has received them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A task that computes takes all devices of JAX. A ps takes the CPU alone, because
 and the workers of the host need the memory of the accelerators.
 """
 
-from __future__ import annotations
-
 import logging as std_logging
 import os
 

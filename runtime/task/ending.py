@@ -4,8 +4,6 @@ The session of the client makes a `StepEnding` for each step. The end of the ste
 this task and the calls to other tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from runtime import concurrency

@@ -3,8 +3,6 @@
 A worker prepares a stage when the stage is registered, and runs the stage in every step.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks that the parts of a stage call fit together, before anything of it is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from runtime.errors import InvalidArgumentError

@@ -1,7 +1,5 @@
 """The presence of a task in this process, which ends when the task leaves."""
 
-from __future__ import annotations
-
 from runtime.errors import AbortedError, OpError, UnavailableError
 
 

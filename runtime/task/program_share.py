@@ -10,8 +10,6 @@ another client waits behind it. So a client alone is never refused. Of several c
 wait for each other, each has its part of the time and none has most.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

@@ -6,8 +6,6 @@ task continues from its backup or the newest checkpoint. A client whose programs
 others waiting for most of a minute is refused (`runtime.task.program_share`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The registrar: compiles the stage calls of sessions, and puts the calls into the registry of the task."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ A worker adds calls when sessions register their plans, and finds the calls by h
 A call without a session is kept for the next session with an equal graph, while there is room.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A stage puts a tensor here. The task whose stage needs the tensor fetches the te
 not by way of the master.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A `Replicator` sends this task's changes to the task with its backup. A `BackupM
 backups of other tasks. `runtime.backup` implements both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The worker of a task: registers and runs stages for masters in this process and over the tensor channel."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 

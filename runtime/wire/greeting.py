@@ -4,8 +4,6 @@ The thread of the listener receives the greetings of plain connections. So a cli
 costs no thread.
 """
 
-from __future__ import annotations
-
 import hmac
 import struct
 

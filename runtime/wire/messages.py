@@ -3,8 +3,6 @@
 The messages travel once, when a step is registered.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The decision which connection of a full server gives way to a new connection."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The version of Bellwether, and the versions that it understands (docs/compatibility.md)."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -3,8 +3,6 @@
 ``Supervisor`` starts the threads with a session, and calls ``write_final`` when training has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from absl import logging

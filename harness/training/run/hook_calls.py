@@ -1,7 +1,5 @@
 """HookCalls: the hooks of a monitored session, called together at the begin, around each step and at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Programs call ``join_cluster`` first.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

@@ -5,8 +5,6 @@ arguments, ``lifecycle`` brings the run from its session to its end, and ``servi
 summarises beside training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """SupervisorEnd: the end of a Supervisor's training, whether its block, its session or a call of ``stop`` ends it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 

@@ -3,8 +3,6 @@
 The constructor of ``Supervisor`` calls ``assemble_parts`` with its arguments, before anything is started.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers

@@ -1,7 +1,5 @@
 """Compiled programs in the user's cache directory, so that a restarted task compiles nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

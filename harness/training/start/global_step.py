@@ -1,7 +1,5 @@
 """The global step: a variable that counts the updates of the whole cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from typing import Any, TypeAlias

@@ -3,8 +3,6 @@
 ``SessionManager`` asks with each new session. ``policy.decide`` receives the report.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ The lock belongs to an open file, not to a process. A process loses POSIX's reco
 the process closes any other file of that name, as a copy of the directory does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -5,8 +5,6 @@ a lost task from an error of the step's own Python: it knows where an error come
 of an error does not say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable

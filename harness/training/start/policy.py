@@ -5,8 +5,6 @@ reason in words come out. ``SessionManager`` asks, acts and logs. The tables in
 ``tests/harness/training/start/test_start_policy.py`` are the specification.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The Supervisor and the scaffold of a monitored session take from here each opera
 does not give. It comes from the graph's collections, or is made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

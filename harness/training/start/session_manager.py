@@ -4,8 +4,6 @@
 ``SessionStart`` tries until the session is ready.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

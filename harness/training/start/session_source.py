@@ -5,8 +5,6 @@
 new one in each recovery, with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

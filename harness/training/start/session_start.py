@@ -5,8 +5,6 @@ cluster, decides (``policy.py``) and acts. A loss of contact on the way leads to
 after a pause.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

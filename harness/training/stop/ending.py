@@ -4,8 +4,6 @@
 has the table of the ways in which a run can end.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 

@@ -4,8 +4,6 @@ No later save can make up for a failed one. So the last save begins again when a
 meanwhile, and waits when the disk is full. The ps tasks hold the model until the save has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from absl import logging

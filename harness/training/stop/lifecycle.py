@@ -32,8 +32,6 @@ trains: its last steps are not saved, which it logs when it is back.
 docs/endings.md has the table of the ways in which a run can end.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -5,8 +5,6 @@ and ``waiting`` ask the cluster, act and log. The tables in
 ``tests/harness/training/stop/test_end_policy.py`` are the specification.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Mapping

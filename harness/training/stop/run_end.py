@@ -3,8 +3,6 @@
 An evaluator that sees only the directory reads the mark, and waits for no further checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -3,8 +3,6 @@
 Both come by the run records on the ps. ``Lifecycle`` starts the thread with its session.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from absl import logging

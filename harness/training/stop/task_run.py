@@ -3,8 +3,6 @@
 ``Lifecycle`` makes a ``TaskRun`` with each session. ``waiting`` and ``ending`` read and change it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from absl import logging

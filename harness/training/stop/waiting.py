@@ -7,8 +7,6 @@ loop, and each round recovers what is lost. ``policy`` decides for how long the 
 which tasks.
 """
 
-from __future__ import annotations
-
 from absl import logging
 
 import runtime as rt
