@@ -316,10 +316,14 @@ class Optimizer:
         if variable in self._slots:
             return self._slots[variable]
         slots: dict[str, rt.Variable] = {}
+        first = functools.cache(functools.partial(self._initial_slots, variable))
         with rt.name_scope(None), rt.control_dependencies(None):
             state = self._abstract_state(variable)
             own = () if self._tree is None else self._tree.path(variable)
-            leaves = jax.eval_shape(_to_arrays, state)
+            leaves = [
+                jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+                for leaf in jax.tree.leaves(state)
+            ]
             shared = self._shared_leaves(variable, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
                 # A transformation with masks has a state for the whole tree; the place of the leaf
@@ -332,7 +336,7 @@ class Optimizer:
                 # A slot lies beside its variable, whatever scopes of devices the caller has opened.
                 with rt.device(None), rt.device(variable.device or None):
                     slots[name] = rt.Variable(
-                        self._initial_slot(variable, index, leaves[index]),
+                        functools.partial(_pick_slot, first, index, leaves[index], variable.graph),
                         name=f"{variable.spec.name}/{name}",
                         trainable=False,
                     )
@@ -355,22 +359,27 @@ class Optimizer:
         behind = [{0}] * len(leaves) if found is None else found[1]
         return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 
-    def _initial_slot(
-        self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct
-    ) -> Callable[[], rt.Tensor]:
+    def _initial_slots(self, variable: rt.Variable) -> list[rt.Tensor]:
+        """Returns the first values of all slots, which are made by one operation."""
         init, name = self._transformation.init, variable.spec.name
 
-        def begin(value: jax.Array) -> jax.Array:
-            return _to_arrays(init(self._place_alone(variable, value)), own_keys_of=name)[index]
+        def begin(value: jax.Array) -> list[jax.Array]:
+            return _to_arrays(init(self._place_alone(variable, value)), own_keys_of=name)
 
-        def make() -> rt.Tensor:
-            # In a scratch graph, the caller only wants to know the shape.
-            if rt.get_default_graph() is not variable.graph:
-                return rt.placeholder(leaf.dtype, leaf.shape)
-            tensor: rt.Tensor = rt.call(begin, variable.initial_value, name="initial")
-            return tensor
+        first: list[rt.Tensor] = rt.call(begin, variable.initial_value, name="initial")
+        return first
 
-        return make
+
+def _pick_slot(
+    first: Callable[[], Sequence[rt.Tensor]],
+    index: int,
+    leaf: jax.ShapeDtypeStruct,
+    graph: rt.Graph,
+) -> rt.Tensor:
+    # In a scratch graph, the caller only wants to know the shape.
+    if rt.get_default_graph() is not graph:
+        return rt.placeholder(leaf.dtype, leaf.shape)
+    return first()[index]
 
 
 def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:

@@ -256,7 +256,7 @@ class Backward:
         def forward(*differentiated: jax.Array) -> tuple[AnyArray, ...]:
             for place, array in zip(self.needed, differentiated, strict=True):
                 inputs[place] = array
-            outputs = body.fn(*inputs)
+            outputs = body(*inputs)
             return tuple(outputs[i] for i in self.used)
 
         # The forward pass is computed anew here. XLA merges it with the forward pass of the same

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from runtime.tensor_spec import AnyArray, Array, DType
 
 Shape = tuple[int | None, ...]
@@ -73,9 +75,17 @@ class Constant:
 # Compared by identity, because the equality of two functions cannot be known.
 @dataclass(frozen=True, eq=False)
 class Pure:
-    """A pure JAX function from the operation's inputs to one array for each output."""
+    """A pure JAX function of the operation's inputs.
 
-    fn: ArrayFn
+    Attributes:
+        fn: returns a pytree with one array for each output.
+    """
+
+    fn: Callable[..., object]
+
+    def __call__(self, *arrays: AnyArray) -> tuple[AnyArray, ...]:
+        """Returns the outputs of the function for these inputs."""
+        return tuple(jax.tree.leaves(self.fn(*arrays)))
 
 
 @dataclass(frozen=True, eq=False)

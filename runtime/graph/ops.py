@@ -17,7 +17,6 @@ from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.mesh import within_mesh
 from runtime.graph.op_kinds import (
     EMBED_BYTES,
-    ArrayFn,
     Constant,
     Feed,
     Host,
@@ -26,7 +25,7 @@ from runtime.graph.op_kinds import (
 )
 from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
-from runtime.tensor_spec import Array, DType
+from runtime.tensor_spec import AnyArray, Array, DType
 
 
 def as_dtype(dtype: DTypeLike) -> DType:
@@ -307,15 +306,15 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
     out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
     # A lambda has no name that would help a reader.
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
-    # The operation itself takes and returns flat arrays.
-    flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731
-    op = pure(flat, tensors, outputs, label, type=kind, wide=bool(wide))
+    # JAX keeps the trace of a function object. So a plan with the shapes of the graph traces
+    # nothing anew.
+    op = pure(flat_fn, tensors, outputs, label, type=kind, wide=bool(wide))
     assert out_tree.num_leaves == len(op.outputs), "an array of the result is no output"
     return jax.tree.unflatten(out_tree, list(op.outputs))
 
 
 def pure(
-    fn: ArrayFn,
+    fn: Callable[..., object],
     inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape | None, DType]],
     name: str,
@@ -356,7 +355,7 @@ def identity(
         /job:worker
     """
     tensor = as_tensor(value)
-    body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))
+    body = Host("identity") if tensor.dtype == object else Pure(_same)
     op = tensor.graph.add_operation(
         "Identity",
         body,
@@ -366,6 +365,10 @@ def identity(
         colocate_with=colocate_with,
     )
     return op.outputs[0]
+
+
+def _same(array: AnyArray) -> AnyArray:
+    return array
 
 
 def _names_64_bits(leaf: object) -> bool:

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError, one_line
 from runtime.graph import misuse
-from runtime.graph.op_kinds import ArrayFn, Shape
+from runtime.graph.op_kinds import Shape
 from runtime.tensor_spec import DType
 
 _SIZE, _OTHER_SIZE, _SMALLEST = 5040, 10080, 1
@@ -59,7 +59,9 @@ def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> ClosedJaxpr:
+def trace(
+    fn: Callable[..., object], avals: Sequence[jax.ShapeDtypeStruct], wide: bool
+) -> ClosedJaxpr:
     """Traces ``fn`` for these arguments, in 64-bit mode if ``wide``, and returns the jaxpr."""
     with jax.enable_x64(wide):
         jaxpr: ClosedJaxpr = jax.jit(fn).trace(*avals).jaxpr
@@ -214,7 +216,8 @@ class _TrialRun:
         # Without unknown dimensions the sizes are those of every step.
         token = _guessing.set(bool(sizes))
         try:
-            with jax.enable_x64(self.wide), misuse.traced(self.what):
+            # A plan has the same mesh and mode, so JAX finds this trace again.
+            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what):
                 return [jax.eval_shape(self.fn, *avals)]
         except Exception as error:
             self.failed.append(error)

@@ -94,7 +94,7 @@ class Variable(Operators[Tensor]):
                 self.initializer = self._make_update(
                     "Assign",
                     None,
-                    lambda value: (value, value),
+                    _replace,
                     self.initial_value,
                     overwrites=True,
                 ).op
@@ -235,15 +235,15 @@ class Variable(Operators[Tensor]):
 
     def assign(self, value: TensorLike, name: str | None = None) -> Tensor:
         """Replaces the value, and returns the new value. The variable needs no value before."""
-        return self._make_update("Assign", name, lambda new: (new, new), value, overwrites=True)
+        return self._make_update("Assign", name, _replace, value, overwrites=True)
 
     def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Adds ``delta`` in one atomic step on the variable's task, and returns the new value."""
-        return self._make_update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
+        return self._make_update("AssignAdd", name, _add, delta)
 
     def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Subtracts ``delta`` in one atomic step on the variable's task, and returns the new value."""
-        return self._make_update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
+        return self._make_update("AssignSub", name, _subtract, delta)
 
     def update(
         self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None
@@ -357,6 +357,19 @@ def update(
         name=name,
         colocate_with=variables[0].op,
     )
+
+
+# JAX keeps the trace of a function object, so the variables of one shape share one trace.
+def _replace(new: AnyArray) -> tuple[AnyArray, AnyArray]:
+    return new, new
+
+
+def _add(old: AnyArray, delta: AnyArray) -> tuple[AnyArray, AnyArray]:
+    return (old + delta,) * 2
+
+
+def _subtract(old: AnyArray, delta: AnyArray) -> tuple[AnyArray, AnyArray]:
+    return (old - delta,) * 2
 
 
 def _check_fits(variable: Variable, tensor: Tensor) -> None:

@@ -160,7 +160,7 @@ def _evaluate_op(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyAr
     # Each operation keeps the mode of its own program: a float64 one would lose half its digits
     # here otherwise.
     with jax.enable_x64(_is_wide(op)):
-        return op.body.fn(*arrays)
+        return op.body(*arrays)
 
 
 def make_subgraph(

@@ -19,6 +19,8 @@ import numpy as np
 import runtime as rt
 from harness.tf1.ops.shapes import Dimension, TensorShape
 
+Pure = rt.lowlevel.op_kinds.Pure
+
 # Weak, so that a graph that a program has dropped is not kept by its operations.
 _shape_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
 """Operations that look at nothing but the static shape of their input."""
@@ -155,8 +157,7 @@ def _on_host(tensor: rt.Tensor) -> bool:
 
 
 def _is_pure(op: rt.Operation) -> bool:
-    # An update has a function too, of variables that change from step to step.
-    return hasattr(op.body, "fn") and not hasattr(op.body, "variables")
+    return isinstance(op.body, Pure)
 
 
 def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
@@ -177,13 +178,14 @@ def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
 def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
     op, body = tensor.op, tensor.op.body
     if op in _shape_ops:
-        return body.fn(known[op.inputs[0]])[tensor.index]  # type: ignore[union-attr]
+        assert isinstance(body, Pure), "a shape is computed from its tensor"
+        return body(known[op.inputs[0]])[tensor.index]
     if tensor in known:
         return known[tensor]
     if hasattr(body, "value"):
         return body.value
-    assert _is_pure(op), f"{op.name} should be among the sources"
-    results = body.fn(*(_evaluate(each, known) for each in op.inputs))  # type: ignore[union-attr]
+    assert isinstance(body, Pure), f"{op.name} should be among the sources"
+    results = body(*(_evaluate(each, known) for each in op.inputs))
     # Operations that several others read are evaluated once.
     known.update(zip(op.outputs, results, strict=True))
     return known[tensor]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -118,3 +119,21 @@ def test_shapes_take_few_traces(
     inputs = [(shape, np.dtype(np.float32)) for shape in shapes]
     tracing.infer(fn, inputs, "operation")
     assert len(counted) == traces
+
+
+def test_plan_traces_nothing_anew() -> None:
+    """A function whose sizes the graph knows is traced once, when its operation is made."""
+    traced = []
+
+    def double(x: jax.Array) -> dict[str, jax.Array]:
+        traced.append(x.shape)
+        return {"twice": 2 * x}
+
+    with rt.Graph().as_default(), rt.Session() as session:
+        known = rt.call(double, rt.constant(np.ones(3, np.float32)))["twice"]
+        assert session.run(known).tolist() == [2.0, 2.0, 2.0]
+        assert traced == [(3,)]
+        # The size of a placeholder is known in the step only.
+        fed = rt.placeholder("float32", [None])
+        assert session.run(rt.call(double, fed)["twice"], {fed: [1.0]}).tolist() == [2.0]
+        assert traced[-1] == (1,)

@@ -194,7 +194,7 @@ def evaluate(op: Operation, values: dict[Tensor, Any], state: State) -> None:
     elif isinstance(body, Constant):
         results = [body.value]
     elif isinstance(body, Pure):
-        results = body.fn(*inputs)
+        results = body(*inputs)
     elif isinstance(body, Host):
         results = inputs
     elif isinstance(body, Update):
