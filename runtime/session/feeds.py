@@ -156,7 +156,7 @@ def feed_value(tensor: Tensor, value: object) -> AnyArray:
 
     Raises:
         TypeError: the value is a tensor, or the dtype cannot hold the value.
-        InvalidArgumentError: the shape does not fit, or the value is no array.
+        InvalidArgumentError: the shape does not fit, the value is no array, or text is fed for numbers.
     """
     # A training loop feeds arrays that fit, and each step pays for this line only.
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
@@ -198,7 +198,10 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
         raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
     unsafe = isinstance(tensor.op.body, Feed) and tensor.op.body.casting == "unsafe"
     if array.dtype.kind in "SUO" and not unsafe:
-        raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
+        # Numpy raises ValueError for a word, and so does TensorFlow.
+        raise (TypeError if array.dtype.kind == "O" else InvalidArgumentError)(
+            f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}"
+        )
     # An empty list has no dtype of its own.
     if array.size == 0 and isinstance(value, list | tuple):
         return array.astype(tensor.dtype)

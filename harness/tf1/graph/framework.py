@@ -253,6 +253,10 @@ def gradients(
     # JAX has no derivative of nothing, where TensorFlow returns None for each x.
     if not many or isinstance(ys, list | _Tuple) and not ys:
         return [None] * len(many)
+    if ys is None:
+        raise AttributeError(
+            "tf.gradients: ys is None: the derivative of a tensor that does not depend on its x"
+        )
     stopped = [] if stop_gradients is None else stop_gradients
     stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]
     return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))

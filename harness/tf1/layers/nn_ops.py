@@ -101,7 +101,9 @@ def log_softmax(
 @public.op("LeakyRelu")
 def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Array:
     """Returns ``features`` above 0, and ``alpha * features`` elsewhere."""
-    return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
+    # TensorFlow's attribute is a float32, whatever the dtype of the features.
+    rounded = float(np.float32(alpha))
+    return jnp.where(jnp.greater(features, 0), features, rounded * jnp.asarray(features))
 
 
 @public.op("BiasAdd", takes="int float complex")

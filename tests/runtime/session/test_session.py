@@ -186,7 +186,7 @@ def feed_errors() -> list[Any]:
         p(
             "ints",
             ["a"],
-            TypeError,
+            ValueError,
             "ints:0.* is not numeric, but the placeholder takes int32",
             id="string to int",
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.harness.tf1.oracle.drawer import FLOATS, INTEGERS, Drawer, Shape, product
 
 REDUCE = ("sum", "mean", "max", "min", "logsumexp", "prod")
@@ -234,4 +236,5 @@ def draw_several(drawer: Drawer) -> None:
     else:
         return
     for each, shape in zip((name, f"{name}b"), shapes, strict=True):
-        drawer.values.append(drawer.known(each, x.dtype, shape, [x], False, 4 * x.bound))
+        value = drawer.known(each, x.dtype, shape, [x], False, 4 * x.bound)
+        drawer.values.append(replace(value, normed=value.normed or way == 3))

@@ -38,7 +38,9 @@ def draw_sparse(drawer: Drawer) -> None:
     if drawer.chance(0.5):
         drawer.define(f"{name}.values", "float32", (len(places),), [], True, 2)
     if drawer.chance(0.5):
-        drawer.define(f"{name}.dense_shape", "int64", (2,), [], True, 4)
+        sizes = drawer.define(f"{name}.dense_shape", "int64", (2,), [], True, 4)
+        # TensorFlow has used the sizes to build the graph.
+        drawer.unfed.add(sizes.name)
 
 
 def draw_strings(drawer: Drawer) -> None:

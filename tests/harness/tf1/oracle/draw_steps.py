@@ -47,7 +47,7 @@ def draw_step(drawer: Drawer) -> None:
                 and v.dtype in FLOATS + INTEGERS
             )
         )
-        if inner is not None:
+        if inner is not None and inner.name not in drawer.unfed:
             sizes = [s for s in inner.shape if isinstance(s, int)]
             extra = f"{inner.name}: {drawer.numbers(inner.dtype, sizes)}"
             feeds = f"{{{extra}}}" if not feeds else f"{feeds[:-1]}, {extra}}}"

@@ -127,6 +127,9 @@ def draw_train(drawer: Drawer) -> None:
     if y is None:
         return
     optimizer = drawer.random.choice(OPTIMIZERS)
+    # Adam makes a whole step of a derivative that is rounding alone.
+    if y.normed and "Adam" in optimizer:
+        optimizer = OPTIMIZERS[0]
     step = drawer.new("step")
     optimizer = optimizer.replace("step", step)
     drawer.say(f"{step} = tf.Variable(0, trainable=False)", step)

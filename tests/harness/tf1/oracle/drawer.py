@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Shape = tuple[int | str, ...]
 """Sizes; a name stands for a size that a placeholder does not tell."""
@@ -14,6 +14,7 @@ FLOATS = ("float32", "float64")
 INTEGERS = ("int32", "int64")
 LARGE = 64.0
 """Larger numbers are only passed to functions with a limit."""
+NORMS = ("softmax(", "l2_normalize(", "clip_by_norm(")
 WORDS = ("", "a", "row", "x y", "0.5", "-3", "é")
 
 
@@ -36,6 +37,7 @@ class Value:
         reads: variables that its computation reads.
         writes: variables, queues and the like that its computation changes.
         ranked: False if the rank is known in the step only.
+        normed: True behind a norm or a softmax, whose sum or norm has a derivative of rounding alone.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Value:
     writes: frozenset[str] = frozenset()
     ranked: bool = True
     kind: str = "tensor"
+    normed: bool = False
 
     @property
     def static(self) -> bool:
@@ -76,6 +79,7 @@ class Drawer:
         self.placeholders: dict[str, Value] = {}
         self.variables: list[Value] = []
         self.queues: list[Queue] = []
+        self.unfed: set[str] = set()
         self.together: set[frozenset[str]] = set()
         self.count = 0
         self.sizes = 0
@@ -154,6 +158,8 @@ class Drawer:
         """Adds a tensor that is computed of ``operands``."""
         name = self.new("t")
         value = self.known(name, dtype, shape, operands, exact, bound, ranked)
+        if any(norm in source for norm in NORMS):
+            value = replace(value, normed=True)
         text = f"{name} = {source}"
         scoped = self.chance(0.1)
         if scoped and source.startswith("tf.") and source.endswith(")") and named:
@@ -198,6 +204,7 @@ class Drawer:
             frozenset().union(*(v.reads for v in of), {LOOP} if self.looping else ()),
             frozenset().union(*(v.writes for v in of)),
             ranked,
+            normed=any(v.normed for v in of),
         )
 
     def shape(self, least: int = 0, most: int = 3) -> tuple[int, ...]:
@@ -223,6 +230,7 @@ class Drawer:
                 value.writes | names,
                 value.ranked,
                 value.kind,
+                value.normed,
             )
         )
 

@@ -803,6 +803,18 @@ def gradients_by_nothing_and_of_nothing(tf: Any) -> Any:
 
 
 @case
+def gradients_of_no_derivative(tf: Any) -> Any:
+    x, y = tf.constant(1.0), tf.constant(2.0)
+    return tf.gradients(tf.gradients(y, x)[0], x)
+
+
+@case
+def text_for_a_placeholder_with_default(tf: Any) -> Any:
+    x = tf.placeholder_with_default(np.float32(1.0), [])
+    return run(tf, tf.identity(x), {x: "text"})
+
+
+@case
 def several_components_of_a_queue_are_a_list(tf: Any) -> Any:
     queue = tf.FIFOQueue(3, [tf.float32, tf.int32], [[], [2]])
     alone = tf.RandomShuffleQueue(3, 0, [tf.float32], [[]])
