@@ -5,6 +5,8 @@ A period is the time between two turns of a loop. A patience is the longest wait
 
 # -- periods ----------------------------------------------------------------------------------------
 
+REDRAW_SECS = 0.2
+"""Time between two looks of a progress line on a terminal."""
 STOP_LOOK_SECS = 0.1
 """Time between two looks of the metrics server for a stop, which is the most that ``close`` takes."""
 

@@ -115,7 +115,7 @@ class Optimizer:
                 self._abstract_state(variable)
 
     def minimize(
-        self,
+        self: AnyOptimizer,
         loss: rt.Tensor,
         global_step: rt.Variable | None = None,
         var_list: Sequence[rt.Variable] | None = None,
@@ -498,15 +498,8 @@ class WrappedOptimizer:
         digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())
         return updated[0].graph.unique_name(f"{self.name}/{digest:08x}")
 
-    def minimize(
-        self,
-        loss: rt.Tensor,
-        global_step: rt.Variable | None = None,
-        var_list: Sequence[rt.Variable] | None = None,
-        name: str | None = None,
-    ) -> rt.Operation:
-        """Makes an operation that computes this worker's gradients and applies them as ``apply_gradients`` does."""
-        return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
+    # A loss is minimised by the two methods below, which may be those of another optimizer.
+    minimize = Optimizer.minimize
 
     def compute_gradients(
         self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
