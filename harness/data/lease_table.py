@@ -11,8 +11,6 @@ slots:
     row 3   the number of the first block, the number of leases, and the numbers of the data set
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

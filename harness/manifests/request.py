@@ -1,7 +1,5 @@
 """The content of a launch file for any engine: tasks, their command, environment and sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Pure functions. Sizes are in bytes, times in seconds, rates in bytes per second.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The chief requests the figures of every task at intervals, and writes the rates 
 interval. So training steps send no figures, and one event file has the series of all tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Progress of a training loop: one line that is redrawn on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from typing import TextIO
 

@@ -1,7 +1,5 @@
 """Figures of tasks over a span of time: rates and means from two reports of a task, and their tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -8,8 +8,6 @@ Every device is a process of the trace. Its stages are a row. Its transfers are 
 several rows for transfers at the same time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Semi-synchronous training: no worker runs ahead of the slowest by more than a bound."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import runtime as rt

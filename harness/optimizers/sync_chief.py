@@ -1,7 +1,5 @@
 """The chief of synchronous steps over several ps: chooses each aggregate, and has it applied on all of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

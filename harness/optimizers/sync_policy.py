@@ -1,7 +1,5 @@
 """The choice of gradients for a synchronous step over several tasks: pure functions of the tasks' reports."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Synchronous training: the gradients of several workers are averaged and applied once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

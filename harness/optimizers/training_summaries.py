@@ -1,7 +1,5 @@
 """Summaries of an optimizer for TensorBoard: the learning rate, the norm of the gradients, the averages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

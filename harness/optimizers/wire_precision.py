@@ -1,7 +1,5 @@
 """Parameters and gradients in fewer bits on their way between a ps and a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ file only grows, by whole records in order, so a reader such as TensorBoard find
 unfinished last record.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

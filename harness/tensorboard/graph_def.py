@@ -1,7 +1,5 @@
 """A graph as TensorFlow's GraphDef message: what TensorBoard's graph page shows, with scopes, shapes and devices."""
 
-from __future__ import annotations
-
 from tensorboardX.proto import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
 
 import runtime as rt

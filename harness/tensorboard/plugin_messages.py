@@ -1,7 +1,5 @@
 """Messages of TensorBoard's plugins that are not values of tensors: hyperparameters and the custom-scalars layout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

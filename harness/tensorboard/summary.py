@@ -8,8 +8,6 @@ inside the open name scope, with ``_1``, ``_2`` ... if the graph has a summary o
     writer.add_summary(sess.run(merged), step)
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import weakref

@@ -10,8 +10,6 @@ said hello or has taken up the image. The holder refuses messages of an earlier 
 for example of a frozen process that was replaced, also the first message.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence

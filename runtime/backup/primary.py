@@ -23,8 +23,6 @@ and the holder die together, training continues from the checkpoint. The answer 
 for ``times.LANE_MEMORY_SECS``, and an update that is repeated later may be applied twice.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Takeover: the holder of each task's backup, and the start of a process from a backup."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass

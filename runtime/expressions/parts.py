@@ -4,8 +4,6 @@ The compiler of a task calls this. A list is cut where the fewest values cross: 
 where a list updates many of them. So equal variables make equal parts, which are compiled once.
 """
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 ``check`` fails a step whose values are wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from runtime.errors import InvalidArgumentError

@@ -1,7 +1,5 @@
 """Host calls: operations that run a kernel of the task in place of a computation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Initialisation: lists of a graph's variables, initialisers, and reports of variables without a value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The function never crosses the wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

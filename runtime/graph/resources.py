@@ -1,7 +1,5 @@
 """Queues and accumulators of a graph: named resources on one task, beside the variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The conditional accumulator: gradients of a step from distinct workers, taken as a mean or a sum."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import numpy as np

@@ -3,8 +3,6 @@
 A quorum owns the collection and guards the collection by its lock.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

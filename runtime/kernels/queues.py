@@ -3,8 +3,6 @@
 Pure data structures with a condition.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import NamedTuple

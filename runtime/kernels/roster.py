@@ -3,8 +3,6 @@
 A quorum owns the roster and guards the roster by its lock.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Collection
 

@@ -1,7 +1,5 @@
 """Bounded staleness: no worker runs ahead of the slowest by more than a given number of steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from absl import logging

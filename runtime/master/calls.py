@@ -1,7 +1,5 @@
 """The calls of a step: registered stage calls, as a master runs them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from runtime.task.registry import RegisteredCall

@@ -1,7 +1,5 @@
 """SessionConfig: the options of a session, from its user to its master."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ its task is in this process. Replies are received in the order of their arrival.
 its error is raised at once, and all other waits are given up.
 """
 
-from __future__ import annotations
-
 import os
 import select
 from collections.abc import Sequence

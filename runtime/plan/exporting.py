@@ -4,8 +4,6 @@ For another process the program is an expression list. For a task of this proces
 jaxpr of any kind.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Phases: the groups of waves of a step. A phase begins when the phase before has ended."""
 
-from __future__ import annotations
-
 from runtime.plan.plan import Plan
 
 

@@ -1,7 +1,5 @@
 """Placement: each operation of a step receives the device on which it runs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

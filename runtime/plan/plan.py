@@ -3,8 +3,6 @@
 The planner makes a plan, and a master runs the plan. A plan is frozen and refers to no graph.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

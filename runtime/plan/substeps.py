@@ -3,8 +3,6 @@
 Each part takes the results of the parts before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 gRPC's own texts are about its inner parts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A cluster of one task for ``Session("")``. The cluster has no ports, and shares no variables."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from runtime import concurrency

@@ -1,7 +1,5 @@
 """Recent values: the plans and counts of a session, the least recently used of which are dropped."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar

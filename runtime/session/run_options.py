@@ -1,7 +1,5 @@
 """RunOptions and RunMetadata: the request for a trace of a step, and the trace."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

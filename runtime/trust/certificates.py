@@ -5,8 +5,6 @@ directory. Each new connection uses the present content of the files. So a user 
 and does nothing else. Open connections continue with the old certificate.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

@@ -4,8 +4,6 @@ They say which checkpoint is next, which is best, and whether training is to end
 ``EarlyStoppingHook`` decides by the same functions. The file of the evaluations is the only state.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

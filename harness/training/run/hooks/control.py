@@ -1,7 +1,5 @@
 """Hooks that steer training: stop at a step, at a metric without improvement, and on NaN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

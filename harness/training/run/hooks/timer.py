@@ -1,7 +1,5 @@
 """A timer in seconds or in steps: hooks ask it in each step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from runtime import concurrency
