@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 
+import numpy as np
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError
 
 _frozen: set[str] = set()
 """Names of operations of which a warning was logged."""
-_LIBRARIES = ("harness.optimizers.optimizer", "harness.tf1", "jax", "numpy", "optax", "runtime.")
-"""Modules whose functions draw no random numbers of NumPy or Python."""
 _traced: ContextVar[str] = ContextVar("the function of rt.call that JAX traces", default="")
 
 
@@ -33,35 +33,25 @@ def traced(what: str) -> Iterator[None]:
         what: name of the operation.
     """
     # A signal that raises between the set and the try would leave the name of the function behind.
+    before = _random_states()
     token = _traced.set(what)
     try:
         yield
     finally:
         _traced.reset(token)
-
-
-def warn_of_frozen(what: str, numbers: Sequence[bytes], again: Sequence[bytes]) -> None:
-    """Logs a warning, once for an operation, if two traces of a function hold different numbers.
-
-    The function has drawn random numbers, or read a clock, while JAX traced it. A trace with more
-    or fewer numbers is of another kind, as of a function that counts its calls.
-    """
-    if what not in _frozen and numbers != again and len(numbers) == len(again):
+    if what not in _frozen and _random_states() != before:
         _frozen.add(what)
         logging.warning(
-            "%r holds other numbers each time that it is traced, as of np.random, random or a clock: "
-            "every step gets the same; draw with jax.random in rt.call(f, rt.random_key(), ...), and "
-            "feed what changes",
+            "%r draws random numbers of NumPy or Python while it is traced, as by jax.jit: every "
+            "step gets the same; call rt.call(f, rt.random_key(), ...) and draw with jax.random",
             what,
         )
 
 
-def may_draw(*functions: object) -> bool:
-    """Returns True if a value is a function of the program, and not of JAX or of this library."""
-    return any(
-        callable(fn) and not str(getattr(fn, "__module__", "")).startswith(_LIBRARIES)
-        for fn in functions
-    )
+def _random_states() -> tuple[object, ...]:
+    found = np.random.get_state(legacy=False)
+    # Each draw moves the position, or uses up the second number of a Gaussian pair.
+    return found["state"].get("pos"), found["has_gauss"], concurrency.random_state()
 
 
 def check_not_traced(name: str) -> None:
