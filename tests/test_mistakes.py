@@ -382,20 +382,44 @@ def test_illegal_tree_names_become_names() -> None:
     assert names == ["net/a_b/c_d", "net/mlp/_/linear_0/w"]
 
 
-@pytest.mark.parametrize("draw", [np.random.normal, random.random, np.random.randint])
+_GENERATOR = np.random.default_rng()
+
+
+def _draw_globally() -> float:
+    return _GENERATOR.normal()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        np.random.normal,
+        lambda: np.random.randint(9),
+        random.random,
+        _GENERATOR.normal,
+        lambda: _GENERATOR.integers(9),
+        lambda: _draw_globally(),  # noqa: PLW0108
+    ],
+)
 def test_frozen_random_numbers_warn_once(
-    draw: Callable[..., float], caplog: pytest.LogCaptureFixture
+    draw: Callable[[], float], request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A function that draws random numbers while it is traced is named once, with the cure."""
-
-    def noisy(x: jax.Array) -> jax.Array:
-        return x + (draw(9) if draw is np.random.randint else draw())
-
-    noisy.__name__ = f"noisy_{draw.__name__}"
-    rt.call(noisy, tensor([None]))
-    rt.call(noisy, tensor([None]))
-    assert caplog.text.count(f"{noisy.__name__!r} draws random numbers") == 1
+    name = re.sub(r"\W", "_", request.node.name)
+    for _ in range(2):
+        rt.call(lambda x: x + draw(), tensor([None]), name=name)
+    assert caplog.text.count(f"{name!r} draws random numbers") == 1
     assert "rt.random_key()" in caplog.text
+
+
+def test_constant_numbers_are_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers of a seeded generator that the function makes are constants, and cause no warning."""
+    table = _GENERATOR.normal(size=(3, 5))
+
+    def steady(x: jax.Array) -> jax.Array:
+        return x * np.random.default_rng(7).normal(size=3) + table.sum(axis=1)
+
+    rt.call(steady, tensor([3]))
+    assert not caplog.text
 
 
 def test_key_draws_new_numbers(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import inspect
+import types
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
 import numpy as np
@@ -26,20 +28,22 @@ class TensorInsideError(InvalidArgumentError):
 
 
 @contextlib.contextmanager
-def traced(what: str) -> Iterator[None]:
+def traced(what: str, fn: object) -> Iterator[None]:
     """Marks a block in which JAX traces a function of ``rt.call``.
 
     Args:
         what: name of the operation.
+        fn: the function.
     """
     # A signal that raises between the set and the try would leave the name of the function behind.
-    before = _random_states()
+    generators = list(_find_generators(fn, set()))
+    before = _random_states(generators)
     token = _traced.set(what)
     try:
         yield
     finally:
         _traced.reset(token)
-    if what not in _frozen and _random_states() != before:
+    if what not in _frozen and _random_states(generators) != before:
         _frozen.add(what)
         logging.warning(
             "%r draws random numbers of NumPy or Python while it is traced, as by jax.jit: every "
@@ -48,10 +52,29 @@ def traced(what: str) -> Iterator[None]:
         )
 
 
-def _random_states() -> tuple[object, ...]:
+def _random_states(generators: Sequence[np.random.Generator]) -> tuple[object, ...]:
     found = np.random.get_state(legacy=False)
+    own = [repr(generator.bit_generator.state) for generator in generators]
     # Each draw moves the position, or uses up the second number of a Gaussian pair.
-    return found["state"].get("pos"), found["has_gauss"], concurrency.random_state()
+    return found["state"].get("pos"), found["has_gauss"], concurrency.random_state(), own
+
+
+def _find_generators(value: object, seen: set[object]) -> Iterator[np.random.Generator]:
+    """Yields the generators that a function names, or a function that it was given."""
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        value = value.__self__
+    if isinstance(value, np.random.Generator):
+        yield value
+    if not isinstance(value, types.FunctionType) or value in seen:
+        return
+    seen.add(value)
+    names = inspect.getclosurevars(value)
+    for found in names.nonlocals.values():
+        yield from _find_generators(found, seen)
+    for found in names.globals.values():
+        # The functions of other modules are too many.
+        if getattr(found, "__module__", value.__module__) == value.__module__:
+            yield from _find_generators(found, seen)
 
 
 def check_not_traced(name: str) -> None:

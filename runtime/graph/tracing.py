@@ -217,7 +217,7 @@ class _TrialRun:
         token = _guessing.set(bool(sizes))
         try:
             # A plan has the same mesh and mode, so JAX finds this trace again.
-            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what):
+            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what, self.fn):
                 return [jax.eval_shape(self.fn, *avals)]
         except Exception as error:
             self.failed.append(error)
