@@ -27,6 +27,7 @@ from harness.optimizers.optimizer import AnyOptimizer as AnyOptimizer
 from harness.optimizers.optimizer import Optimizer as Optimizer
 from harness.optimizers.stale_synchronous import StaleSynchronous as StaleSynchronous
 from harness.optimizers.sync_replicas import SyncReplicas as SyncReplicas
+from harness.optimizers.tables import rowwise_adagrad as rowwise_adagrad
 from harness.optimizers.training_summaries import training_summaries as training_summaries
 from harness.optimizers.variable_tree import by_name as by_name
 from harness.optimizers.wire_precision import on_wire as on_wire

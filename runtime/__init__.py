@@ -85,6 +85,7 @@ from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session
+from runtime.tables.table import RowGradient, Table
 from runtime.trust.security import Security
 
 _collector.resume()
@@ -126,6 +127,7 @@ __all__ = [
     "Print",
     "RandomShuffleQueue",
     "ResourceExhaustedError",
+    "RowGradient",
     "RunMetadata",
     "RunOptions",
     "Security",
@@ -135,6 +137,7 @@ __all__ = [
     "SessionLike",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "Table",
     "TaskId",
     "TaskReport",
     "TaskLeftError",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -19,9 +17,12 @@ import runtime as rt
 from harness.checkpoints.names import slot_of
 from harness.optimizers import wire_precision
 from harness.optimizers.separable import CLIP, dependences, split_clip, what_mixes
+from harness.optimizers.slot_names import is_key, slot_name
+from harness.optimizers.tables import TableOptimizer
 from harness.optimizers.variable_tree import VariableTree
 
-GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
+GradientAndVariable = tuple[rt.Tensor | rt.RowGradient | None, rt.Variable]
+"""A gradient, if there is one, and its variable; for a table its rows and the table."""
 mean_is_clipped: ContextVar[bool] = ContextVar("the ps clip the mean of gradients", default=False)
 """True while an optimizer makes an operation for gradients whose mean the ps clip."""
 
@@ -52,6 +53,9 @@ class Optimizer:
             before the push. The gradients are not averaged over workers yet.
         extra_args: keyword arguments of the transformation's update in each step, as tensors, such
             as a learning rate that is computed or fed (optax: ``GradientTransformationExtraArgs``).
+        tables: the optax transformation of the rows of tables, e.g. ``rowwise_adagrad(0.01)``. Each
+            row that a step has looked up is updated as a variable of its own ("lazily"); a count in
+            the state counts the updates of the table.
         name: first part of the names of operations.
 
     Raises:
@@ -67,6 +71,7 @@ class Optimizer:
         params: object = None,
         before_push: optax.GradientTransformation | None = None,
         extra_args: Mapping[str, rt.TensorLike] | None = None,
+        tables: optax.GradientTransformation | None = None,
         name: str = "optimizer",
     ) -> None:
         if not hasattr(transformation, "init"):
@@ -92,6 +97,7 @@ class Optimizer:
         self._abstract_args = {
             name: _abstract_value(value) for name, value in self._extra_args.items()
         }
+        self._tables = TableOptimizer(tables, self._abstract_args, name)
         # A ps has only the variables of its own task, so an update over all of them would be wrong
         # without a word.
         mixing = what_mixes(transformation, self._abstract_args)
@@ -153,7 +159,9 @@ class Optimizer:
             )
         with loss.graph.as_default():
             variables = list(
-                rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list)
+                [*rt.trainable_variables(), *self._tables.find(loss.graph)]
+                if var_list is None
+                else jax.tree.leaves(var_list)
             )
         if not variables:
             raise rt.InvalidArgumentError(
@@ -179,13 +187,8 @@ class Optimizer:
         Raises:
             InvalidArgumentError: No variable has a gradient; the error names the variables.
         """
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        if not pairs:
-            names = ", ".join(v.spec.name for _, v in grads_and_vars) or "none"
-            raise rt.InvalidArgumentError(
-                f"{self.name}: no gradients for any variable (variables: {names})"
-            )
-        graph = pairs[0][1].graph
+        pairs, rows = _split_pairs(grads_and_vars, self.name)
+        graph = rows[0].table.graph if rows else pairs[0][1].graph
         with graph.as_default(), rt.name_scope(name or self.name):
             pairs = [
                 (wire_precision.narrow_gradient(g, v), v) for g, v in self._prepare_gradients(pairs)
@@ -196,14 +199,15 @@ class Optimizer:
                 device: self._update_task([(g, v) for g, v in pairs if v.device == device])
                 for device in devices
             }
-            done = list(updates.values())
+            whole = self.clip_norm is not None or self.before_push is not None
+            done = [
+                *updates.values(),
+                *self._tables.update_all(rows, _as_tensors(self._extra_args), whole),
+            ]
             if global_step is not None:
-                # Beside this task's update, not after those of other tasks: that would cost a third
-                # round trip.
                 beside = updates.get(global_step.device)
-                before = [beside] if beside is not None else [g.op for g, _ in pairs]
-                with rt.control_dependencies(before):
-                    done.append(global_step.assign_add(1, name="count_step").op)
+                computed = [g for g, _ in pairs] + [g for part in rows for _, g in part.parts]
+                done.append(_count_step(global_step, beside, computed))
             return rt.group(*done, name="train")
 
     def get_slot_names(self) -> list[str]:
@@ -246,7 +250,7 @@ class Optimizer:
         assert len({v.device for v in variables}) == 1, "one program runs on one task"
         places = [variables.index(v) for _, v in pairs]
         slots = [list(self._slots_of(v).values()) for v in variables]
-        extra = [rt.as_tensor(value) for value in self._extra_args.values()]
+        extra = _as_tensors(self._extra_args)
         sizes = [len(variables), *map(len, slots), len(pairs), len(extra)]
 
         # One program, so that no reader of the ps sees a variable of this step beside a slot of the
@@ -321,7 +325,7 @@ class Optimizer:
             state = self._abstract_state(variable)
             own = () if self._tree is None else self._tree.path(variable)
             leaves = [
-                jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+                jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
                 for leaf in jax.tree.leaves(state)
             ]
             shared = self._shared_leaves(variable, state)
@@ -330,24 +334,20 @@ class Optimizer:
                 # in the tree goes.
                 if own and path[-len(own) :] == own:
                     path = path[: -len(own)]
-                name = _slot_name(state, path)
+                name = slot_name(state, path)
                 while name in slots:
                     name += "_"
                 # A slot lies beside its variable, whatever scopes of devices the caller has opened.
                 with rt.device(None), rt.device(variable.device or None):
                     slots[name] = rt.Variable(
                         functools.partial(_pick_slot, first, index, leaves[index], variable.graph),
-                        name=self._name_slot(variable, name),
+                        name=f"{variable.spec.name}/{name}",
                         trainable=False,
                     )
                 slot_of(variable, slots[name], name, shared=shared[index])
         assert len(slots) == len(leaves), "every leaf of the state has a slot"
         self._slots[variable] = slots
         return slots
-
-    def _name_slot(self, variable: rt.Variable, name: str) -> str:
-        """Returns the name of the slot variable ``name`` of ``variable``."""
-        return f"{variable.spec.name}/{name}"
 
     def _shared_leaves(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
         """Returns for each leaf of the state True if the leaf is always the same for all parts of a variable.
@@ -361,7 +361,7 @@ class Optimizer:
         given = self._place_alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
         found = dependences(self._transformation, given, self._abstract_args)
         behind = [{0}] * len(leaves) if found is None else found[1]
-        return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
+        return [not of and not is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 
     def _initial_slots(self, variable: rt.Variable) -> list[rt.Tensor]:
         """Returns the first values of all slots, which are made by one operation."""
@@ -386,6 +386,34 @@ def _pick_slot(
     return first()[index]
 
 
+def _split_pairs(
+    grads_and_vars: Sequence[GradientAndVariable], name: str
+) -> tuple[list[tuple[rt.Tensor, rt.Variable]], list[rt.RowGradient]]:
+    """Returns the gradients of variables, and those of tables."""
+    rows = [g for g, _ in grads_and_vars if isinstance(g, rt.RowGradient)]
+    pairs = [(g, v) for g, v in grads_and_vars if isinstance(g, rt.Tensor)]
+    if not pairs and not rows:
+        names = ", ".join(v.name for _, v in grads_and_vars) or "none"
+        raise rt.InvalidArgumentError(f"{name}: no gradients for any variable (variables: {names})")
+    return pairs, rows
+
+
+def _as_tensors(values: Mapping[str, rt.TensorLike]) -> list[rt.Tensor]:
+    return [rt.as_tensor(value) for value in values.values()]
+
+
+def _count_step(
+    global_step: rt.Variable, beside: rt.Operation | None, gradients: Sequence[rt.Tensor]
+) -> rt.Operation:
+    """Counts a step beside the update of the step's task, if there is one, or after the gradients.
+
+    A count after the updates of other tasks would cost a third round trip.
+    """
+    with rt.control_dependencies([beside] if beside is not None else [g.op for g in gradients]):
+        counted: rt.Operation = global_step.assign_add(1, name="count_step").op
+        return counted
+
+
 def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
     """Converts the leaves of an optax state to the arrays of slot variables.
 
@@ -399,8 +427,8 @@ def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[ja
     leaves = jax.tree.leaves(state)
     if own_keys_of is not None:
         number = zlib.crc32(own_keys_of.encode())
-        leaves = [jax.random.fold_in(leaf, number) if _is_key(leaf) else leaf for leaf in leaves]
-    return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+        leaves = [jax.random.fold_in(leaf, number) if is_key(leaf) else leaf for leaf in leaves]
+    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
 
 
 def _cut_lists(arrays: Sequence[jax.Array], sizes: Sequence[int]) -> list[list[jax.Array]]:
@@ -417,14 +445,10 @@ def _from_arrays(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.Op
     """
     kinds, structure = jax.tree.flatten(first)
     whole = [
-        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind)) if _is_key(kind) else leaf
+        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind)) if is_key(kind) else leaf
         for leaf, kind in zip(leaves, kinds, strict=True)
     ]
     return jax.tree.unflatten(structure, whole)
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def _abstract_value(value: object) -> jax.ShapeDtypeStruct:
@@ -435,30 +459,6 @@ def _abstract_value(value: object) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(value.dtype))
 
 
-def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
-    """Returns ``adam/mu`` for the leaf at ``path`` of an optax state: the kind of state, then the field."""
-    kind, fields = "", []
-    for key in path:
-        if hasattr(state, "_fields"):
-            kind = _state_kind(type(state).__name__)
-        if isinstance(key, jax.tree_util.GetAttrKey):
-            state = getattr(state, key.name)
-            fields.append(key.name)
-        elif isinstance(key, jax.tree_util.SequenceKey):
-            state = state[key.idx]
-        elif isinstance(key, jax.tree_util.DictKey):
-            state = state[key.key]
-            fields.append(str(key.key))
-    # The last field alone: fields before it belong to wrappers.
-    return "/".join(part for part in (kind, *fields[-1:]) if part) or "state"
-
-
-def _state_kind(name: str) -> str:
-    """Converts the name of a state's class: ``ScaleByAdamState`` -> ``adam``, ``TraceState`` -> ``trace``."""
-    bare = re.sub(r"^(ScaleBy|Scale)(?=[A-Z])|State$", "", name)
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", bare).lower() or "state"
-
-
 def updates_of(train: rt.Operation) -> list[rt.Operation]:
     """Returns the updates of ``train``, an operation that ``Optimizer.apply_gradients`` has just made.
 
@@ -466,7 +466,14 @@ def updates_of(train: rt.Operation) -> list[rt.Operation]:
     out.
     """
     before = train.graph.under_control
-    return [op for op in train.control_inputs if op not in before]
+    updates = [op for op in train.control_inputs if op not in before]
+    for op in updates:
+        if op.type == "TableUpdate":
+            raise rt.InvalidArgumentError(
+                f"{op.name!r} updates a table, which is trained asynchronously only: not with "
+                "SyncReplicas, max_staleness or DataShards"
+            )
+    return updates
 
 
 class WrappedOptimizer:

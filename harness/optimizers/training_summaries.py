@@ -23,7 +23,8 @@ def training_summaries(
         harness.training_summaries(pairs, learning_rate=schedule, global_step=global_step)
         train_op = optimizer.apply_gradients(pairs, global_step)
 
-    ``training/gradient_norm`` is the global norm of this worker's gradients, before clipping.
+    ``training/gradient_norm`` is the global norm of this worker's gradients of variables, before
+    clipping.
     ``training/learning_rate`` is the schedule at the global step. A schedule inside of an optax
     transformation counts the updates of a variable, which are as many.
     ``training/average_distance`` is the global norm of the difference between the variables and
@@ -40,7 +41,7 @@ def training_summaries(
         InvalidArgumentError: there is no gradient, a schedule comes without ``global_step``, or the
             averages are of other variables.
     """
-    gradients = [gradient for gradient, _ in grads_and_vars if gradient is not None]
+    gradients = [gradient for gradient, _ in grads_and_vars if isinstance(gradient, rt.Tensor)]
     if not gradients:
         raise rt.InvalidArgumentError("training_summaries: there are no gradients")
     if callable(learning_rate) and global_step is None:

@@ -518,10 +518,11 @@ def _check_chunks(s: VariableSlice) -> None:
         len(full) == len(offset) == len(chunk) == len(shape)
         and all(0 <= o and o + n <= f for o, n, f in zip(offset, shape, full, strict=True))
         and math.prod(full) * s.array.dtype.itemsize < MAX_ARRAY_BYTES
-        # Of an empty slice nothing is written, and its chunks are those of the other slices.
+        # Of an empty slice nothing is written, and its chunks are those of the other slices. The last
+        # slice may be shorter than a chunk, and the slices before have a chunk at least.
         and all(
-            1 <= c <= max(n if s.array.nbytes else f, 1)
-            for c, n, f in zip(chunk, shape, full, strict=True)
+            1 <= c <= max(n if s.array.nbytes else f, o if o + n == f and o % c == 0 else 1, 1)
+            for c, n, f, o in zip(chunk, shape, full, offset, strict=True)
         )
     ):
         return

@@ -12,7 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +57,9 @@ def gradients(
         name: Name scope of the new operations.
 
     Returns:
-        The structure of ``xs`` with a tensor of the same shape and dtype in each place. None stands
-        for an x without influence on ``ys``. Under ``control_dependencies`` the gradients come
-        after the operations of the dependencies.
+        The structure of ``xs`` with a tensor of the same shape and dtype in each place, or the rows
+        of a table's gradient. None stands for an x without influence on ``ys``. Under
+        ``control_dependencies`` the gradients come after the operations of the dependencies.
 
     Raises:
         InvalidArgumentError: A ``y`` is not a floating point tensor, or an operation in between has
@@ -99,9 +99,29 @@ def gradients(
                 )
             backward.add(y, _make_ones(y) if start is None else as_tensor(start))
         backward.run()
-        results = [backward.find_gradient(group) for group in targets]
+        results = [
+            _find_result(backward, leaf, group) for leaf, group in zip(leaves, targets, strict=True)
+        ]
     with graph.name_scope(scope):
         return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
+
+
+@runtime_checkable
+class HasLookups(Protocol):
+    """A table, whose gradient is that of the results of its lookups."""
+
+    def lookup_results(self) -> Sequence[Tensor]:
+        """Returns the results of all lookups."""
+
+    def make_gradient(self, gradients: Mapping[Tensor, Tensor | None]) -> object:
+        """Returns the gradient by those of lookups' results; None without any."""
+
+
+def _find_result(backward: _BackwardPass, x: object, sources: Sequence[Tensor]) -> object:
+    """Returns the gradient of an x; for a table the rows of its lookups."""
+    if isinstance(x, HasLookups):
+        return x.make_gradient({t: backward.find_gradient([t]) for t in sources})
+    return backward.find_gradient(sources)
 
 
 def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
@@ -115,14 +135,15 @@ def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
     return starts
 
 
-def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
+def _after_control(graph: Graph, gradient: object) -> object:
     """Returns ``gradient`` after the operations of the open ``control_dependencies``.
 
     The backward operations are pure functions and need not wait. So the backward pass stays in the
     stage of the forward pass, and an update on another task before the gradient costs no round trip
     between the two passes.
     """
-    if gradient is None or not graph.under_control:
+    # The rows of a table are summed on the worker in any case.
+    if not isinstance(gradient, Tensor) or not graph.under_control:
         return gradient
     return identity(gradient, "gradient", colocate_with=gradient.op)
 
@@ -140,6 +161,9 @@ def _find_sources(
     reads: Mapping[tuple[VariableSpec, str], Sequence[Tensor]], x: TensorLike
 ) -> Sequence[Tensor]:
     """Finds the tensors whose gradients add up to the gradient of ``x``: for a variable all of its reads."""
+    if isinstance(x, HasLookups):
+        results: Sequence[Tensor] = x.lookup_results()
+        return results
     return reads.get((x.spec, x.device), ()) if isinstance(x, Variable) else [as_tensor(x)]
 
 

@@ -79,6 +79,7 @@ class GraphKeys:
     SUMMARY_OP = "summary_op"
     SAVERS = "savers"
     LOSSES = "losses"
+    TABLES = "tables"
     CHECKS = "checks"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from runtime.tensor_spec import AnyArray, Array, DType
+from runtime.tensor_spec import AnyArray, Array, DType, TensorSpec
 
 Shape = tuple[int | None, ...]
 """A static shape.
@@ -167,12 +167,29 @@ class Host:
         attrs: JSON-compatible attributes.
         stateful: True if the kernel runs for its effect.
         resource: name of the kernel's store resource, or ``""``.
+        find_shapes: a function from the shapes of the inputs in a step to the shapes of the
+            outputs, where None is a shape that only the kernel knows; None if the declared shapes
+            are all that is known.
     """
 
     kernel: str
     attrs: Attrs = field(default_factory=dict)
     stateful: bool = False
     resource: str = ""
+    find_shapes: Callable[[Sequence[Shape | None]], Sequence[Shape | None]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HostProgram(Host):
+    """A kernel with an XLA program of fixed shapes, which the kernel runs on arrays that it makes.
+
+    Attributes:
+        fn: the function of the program, from flat arrays to a tuple of arrays.
+        arguments: shape and dtype of each argument.
+    """
+
+    fn: ArrayFn = field(kw_only=True)
+    arguments: Sequence[TensorSpec] = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +226,8 @@ WAITING = frozenset(
     }
 )
 """The kernels that may wait, for another step or for another stage of their own step."""
+UPDATING = frozenset({"table/push"})
+"""The kernels that update variables, and pass the write gate as a program does that updates variables."""
 
 
 WHEN = "when/"
@@ -230,6 +249,11 @@ def may_wait(body: Body) -> bool:
     The planner gives the operation its own stage.
     """
     return isinstance(body, Host | Deferred) and kernel_may_wait(body.kernel)
+
+
+def runs_alone(body: Body) -> bool:
+    """Returns True if an operation shares its stage with no operation: its kernel has the program of the stage."""
+    return isinstance(body, Deferred | HostProgram)
 
 
 def runs_on_host(body: Body) -> bool:

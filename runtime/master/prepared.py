@@ -139,11 +139,7 @@ def _register_stages(
     session: PlanRegistrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
 ) -> list[RemoteCall | LocalCall]:
     """Registers each stage on its task, and adds the handles on other tasks to ``registered``."""
-    writing = Counter(
-        call.stage.device.task_name
-        for call in plan.stages
-        if call.stage.writes and not call.stage.host
-    )
+    writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.updates)
     # One writing stage alone is atomic anyway. Several need the write gate of each task.
     writes = dict(writing) if writing.total() > 1 else None
     calls: list[RemoteCall | LocalCall] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,11 +17,13 @@ from runtime.graph.gradients import Backward
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.mesh import shard_input
 from runtime.graph.op_kinds import (
+    ArrayFn,
     Attrs,
     Body,
     Constant,
     Deferred,
     Host,
+    HostProgram,
     Pure,
     Read,
     Update,
@@ -173,15 +175,22 @@ def trace_all(
             jaxprs[op] = found_before or _trace_one(op, body, arguments)
             gradients[key] = jaxprs[op]
         # A fed tensor keeps the shape of the fed value.
-        for tensor, spec in _describe_outputs(op, jaxprs.get(op)):
+        given = [specs.get(alias.get(t, t)) for t in op.inputs]
+        for tensor, spec in _describe_outputs(op, jaxprs.get(op), given):
             specs.setdefault(tensor, spec)
     return TracedStep(jaxprs, specs, alias, sizeless is not None)
 
 
 def _describe_outputs(
-    op: Operation, jaxpr: ClosedJaxpr | None
+    op: Operation, jaxpr: ClosedJaxpr | None, given: Sequence[TensorSpec | None]
 ) -> Sequence[tuple[Tensor, TensorSpec]]:
-    """Returns the outputs of an operation with their specs; without those that only the step knows."""
+    """Returns the outputs of an operation with their specs; without those that only the step knows.
+
+    Args:
+        op: the operation.
+        jaxpr: its jaxpr, if it has one.
+        given: specs of its inputs; None for an input of which only the step knows the shape.
+    """
     body = op.body
     if jaxpr is not None:
         results = [TensorSpec.of(a) for a in jaxpr.out_avals]
@@ -195,8 +204,22 @@ def _describe_outputs(
         return [(op.outputs[0], TensorSpec.of(body.value))]
     if isinstance(body, Read):
         return [(op.outputs[0], TensorSpec.of(body.variable))]
-    # Nothing is known of the outputs of a host kernel but the declared shapes.
-    return [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
+    return _describe_kernel(op, given)
+
+
+def _describe_kernel(
+    op: Operation, given: Sequence[TensorSpec | None]
+) -> Sequence[tuple[Tensor, TensorSpec]]:
+    """Returns the outputs of a host kernel whose shapes are declared, or follow from those of the inputs."""
+    shapes = [t.shape for t in op.outputs]
+    if isinstance(op.body, Host) and op.body.find_shapes is not None:
+        shapes = list(op.body.find_shapes([None if s is None else s.shape for s in given]))
+    assert len(shapes) == len(op.outputs), "each output has a shape"
+    return [
+        (tensor, TensorSpec(tuple(d for d in shape if d is not None), tensor.dtype))
+        for tensor, shape in zip(op.outputs, shapes, strict=True)
+        if shape is not None and None not in shape
+    ]
 
 
 def trace_sizeless(
@@ -318,7 +341,26 @@ def lower_stage(source: StageSource) -> Stage:
     first = source.operations[0]
     if isinstance(first.body, Deferred):
         return _lower_deferred(source, first, first.body)
+    if isinstance(first.body, HostProgram):
+        assert len(source.operations) == 1, "a kernel with a program shares its stage"
+        return replace(_lower_host(source), program=_make_kernel_program(source, first, first.body))
     return _lower_host(source) if runs_on_host(first.body) else _lower_xla(source)
+
+
+def _make_kernel_program(source: StageSource, op: Operation, body: HostProgram) -> Program:
+    """Makes the program that a kernel runs on arrays of its own."""
+    arguments, device = tuple(body.arguments), source.device
+    avals = [aval(s.shape, s.dtype) for s in arguments]
+    jaxpr = trace(body.fn, avals, op.wide or needs_64_bit([s.dtype for s in arguments]))
+    run: ArrayFn = jax.extend.core.jaxpr_as_fun(jaxpr)
+    try:
+        if device.is_own:
+            return own_program(run, arguments, device.platform)
+        return write_program(run, arguments, device.platform)
+    except NotInTableError as error:
+        raise InvalidArgumentError(
+            f"operation {op.name!r} cannot be sent to {device.name}: {one_line(error)}"
+        ) from error
 
 
 def _lower_host(source: StageSource) -> Stage:

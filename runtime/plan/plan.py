@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jax.extend.core import ClosedJaxpr
 
-from runtime.graph.op_kinds import Attrs, VariableSpec, kernel_may_wait
+from runtime.graph.op_kinds import UPDATING, Attrs, VariableSpec, kernel_may_wait
 from runtime.plan.place import Device
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -124,8 +124,9 @@ class Stage:
         outputs: the source of each output.
         output_specs: shape and dtype of each output; None when the layout is not fixed.
         program: the XLA program, or None when nothing is computed.
-        host: the kernels of a host stage, in order. A deferred update has one kernel and a program:
-            the kernel decides when to run the program, and with which inputs.
+        host: the kernels of a host stage, in order. A deferred update, or an update of a table, has
+            one kernel and a program: the kernel decides when to run the program, and with which
+            inputs.
         writes_state: True if running the stage twice differs from running the stage once.
         operations: names of the operations, for traces and errors; not part of the stage's
             identity.
@@ -147,6 +148,16 @@ class Stage:
     def is_accelerated(self) -> bool:
         """Returns True if the stage is a program for a device with memory of its own."""
         return self.device.is_accelerator and not self.host
+
+    @property
+    def updates(self) -> bool:
+        """Returns True if the task passes the write gate for the stage.
+
+        A deferred update passes the gate by itself.
+        """
+        if self.host:
+            return any(call.kernel in UPDATING for call in self.host)
+        return bool(self.writes)
 
     @property
     def may_wait(self) -> bool:
@@ -260,7 +271,7 @@ class Plan:
         computing = [
             i
             for i, stages in enumerate(ordered)
-            if any(s.program and not s.variables for s in stages)
+            if any(s.program and not s.variables and not s.host for s in stages)
         ]
         if not computing:
             return [PUSH if any(s.writes_state for s in stages) else PULL for stages in ordered]

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
+from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_alone, runs_on_host
 from runtime.graph.tracing import aval, make_symbols
 from runtime.plan.lower import (
     SizelessStep,
@@ -69,9 +69,8 @@ def make_plan(
     traced = _trace_needed(needed, feeds, sizeless)
 
     def find_place(op: Operation) -> Hashable:
-        # Another session may run a deferred update. So a deferred update shares its stage with no
-        # operation.
-        return placed[op], op if isinstance(op.body, Deferred) else runs_on_host(op.body)
+        # Another session may run a deferred update.
+        return placed[op], op if runs_alone(op.body) else runs_on_host(op.body)
 
     partitions = partition_operations(needed.operations, needed.waits_for, find_place)
     assembly = _PlanAssembly(fetches, feeds, needed.given, partitions, placed, traced, devices)

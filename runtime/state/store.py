@@ -1,5 +1,6 @@
 """The store: the variables and the named resources of a task, in named containers."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
@@ -78,6 +79,20 @@ class VariableSlot:
             )
         return value
 
+    def take_over(self) -> Array:
+        """Returns the memory of the value for a change in place, or a copy if somebody else holds the value.
+
+        The slot must be claimed. The caller stores a view of the memory as the new value: whoever
+        compares values by identity, such as a backup, sees the change. A save, a backup and a
+        reader hold references to the value, or views of its memory, and count as XLA counts before
+        it takes over memory; weak references do not.
+        """
+        assert self.lock.locked() and self.value is not None, "only a claimed value changes"
+        if not self.readers and _has_own_memory(self.value) and _count_holders(self) == _ALONE:
+            memory: Array = self.value.base  # type: ignore[union-attr, assignment]
+            return memory
+        return np.array(self.value)
+
     def missing(self, task: str = "") -> OpError:
         """Returns the error of a variable without a value.
 
@@ -88,6 +103,28 @@ class VariableSlot:
                 f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task
             )
         return _uninitialized_error([self], task)
+
+
+def _has_own_memory(value: AnyArray) -> bool:
+    """Returns True if a value is a view of NumPy's memory, which ``take_over`` has returned before."""
+    return isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray)
+
+
+def _count_holders(slot: VariableSlot) -> tuple[int, int]:
+    """Counts the references to a value, and to its memory."""
+    value = slot.value
+    assert isinstance(value, np.ndarray), "XLA counts the references to its own arrays"
+    return sys.getrefcount(value), sys.getrefcount(value.base)
+
+
+def _count_alone() -> tuple[int, int]:
+    """Returns the counts of a value that only its slot holds."""
+    slot = VariableSlot(("", ""))
+    slot.value = np.zeros(1).view()
+    return _count_holders(slot)
+
+
+_ALONE = _count_alone()
 
 
 def _uninitialized_error(slots: Iterable[VariableSlot], task: str) -> UninitializedError:

@@ -231,7 +231,7 @@ class PreparedStage:
             with variables.claim:
                 results = self._computed(inputs, turn)
                 handed = variables.exchange(results, self._store, self._task)
-            return results, self._pinned(handed) if handed else []
+            return results, _pin(handed, self._on_host) if handed else []
         finally:
             if handed:
                 self._store.release(variables.handed_slots)
@@ -267,14 +267,6 @@ class PreparedStage:
             with jax.enable_x64(True):
                 return self._executable(*arguments, *inputs)
         return self._executable(*arguments, *inputs)
-
-    def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
-        """Returns values of variables that no later update changes.
-
-        Until then an update must not donate the arrays. On the host a numpy view pins the memory
-        without a copy: an update that meets a view writes elsewhere.
-        """
-        return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
 
     def wait(self, done: jax.Array | None) -> None:
         """Waits until a run has ended, and its inputs may be overwritten.
@@ -399,6 +391,19 @@ class PreparedStage:
         finally:
             self._gate.leave(key, expected if done is not None else None)
 
+    def compute(self, inputs: Sequence[AnyArray], client: int) -> list[Array]:
+        """Runs the program for a kernel, without variables; returns the results when they are computed."""
+        assert not self._variables.slots, "the kernel holds the variables"
+        watch, watched = self._watch, self.watched
+        turn = None if watched is None else watch.enter(watched, client, updates=False)
+        try:
+            return [np.asarray(result) for result in self._computed(inputs, turn)]
+        except Exception as error:
+            raise error if isinstance(error, OpError) else self._failed(error) from error
+        finally:
+            if turn is not None:
+                watch.leave(turn, None)
+
     def check_generation(self) -> None:
         """Raises AbortedError if the variables were restored since the stage was registered."""
         if self._store.run.generation != self._generation:
@@ -427,6 +432,15 @@ class PreparedStage:
     @property
     def _label(self) -> str:
         return ", ".join(self.stage.operations[:5])
+
+
+def _pin(values: Sequence[AnyArray], on_host: bool) -> list[AnyArray]:
+    """Returns values of variables that no later update changes.
+
+    Until then an update must not donate the arrays. On the host a numpy view pins the memory
+    without a copy: an update that meets a view writes elsewhere.
+    """
+    return [np.asarray(v) if on_host else v.copy() for v in values]
 
 
 def _copy(values: Sequence[AnyArray], device: jax.Device | Mesh | None) -> list[jax.Array]:

@@ -23,7 +23,7 @@ from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 
 class DeferredProgram(Protocol):
-    """An update of variables, which a kernel may run; see ``executor.PreparedStage``."""
+    """The program of a stage, which a kernel may run; see ``executor.PreparedStage``."""
 
     @property
     def generation(self) -> int:
@@ -39,6 +39,12 @@ class DeferredProgram(Protocol):
         expected: Mapping[str, int] | None = ...,
     ) -> None:
         """Runs the update and waits until it is done."""
+
+    def compute(self, inputs: Sequence[AnyArray], client: int) -> Sequence[Array]:
+        """Runs a program without variables, and returns its results."""
+
+    def check_generation(self) -> None:
+        """Raises AbortedError if the variables were restored since the stage was registered."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Context:
         client: Session of the call.
         cancelled: End of the call's waits, when the session has ended or the caller is gone. Its
             ``memory`` is that of the call.
-        deferred: Update that the kernel may run; None for an operation without an update.
+        deferred: Program that the kernel may run; None for an operation without a program.
     """
 
     store: Store
@@ -77,6 +83,7 @@ _HOMES = {
     "queue": "runtime.kernels.resources",
     "quorum": "runtime.kernels.quorum_kernels",
     "summary": "runtime.kernels.summaries",
+    "table": "runtime.tables.kernels",
 }
 """The modules that register kernels, by the first part of a kernel's name.
 

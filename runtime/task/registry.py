@@ -70,8 +70,7 @@ class RegisteredCall:
         self.registration = registration
         self.writes = dict(registration.writes)
         """Numbers of the writing stages of the whole step, by task; empty for a single stage."""
-        # A deferred update passes the gate by itself.
-        self.gated = bool(call.stage.writes) and not call.stage.host
+        self.gated = call.stage.updates
         self.prepared: PreparedStage | TracedStage = prepared
         self.fetch: FetchFrom | None = None
         """The timed fetch of remote inputs; None for a call that is not timed."""
@@ -93,7 +92,7 @@ class RegisteredCall:
 
         Gradients of these values have their age.
         """
-        self.pushes = bool(stage.writes) and bool(call.inputs)
+        self.pushes = (bool(stage.writes) or stage.updates) and bool(call.inputs)
         """True if the call changes variables by its inputs. A count of steps is no push."""
 
 

@@ -214,7 +214,7 @@ class Worker:
         if call.holds:
             self.ledger.check(session)
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
-        if call.stage.host:
+        if call.stage.host and not registered.gated:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
             with self.waits.hold(session, current_lane(), cancelled):
                 outputs, done = registered.prepared.run(inputs, session, cancelled)

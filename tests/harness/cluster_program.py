@@ -2,7 +2,8 @@
 
 Every worker's step adds 1 to the global step and to two vectors; the three live on different ps
 tasks as soon as there are two. So in any consistent state all elements of both vectors equal the
-global step. With ``devices`` the workers train the model of ``mesh_model``.
+global step. With ``table`` the vectors are rows of a table. With ``devices`` the workers train the
+model of ``mesh_model``.
 """
 
 import threading
@@ -12,11 +13,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import logging
 
 import harness
 import runtime as rt
+from runtime.tables.paging import SMALLEST
 from tests.harness.training.start import mesh_model
 from tests.harness.training.start.mesh_model import Model
 
@@ -83,7 +87,7 @@ def _work(
     if "devices" in options:
         model = mesh_model.build(me, options["devices"], options["synchronous"])
     else:
-        model = _counting(me)
+        model = _counting_rows(me) if options.get("table") else _counting(me)
     global_step = model.step
     fetches, state = [model.count, model.learn], [global_step, *model.params]
     if options.get("monitored"):
@@ -132,6 +136,22 @@ def _counting(me: harness.Member) -> Model:
         one = np.ones(SIZE, np.float32)
         step = rt.group(first.assign_add(one), second.assign_add(one))
         return Model(step, global_step.assign_add(1), global_step, [first, second], {})
+
+
+def _counting_rows(me: harness.Member) -> Model:
+    """A step adds 1 to some rows of a table, by the gradients of two lookups."""
+    with me.device():
+        global_step = harness.get_or_create_global_step()
+        zeros = jax.nn.initializers.zeros
+        table = rt.Table("counts", rows=3 * SMALLEST, dim=2, initializer=zeros)
+        rows = [table.lookup(page * SMALLEST + np.arange(SIZE)) for page in range(2)]
+        loss = rt.call(lambda *found: -sum(each.sum() for each in found), *rows)
+        optimizer = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0))
+        train = optimizer.minimize(loss, global_step)
+        flat = [rt.call(jnp.ravel, found) for found in rows]
+        with rt.control_dependencies([train]):
+            after = rt.identity(global_step)
+        return Model(train, after, global_step, flat, {})
 
 
 class _AnnouncingSaver(harness.Saver):

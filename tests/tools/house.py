@@ -35,7 +35,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("rpc",),
         ("checkpoint",),
         ("task",),
-        ("kernels", "backup"),
+        ("kernels", "backup", "tables"),
         ("master",),
         ("server",),
         ("session",),

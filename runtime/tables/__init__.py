@@ -1,0 +1,1 @@
+"""Tables: embedding rows in pages, each page a variable on a ps; ids stay on the host."""

@@ -1,0 +1,122 @@
+"""Rows on the host: unique ids, and sums of the gradients of equal ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.tensor_spec import Array
+
+_OFTEN = 16
+"""Number of gradients of an id that are added together with those of other ids."""
+
+
+class Route(NamedTuple):
+    """The way from ids to their rows on the ps, and back.
+
+    Attributes:
+        blocks: the unique ids of each shard, ascending.
+        places: for each id, its place in all blocks behind each other.
+        order: the ids in the order of their places. Equal ids keep their order.
+        starts: where each place begins in ``order``.
+    """
+
+    blocks: Sequence[Array]
+    places: Array
+    order: Array
+    starts: Array
+
+
+def route(ids: Array, owners: Array, shift: int, shards: int) -> Route:
+    """Makes ids unique, and splits the unique ids by shard.
+
+    Args:
+        ids: one-dimensional integers, rows of the table.
+        owners: shard of each page.
+        shift: logarithm of the rows of a page.
+        shards: number of shards.
+
+    Examples:
+        >>> found = route(np.array([7, 2, 7]), owners=np.array([0]), shift=11, shards=1)
+        >>> [block.tolist() for block in found.blocks], found.places.tolist()
+        ([[2, 7]], [1, 0, 1])
+    """
+    if shards == 1:
+        order = np.argsort(ids, kind="stable")
+    else:
+        # The last key is the first to sort by.
+        order = np.lexsort((ids, owners[ids >> shift]))
+    ordered = ids[order]
+    is_first = np.empty(len(ids), bool)
+    is_first[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    places = np.empty(len(ids), np.int64)
+    places[order] = np.cumsum(is_first) - 1
+    unique = ordered[starts]
+    ends = np.cumsum(np.bincount(owners[unique >> shift], minlength=shards))
+    return Route(np.split(unique, ends[:-1]), places, order, starts)
+
+
+def sum_equal(values: Array, order: Array, starts: Array) -> Array:
+    """Sums the rows of equal ids, in the order of the ids.
+
+    Args:
+        values: a row for each id.
+        order: order of ``Route``.
+        starts: starts of ``Route``.
+
+    Examples:
+        >>> sum_equal(np.array([[1.0], [2.0], [4.0]]), np.array([1, 0, 2]), np.array([0, 1])).tolist()
+        [[2.0], [5.0]]
+    """
+    assert len(values) == len(order), "each id has a row"
+    counts = np.diff(starts, append=len(order))
+    total = values[order[starts]]
+    # One addition for all ids that come so often keeps the order, unlike ``np.add.reduceat``.
+    for turn in range(1, min(_OFTEN, max(counts, default=0))):
+        left = np.flatnonzero(counts > turn)
+        total[left] += values[order[starts[left] + turn]]
+    for place in np.flatnonzero(counts > _OFTEN).tolist():
+        begin, end = starts[place] + _OFTEN, starts[place] + counts[place]
+        rest = np.concatenate([total[place : place + 1], values[order[begin:end]]])
+        total[place] = np.add.accumulate(rest)[-1]
+    return total
+
+
+def check_ids(ids: Array, rows: int, table: str) -> None:
+    """Checks that ids are rows of a table.
+
+    Raises:
+        InvalidArgumentError: An id is negative or too large; the error names the id.
+    """
+    if not ids.size:
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= rows:
+        bad = lowest if lowest < 0 else highest
+        raise InvalidArgumentError(f"table {table!r} has rows 0 to {rows - 1}, and no row {bad}")
+
+
+PageIds = tuple[int, slice, Array]
+"""A page, the place of its ids among all ids, and the rows of the page with these ids."""
+
+
+def split_pages(ids: Array, shift: int) -> Iterator[PageIds]:
+    """Yields the pages of ascending ids.
+
+    Examples:
+        >>> for page, where, local in split_pages(np.array([1, 3, 5]), shift=2):
+        ...     print(page, where, local)
+        0 slice(0, 2, None) [1 3]
+        1 slice(2, 3, None) [1]
+    """
+    if not len(ids):
+        return
+    pages, local = ids >> shift, ids & ((1 << shift) - 1)
+    begins = [0, *(np.flatnonzero(pages[1:] != pages[:-1]) + 1).tolist()]
+    for begin, end in zip(begins, [*begins[1:], len(ids)], strict=True):
+        yield int(pages[begin]), slice(begin, end), local[begin:end]
