@@ -56,6 +56,7 @@ __all__ = [
     "random_bytes",
     "random_hex",
     "random_id",
+    "random_state",
     "running_threads",
     "sleep",
     "thread_id",
@@ -88,6 +89,7 @@ wall_time_ns = time.time_ns
 random_bytes = secrets.token_bytes
 random_hex = secrets.token_hex
 random_id = secrets.randbits
+random_state = random.getstate
 # Numbers for pauses and plans, which a seed repeats.
 uniform = random.uniform
 Random = random.Random

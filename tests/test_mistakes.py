@@ -7,7 +7,6 @@ import re
 import socket
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -383,64 +382,43 @@ def test_illegal_tree_names_become_names() -> None:
     assert names == ["net/a_b/c_d", "net/mlp/_/linear_0/w"]
 
 
-_GENERATOR, _KEY = np.random.default_rng(), jax.random.key(0)
-_draw_compiled = jax.jit(lambda: _GENERATOR.normal())
+_GENERATOR = np.random.default_rng()
+
+
+def _draw_globally() -> float:
+    return _GENERATOR.normal()
 
 
 @pytest.mark.parametrize(
     "draw",
     [
         np.random.normal,
-        lambda: np.random.randint(2**30),
-        lambda: np.random.default_rng().normal(size=3),
-        _GENERATOR.normal,
-        _draw_compiled,
+        lambda: np.random.randint(9),
         random.random,
-        lambda: random.Random().random(),
-        lambda: random.choice(range(2**30)),
-        lambda: jax.random.uniform(jax.random.key(time.time_ns() % 2**31)),
-        lambda: time.time_ns() % 2**20,
+        _GENERATOR.normal,
+        lambda: _GENERATOR.integers(9),
+        lambda: _draw_globally(),  # noqa: PLW0108
     ],
 )
-@pytest.mark.parametrize("shape", [[None], [3]])
-def test_frozen_numbers_warn_once(
-    draw: Callable[[], float],
-    shape: list[int | None],
-    request: pytest.FixtureRequest,
-    caplog: pytest.LogCaptureFixture,
+def test_frozen_random_numbers_warn_once(
+    draw: Callable[[], float], request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A function that draws numbers or reads a clock while it is traced is named once, with the cure."""
+    """A function that draws random numbers while it is traced is named once, with the cure."""
     name = re.sub(r"\W", "_", request.node.name)
     for _ in range(2):
-        rt.call(lambda x: x + draw(), tensor(shape), name=name)
-    assert caplog.text.count(f"{name!r} holds other numbers") == 1
+        rt.call(lambda x: x + draw(), tensor([None]), name=name)
+    assert caplog.text.count(f"{name!r} draws random numbers") == 1
     assert "rt.random_key()" in caplog.text
 
 
-def test_frozen_branch_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """Numbers in the functions of a loop, and numbers that select, are seen as well."""
-    x = tensor([3])
-    rt.lax.cond(True, lambda a: a + _GENERATOR.normal(), lambda a: a, x, name="chosen")
-    rt.call(lambda a, g: a * g.normal(), x, _GENERATOR, name="given")
-    rt.call(lambda a: a[np.random.permutation(99)], tensor([99]), name="order")
-    for name in ("chosen", "given", "order"):
-        assert f"{name!r} holds other numbers" in caplog.text
-
-
 def test_constant_numbers_are_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """Seeded numbers, NaN, constants and a clock that is only printed cause no warning."""
-    table = np.random.normal(size=(3, 5))
+    """Numbers of a seeded generator that the function makes are constants, and cause no warning."""
+    table = _GENERATOR.normal(size=(3, 5))
 
     def steady(x: jax.Array) -> jax.Array:
-        begun = time.perf_counter()
-        fixed = np.random.default_rng(7).normal(size=3)
-        noise = jax.random.normal(jax.random.fold_in(_KEY, 3), (3,)) + np.float32("nan")
-        result = x * fixed + noise + table.sum(axis=1)
-        print(f"traced in {time.perf_counter() - begun:.3f} s")
-        return result
+        return x * np.random.default_rng(7).normal(size=3) + table.sum(axis=1)
 
     rt.call(steady, tensor([3]))
-    rt.call(steady, tensor([None]))
     assert not caplog.text
 
 
@@ -449,4 +427,4 @@ def test_key_draws_new_numbers(caplog: pytest.LogCaptureFixture) -> None:
     noise = rt.call(lambda key: jax.random.normal(key), rt.random_key())
     with local() as session:
         assert session.run(noise) != session.run(noise)
-    assert "other numbers" not in caplog.text
+    assert "random numbers" not in caplog.text

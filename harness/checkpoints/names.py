@@ -5,7 +5,7 @@ of parts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ CHUNK_BYTES = 64 << 20
 STREAM_CHUNK_BYTES = 8 << 20
 """Bytes of a chunk, about, if the tasks send their arrays and the chief writes."""
 _WITH_SLOTS = "bellwether_variables_with_slots"
+_FORMER_KEYS = "bellwether_former_keys_of_slots"
 
 
 class MisfitError(NotFoundError, InvalidArgumentError):
@@ -174,8 +175,9 @@ def match_arrays(
     """
     missing, wrong = [], []
     pairs: dict[Variable, StoredArray] = {}
+    former = _former_keys(saved)
     for variable, place in saved.items():
-        stored = reader.arrays.get(place.key)
+        stored = reader.arrays.get(place.key) or reader.arrays.get(former.get(variable, ""))
         described = f"{dtype_name(place.dtype)}{list(place.full_shape)}"
         if stored is None:
             missing.append(f"{place.key} {described}")
@@ -206,6 +208,12 @@ def match_arrays(
         )
     parts.append("Another model needs a log directory of its own.")
     raise (InvalidArgumentError if wrong else MisfitError)(" ".join(parts))
+
+
+def _former_keys(variables: Iterable[Variable]) -> dict[Variable, str]:
+    """Returns the keys of slots in checkpoints of 0.1, where they were others."""
+    graphs = {variable.graph for variable in variables}
+    return dict(pair for graph in graphs for pair in graph.get_collection(_FORMER_KEYS))
 
 
 def _list_first(found: Sequence[str]) -> str:
@@ -275,16 +283,26 @@ def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> N
         variable: variable of the slot.
         slot: slot of an optimizer. A slot of the shape of a part is a part of one array, as the
             variable is.
-        name: name of the slot.
+        name: name of the slot in the optimizer's state. A slot variable of another name has had
+            this name in checkpoints of version 0.1, from which the slot is restored too.
         shared: True if all parts of a variable have the same value, such as a count. The checkpoint
             then has the slot once. Any other slot is an array of its own, and is restored only into
             the same number of parts.
     """
     variable.graph.add_to_collection(_WITH_SLOTS, variable)
     info = variable.save_slice_info
+    title = slot.spec.name.rpartition(f"{variable.spec.name}/")[2]
+    if not title.startswith(name):
+        former = f"{variable.spec.name if info is None else info.key}/{name}"
+        # The slots of a second optimizer had numbers, which the graph counts again, apart from its
+        # own names. Parts of one array share a key.
+        if info is None:
+            counted = variable.graph.unique_name(f"{_FORMER_KEYS}/{former}")
+            former = counted.removeprefix(f"{_FORMER_KEYS}/")
+        variable.graph.add_to_collection(_FORMER_KEYS, (slot, former))
     if info is None:
         return
-    key = f"{info.key}/{name}"
+    key = f"{info.key}/{title}"
     if slot.shape == variable.shape:
         slot.save_slice_info = replace(info, key=key, dtype=slot.dtype)
     elif shared:

@@ -341,13 +341,17 @@ class Optimizer:
                 with rt.device(None), rt.device(variable.device or None):
                     slots[name] = rt.Variable(
                         functools.partial(_pick_slot, first, index, leaves[index], variable.graph),
-                        name=f"{variable.spec.name}/{name}",
+                        name=self._name_slot(variable, name),
                         trainable=False,
                     )
                 slot_of(variable, slots[name], name, shared=shared[index])
         assert len(slots) == len(leaves), "every leaf of the state has a slot"
         self._slots[variable] = slots
         return slots
+
+    def _name_slot(self, variable: rt.Variable, name: str) -> str:
+        """Returns the name of the slot variable ``name`` of ``variable``."""
+        return f"{variable.spec.name}/{name}"
 
     def _shared_leaves(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
         """Returns for each leaf of the state True if the leaf is always the same for all parts of a variable.

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import types
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
+import numpy as np
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError
 
 _frozen: set[str] = set()
 """Names of operations of which a warning was logged."""
-_LIBRARIES = ("harness.optimizers.optimizer", "harness.tf1", "jax", "numpy", "optax", "runtime.")
-"""Modules whose functions draw no random numbers of NumPy or Python."""
 _traced: ContextVar[str] = ContextVar("the function of rt.call that JAX traces", default="")
 
 
@@ -26,42 +28,53 @@ class TensorInsideError(InvalidArgumentError):
 
 
 @contextlib.contextmanager
-def traced(what: str) -> Iterator[None]:
+def traced(what: str, fn: object) -> Iterator[None]:
     """Marks a block in which JAX traces a function of ``rt.call``.
 
     Args:
         what: name of the operation.
+        fn: the function.
     """
     # A signal that raises between the set and the try would leave the name of the function behind.
+    generators = list(_find_generators(fn, set()))
+    before = _random_states(generators)
     token = _traced.set(what)
     try:
         yield
     finally:
         _traced.reset(token)
-
-
-def warn_of_frozen(what: str, numbers: Sequence[bytes], again: Sequence[bytes]) -> None:
-    """Logs a warning, once for an operation, if two traces of a function hold different numbers.
-
-    The function has drawn random numbers, or read a clock, while JAX traced it. A trace with more
-    or fewer numbers is of another kind, as of a function that counts its calls.
-    """
-    if what not in _frozen and numbers != again and len(numbers) == len(again):
+    if what not in _frozen and _random_states(generators) != before:
         _frozen.add(what)
         logging.warning(
-            "%r holds other numbers each time that it is traced, as of np.random, random or a clock: "
-            "every step gets the same; draw with jax.random in rt.call(f, rt.random_key(), ...), and "
-            "feed what changes",
+            "%r draws random numbers of NumPy or Python while it is traced, as by jax.jit: every "
+            "step gets the same; call rt.call(f, rt.random_key(), ...) and draw with jax.random",
             what,
         )
 
 
-def may_draw(*functions: object) -> bool:
-    """Returns True if a value is a function of the program, and not of JAX or of this library."""
-    return any(
-        callable(fn) and not str(getattr(fn, "__module__", "")).startswith(_LIBRARIES)
-        for fn in functions
-    )
+def _random_states(generators: Sequence[np.random.Generator]) -> tuple[object, ...]:
+    found = np.random.get_state(legacy=False)
+    own = [repr(generator.bit_generator.state) for generator in generators]
+    # Each draw moves the position, or uses up the second number of a Gaussian pair.
+    return found["state"].get("pos"), found["has_gauss"], concurrency.random_state(), own
+
+
+def _find_generators(value: object, seen: set[object]) -> Iterator[np.random.Generator]:
+    """Yields the generators that a function names, or a function that it was given."""
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        value = value.__self__
+    if isinstance(value, np.random.Generator):
+        yield value
+    if not isinstance(value, types.FunctionType) or value in seen:
+        return
+    seen.add(value)
+    names = inspect.getclosurevars(value)
+    for found in names.nonlocals.values():
+        yield from _find_generators(found, seen)
+    for found in names.globals.values():
+        # The functions of other modules are too many.
+        if getattr(found, "__module__", value.__module__) == value.__module__:
+            yield from _find_generators(found, seen)
 
 
 def check_not_traced(name: str) -> None:

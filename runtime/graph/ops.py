@@ -302,14 +302,8 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
         return on_mesh(*inner_args, **inner_kwargs)
 
     # An argument such as ``dtype=jnp.int64`` asks for 64-bit mode.
-    wide = any(map(_names_64_bits, leaves)) or None
-    out_tree, outputs = infer(
-        flat_fn,
-        [(t.shape, t.dtype) for t in tensors],
-        label,
-        wide,
-        checks=misuse.may_draw(fn, *leaves),
-    )
+    wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None
+    out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
     # A lambda has no name that would help a reader.
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
     # JAX keeps the trace of a function object. So a plan with the shapes of the graph traces

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
@@ -35,8 +35,6 @@ Most reshapes divide the first two. JAX allocates no array of these sizes, but N
 may, so the numbers are small.
 """
 _RATIO_BASES = 16, 48
-_OTHER_PRECISION = "BF16_BF16_F32_X3"
-"""A precision that programs do not choose, for a second trace."""
 _FAR = 10**9
 """A size beyond all numbers of a program, such as the number of ``x[50000:]``."""
 
@@ -136,8 +134,6 @@ def infer(
     inputs: Sequence[tuple[Shape | None, DType]],
     what: str,
     wide: bool | None = None,
-    *,
-    checks: bool = False,
 ) -> tuple[PyTreeDef, list[tuple[Shape | None, DType]]]:
     """Infers the output structure, static shapes and dtypes of ``fn``.
 
@@ -146,7 +142,6 @@ def infer(
         inputs: (static shape, dtype) of each argument.
         what: name of the operation in errors.
         wide: True or False for 64-bit mode on or off; by default on for a 64-bit input.
-        checks: True to trace ``fn`` once more, and warn if the numbers in it differ.
 
     Returns:
         The tree structure of the result, and (static shape, dtype) of its leaves.
@@ -164,13 +159,12 @@ def infer(
     failed: list[Exception] = []
     # The errors are kept, because the first one says most if no call succeeds.
     found: list[object] = []
-    unchecked = [fn] if checks else []
     # An input of unknown rank is tried with each rank, of 0 to 4 dimensions.
     ranks = 5 if any(shape is None for shape, _ in inputs) else 1
     for rank in range(ranks):
         shapes = [(None,) * rank if shape is None else shape for shape, _ in inputs]
         found += _trace_sizes(
-            _TrialRun(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed, unchecked)
+            _TrialRun(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed)
         )
     if not found:
         assert failed, "no result, and no error"
@@ -212,8 +206,6 @@ class _TrialRun:
     shapes: Sequence[Shape]
     dtypes: Sequence[DType]
     failed: list[Exception]
-    unchecked: list[Callable[..., object]]
-    """The function until the first trace that succeeds; empty if nothing is to be checked."""
 
     def __call__(self, sizes: _Sizes) -> list[object]:
         """Returns a list of the result, which is empty if JAX refuses these sizes."""
@@ -225,37 +217,13 @@ class _TrialRun:
         token = _guessing.set(bool(sizes))
         try:
             # A plan has the same mesh and mode, so JAX finds this trace again.
-            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what):
-                found = [jax.eval_shape(self.fn, *avals)]
-                if self.unchecked:
-                    # JAX has the first trace in a cache, which another precision misses. So
-                    # functions under jax.jit inside are traced again, too.
-                    jaxpr = jax.make_jaxpr(self.unchecked.pop())
-                    numbers = list(_find_numbers(jaxpr(*avals)))
-                    with jax.default_matmul_precision(_OTHER_PRECISION):
-                        again = list(_find_numbers(jaxpr(*avals)))
-                    misuse.warn_of_frozen(self.what, numbers, again)
-                return found
+            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what, self.fn):
+                return [jax.eval_shape(self.fn, *avals)]
         except Exception as error:
             self.failed.append(error)
             return []
         finally:
             _guessing.reset(token)
-
-
-def _find_numbers(value: object) -> Iterator[bytes]:
-    """Yields the constants of a jaxpr, its literals, and its parameters, such as the start of a slice."""
-    parts: object = ()
-    if isinstance(value, ClosedJaxpr):
-        parts = value.consts, value.jaxpr
-    elif isinstance(value, Jaxpr):
-        parts = value.outvars, [(e.invars, e.params) for e in value.eqns]
-    elif isinstance(value, Literal):
-        parts = value.val
-    elif isinstance(value, int | float | complex | np.generic | np.ndarray):
-        yield np.asarray(value).tobytes()
-    for part in jax.tree.leaves(parts):
-        yield from _find_numbers(part)
 
 
 def _trace_sizes(run: _TrialRun) -> list[object]:

@@ -19,6 +19,7 @@ import optax
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
+from harness.tf1.graph.scopes import get_variable_scope
 from harness.tf1.ops.lift import Public, is_tensor
 from harness.training.run.hooks.base import SessionRunHook
 
@@ -93,6 +94,19 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
         """Returns the slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None without one."""
         return super().get_slot(variable, self._slot_names.get(name, name))
+
+    def get_slot_names(self) -> list[str]:
+        """Returns TensorFlow's names of the slots, and the harness's name of any other slot."""
+        by_state = {state: name for name, state in self._slot_names.items()}
+        return sorted(by_state.get(name, name) for name in super().get_slot_names())
+
+    def _name_slot(self, variable: rt.Variable, name: str) -> str:
+        # TensorFlow names slots after the optimizer and numbers them, below the open scope of
+        # variables.
+        parts = [get_variable_scope().name, variable.spec.name, self.name]
+        if name not in self._slot_names.values():
+            parts.append(name.rpartition("/")[2])
+        return "/".join(part for part in parts if part)
 
     def get_name(self) -> str:
         """Returns the name it was given."""

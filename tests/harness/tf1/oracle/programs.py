@@ -809,6 +809,29 @@ def gradients_of_no_derivative(tf: Any) -> Any:
 
 
 @case
+def names_of_slots(tf: Any) -> Any:
+    v = tf.Variable(1.0, name="v")
+    loss = tf.square(v)
+    makers = (
+        lambda: tf.train.MomentumOptimizer(0.1, 0.5),
+        lambda: tf.train.AdagradOptimizer(0.1),
+        lambda: tf.train.AdadeltaOptimizer(0.1),
+        lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.5),
+        tf.train.AdamOptimizer,
+        tf.train.AdamOptimizer,
+        lambda: tf.train.AdamOptimizer(name="Mine"),
+    )
+    names = []
+    for number, make in enumerate(makers):
+        with tf.variable_scope("net" if number % 2 else tf.get_variable_scope()):
+            optimizer = make()
+            optimizer.minimize(loss)
+        slots = [s for s in optimizer.get_slot_names() if "count" not in s]
+        names += [f"{s} {optimizer.get_slot(v, s).name}" for s in slots]
+    return names
+
+
+@case
 def text_for_a_placeholder_with_default(tf: Any) -> Any:
     x = tf.placeholder_with_default(np.float32(1.0), [])
     return run(tf, tf.identity(x), {x: "text"})

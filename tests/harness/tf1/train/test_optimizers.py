@@ -1,5 +1,6 @@
 """tf.train's optimizers: three steps of each against its formula written down in numpy; rates that are tensors."""
 
+import pathlib
 from collections.abc import Callable
 
 import numpy as np
@@ -144,9 +145,7 @@ def test_minimize_has_tensorflows_arguments() -> None:
             name="train_it",
         )
         assert op.name.startswith("train_it/") and optimizer.get_name() == "Mine"
-        assert (
-            optimizer.get_slot(v, "m").name == "v/adam/m:0" and optimizer.get_slot(u, "m") is None
-        )
+        assert optimizer.get_slot(v, "m").name == "v/Mine:0" and optimizer.get_slot(u, "m") is None
         pairs = optimizer.compute_gradients(loss, [u], grad_loss=2.0)
         clipped = optimizer.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs])
         with tf.Session() as sess:
@@ -156,6 +155,30 @@ def test_minimize_has_tensorflows_arguments() -> None:
             assert sess.run(step) == 1 and sess.run(u)[0] == pytest.approx(2.999)
         with pytest.raises(ValueError, match="there are no variables to train"):
             optimizer.minimize(loss, var_list=[])
+
+
+def test_slots_restore_from_their_former_names(tmp_path: pathlib.Path) -> None:
+    """Slots restore from checkpoints of 0.1, which had optax's names, each optimizer from its own."""
+    former = ("v/adam/count", "v/adam/m", "v/adam/v")
+    former += tuple(f"{name}_1" for name in former)
+    with tf.Graph().as_default(), tf.Session() as sess:
+        tf.Variable(0.0, name="v")
+        for number, name in enumerate(former, 1):
+            tf.Variable(number if "count" in name else float(number), name=name)
+        sess.run(tf.global_variables_initializer())
+        saved = tf.train.Saver().save(sess, tmp_path / "model.ckpt")
+    with tf.Graph().as_default(), tf.Session() as sess:
+        v = tf.Variable(1.0, name="v")
+        optimizers = tf.train.AdamOptimizer(), tf.train.AdamOptimizer()
+        for optimizer in optimizers:
+            optimizer.minimize(tf.square(v))
+        saver = tf.train.Saver()
+        saver.restore(sess, saved)
+        slots = [o.get_slot(v, name) for o in optimizers for name in ("adam/count", "m", "v")]
+        assert sess.run(slots) == [1, 2, 3, 4, 5, 6]
+        again = saver.save(sess, tmp_path / "later.ckpt")
+    names = [name for name, _ in tf.train.list_variables(again)]
+    assert names == sorted([slot.op.name for slot in slots] + ["v"])
 
 
 def test_decays_follow_their_formulas() -> None:
