@@ -11,7 +11,7 @@ from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.snapshot import Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.checkpoint.storage import CheckpointFile
-from runtime.cluster.slurm import divide_memory
+from runtime.cluster.gpus import divide_memory
 from runtime.cluster.spec import agree
 from runtime.concurrency import in_thread
 from runtime.errors import (

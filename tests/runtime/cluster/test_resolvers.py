@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.cluster.gpus import visible_gpus
 from runtime.cluster.resolvers import TFConfigClusterResolver
 from runtime.cluster.slurm import (
     SlurmClusterResolver,
     expand_hostlist,
     expand_tasks_per_node,
-    visible_gpus,
 )
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
