@@ -9,8 +9,6 @@ way are left out, too. The steps and orders fail with AbortedError, and a sessio
 repeats the steps.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import json

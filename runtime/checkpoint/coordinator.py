@@ -5,8 +5,6 @@ its task obeys (``runtime/session/lead.py``). A task that another chief claims m
 rest of a save or restore.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

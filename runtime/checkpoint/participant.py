@@ -6,8 +6,6 @@ order works on the jobs of the leadership before. So a late order of a dead chie
 A save or restore is a job (``jobs``).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Kernels of synchronous and bounded training: deferred updates, and the orders of a chief."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

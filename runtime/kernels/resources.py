@@ -1,7 +1,5 @@
 """Kernels of queues and accumulators: named resources of a task, beside its variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The states of a cluster's tasks for a checkpoint: the tasks that train, and those that are done."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 All tasks that hold variables receive an order at the same time.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The table of all methods of the control plane: the order in ``roles.MAY``, the pool and the audit entry of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 

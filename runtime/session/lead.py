@@ -1,7 +1,5 @@
 """The lead of a chief, and the leadership under which a session's orders go."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping
 

@@ -7,8 +7,6 @@ while the session of the training is broken or blocked. An interruption (Ctrl-C)
 tasks too.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A program is compiled once for each identity and device, for all sessions and al
 process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import OrderedDict

@@ -5,8 +5,6 @@ another task answers. After a failure, clients of both planes call `look`, which
 of its own and returns the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl
