@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from absl import flags
+from absl import flags, logging
 
 
 class RetryRule(enum.Enum):
@@ -218,6 +218,14 @@ def of_join(done: bool) -> int:
         done: Value of ``Server.join``.
     """
     return code(DONE if done else PREEMPTED)
+
+
+def show_line(line: str) -> None:
+    """Logs a line, or prints the line on stderr where the program's log shows warnings only."""
+    if logging.level_info():
+        logging.info("%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def leave(row: ExitCode, message: str) -> NoReturn:

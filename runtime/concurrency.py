@@ -3,7 +3,8 @@
 Every module of the two packages takes them from here and imports none of ``threading``, ``time``,
 ``random`` and ``secrets`` itself; ``tests/test_layers.py`` keeps it so. ``harness.launch`` is the
 exception: a launcher starts before the runtime is imported. The names are those of the standard
-library where they say what they are, and cost what they cost there.
+library where they say what they are, and cost what they cost there. All names without an underscore are
+public.
 
 A thread belongs to an object, whose ``ThreadGroup`` starts and joins it. A single call is
 ``in_thread``, and a call for each of many things at once is ``call_all``. Periodic work is
@@ -29,41 +30,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from absl import logging
-
-__all__ = [
-    "Condition",
-    "Event",
-    "Lock",
-    "PeriodicCall",
-    "RLock",
-    "Random",
-    "RunningThread",
-    "Semaphore",
-    "Thread",
-    "ThreadGroup",
-    "before_exit",
-    "call_all",
-    "current_thread",
-    "every",
-    "holds",
-    "in_thread",
-    "list_threads",
-    "local",
-    "main_thread",
-    "monotonic",
-    "native_thread_id",
-    "perf_counter_ns",
-    "random_bytes",
-    "random_hex",
-    "random_id",
-    "random_state",
-    "running_threads",
-    "sleep",
-    "thread_id",
-    "uniform",
-    "wall_time",
-    "wall_time_ns",
-]
 
 Condition = threading.Condition
 Event = threading.Event

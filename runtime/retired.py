@@ -6,8 +6,6 @@ typed: ``--flag``, ``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``,
 ``runtime.Name``, ``Class.method``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise

@@ -6,8 +6,6 @@ write its variables into the temporary directory, each task into a store of its 
 merged and checked before the checkpoint gets its name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -56,10 +56,8 @@ class CheckpointReader:
             layout.path_exists(epath.Path(item) / storage.STORE_FILE),
             bool(tree.get("use_zarr3")),
         )
-        if self.manifest is not None:
-            found = list(self.manifest.variables.values())
-        else:
-            found = list(self._foreign_arrays(tree))
+        manifest = self.manifest
+        found = list(manifest.variables.values() if manifest else self._foreign_arrays(tree))
         self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
         if (self.manifest is not None or self.source.ocdbt) and storage.is_local(item):
             _check_size(item, sum(s.nbytes for s in found))

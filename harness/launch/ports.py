@@ -26,10 +26,8 @@ def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
         OSError: if the system has no port to give.
     """
     highest = _highest_quiet()
-    held: list[socket.socket] = []
     with contextlib.ExitStack() as on_error:
-        for _ in range(count):
-            held.append(on_error.enter_context(_hold_one(lowest, highest)))
+        held = [on_error.enter_context(_hold_one(lowest, highest)) for _ in range(count)]
         on_error.pop_all()
     return held
 

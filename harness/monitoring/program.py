@@ -63,7 +63,7 @@ class TaskFormatter(std_logging.Formatter):
 
     def __init__(self, task: str) -> None:
         super().__init__()
-        self._task = f" {task}" if task else ""
+        self._task = task
 
     def format(self, record: std_logging.LogRecord) -> str:
         """Returns the line of a record."""
@@ -72,22 +72,17 @@ class TaskFormatter(std_logging.Formatter):
         where = f"{record.filename}:{record.lineno}"
         # One record is one line, for grep and for the prefix of the launcher.
         message = " ".join(record.getMessage().split())
-        text = (
-            f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
-        )
+        head = f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d} {self._task}".rstrip()
+        text = f"{head} {where}] {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-class JsonFormatter(std_logging.Formatter):
+class JsonFormatter(TaskFormatter):
     """Log lines of one JSON object each, for log collectors; an exception is a field.
 
     Args:
         task: name of the task, such as "worker/0".
     """
-
-    def __init__(self, task: str) -> None:
-        super().__init__()
-        self._task = task
 
     def format(self, record: std_logging.LogRecord) -> str:
         """Returns the line of a record."""

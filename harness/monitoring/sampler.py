@@ -3,8 +3,6 @@
 The terminal (``status``) and TensorBoard (``cluster_scalars``) show the samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -7,8 +7,6 @@ cluster answers and knows the same cluster, or is done with training, else 1. It
 arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -50,7 +48,8 @@ _COLUMNS = {
 
 _NO_REPORT: dict[str, object] = {
     **dict.fromkeys(rt.TaskReport.__dataclass_fields__.keys() - {"cluster"}),
-    **{"values": {}, "staleness": (), "variables": (), "threads": (), "devices": ()},
+    "values": {},
+    **dict.fromkeys(("staleness", "variables", "threads", "devices"), ()),
 }
 """The fields of a task that does not answer, in JSON."""
 

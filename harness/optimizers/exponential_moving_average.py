@@ -1,7 +1,5 @@
 """Moving averages of variables, which the update of a variable computes on its ps: nothing more crosses the wire."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

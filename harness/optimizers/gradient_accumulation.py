@@ -1,7 +1,5 @@
 """Gradients of several batches in one step: fewer pulls and pushes for the same data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """A check that a gradient transformation treats every variable by itself, by tracing the update."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

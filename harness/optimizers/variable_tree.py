@@ -1,7 +1,5 @@
 """Masks and labels of optax for single variables: the place of a variable in the tree of the masks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -162,7 +162,10 @@ def train(config: RunConfig, me: harness.Member) -> None:
         config.profile_steps, config.logdir, here=me.is_chief
     )
     options = rt.SessionConfig(
-        start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch
+        start_timeout_secs=config.start_timeout_secs,
+        prefetch=config.prefetch,
+        # The lines of Progress tell the same.
+        log_secs=0,
     )
     accuracy = None
     with supervisor.managed_session(me.target, config=options) as session, profiler:

@@ -1,7 +1,5 @@
 """Background work beside training: threads of low priority, and rests between pieces of work."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Kinds of attributes: the writing of a primitive's parameter into an expression list, and the reading."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,14 +67,12 @@ def is_narrow(dtype: DType) -> bool:
 
     XLA ends the process at some constants of such dtypes, JAX's own too.
     """
-    if (
+    return not (
         dtype.kind == "b"
         or dtype.itemsize > 1
         or dtype.name in ("int8", "uint8")
         or dtype.name.startswith("float8")
-    ):
-        return False
-    return True
+    )
 
 
 def is_unknown_to_xla(dtype: DType) -> bool:

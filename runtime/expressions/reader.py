@@ -6,8 +6,6 @@ limited as far as the list shows the cost. A list holds no shapes: JAX infers th
 equation after the other. Each shape is checked as soon as JAX has inferred the shape.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

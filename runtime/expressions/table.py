@@ -11,8 +11,6 @@ several devices, what is not JAX's own (Pallas, foreign functions), and what nee
 not known.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ without a needed result are left out. An array whose elements are all equal beco
 broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import jax

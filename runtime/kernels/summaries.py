@@ -4,8 +4,6 @@ The message is TensorBoard's, from tensorboardX; values are encoded as TensorFlo
 every reader of event files understands them.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import wave

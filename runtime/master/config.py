@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.timeouts import RECONNECT_SECS
+from runtime.timeouts import LOG_EVERY_SECS, RECONNECT_SECS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class SessionConfig:
         allow_soft_placement: True to run an operation on the best device of its task if the task
             lacks the requested device.
         log_device_placement: True to log the device of every operation when a step is planned.
+        log_secs: Seconds between two lines in which a training session tells step, rate and loss; 0
+            for none. Other sessions write no such lines.
 
     Examples:
         >>> import runtime as rt
@@ -39,3 +41,4 @@ class SessionConfig:
     prefetch: int = 0
     allow_soft_placement: bool = False
     log_device_placement: bool = False
+    log_secs: float = LOG_EVERY_SECS

@@ -9,8 +9,6 @@ The numbers are the same. A cache of compiled programs does not replace this mod
 cache is empty at the first launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """Pruning: the operations that the fetches of a step need, and the order between these operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 

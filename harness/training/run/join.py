@@ -6,6 +6,7 @@ Programs call ``join_cluster`` first.
 import argparse
 import contextlib
 import difflib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ assert {*_OTHER_NAMES.values()} <= {*_FLAGS}, "another name is that of no flag"
 _ALIKE = 0.85
 """The least likeness (difflib) at which an unknown flag counts as a misspelt one."""
 
+_show_once = functools.cache(exit_codes.show_line)
+"""Shows a line for the first of several scopes of devices."""
 _STEPS_OF_A_START = 100
 """More steps without training than a session takes to begin.
 
@@ -110,8 +113,7 @@ class Member:
         on_mesh = ""
         if mesh is not None:
             on_mesh = rt.mesh_device(mesh)
-            line = f"{self.job} {self.index} computes on the {mesh.size} devices of a mesh"
-            print(line, file=sys.stderr)
+            _show_once(f"{self.job} {self.index} computes on the {mesh.size} devices of a mesh")
         if self.server is None:
             # An evaluator has a graph of its own, on this machine.
             return rt.device(on_mesh) if on_mesh else contextlib.nullcontext()
@@ -194,13 +196,17 @@ def join_cluster(
         ) as error:
             exit_codes.leave(exit_codes.of_error(error), str(error))
         with server or contextlib.nullcontext():
-            if server is not None and me.job == "ps":
-                raise SystemExit(exit_codes.of_join(server.join()))
+            is_ps = me.job == "ps"
             # The server has logged the line at a level that few programs show.
             if server and not logging.level_info():
-                print(
-                    f"{me.job} {me.index} computes on {server.worker.computes_on}", file=sys.stderr
+                does = (
+                    f"serves at {server.target}"
+                    if is_ps
+                    else f"computes on {server.worker.computes_on}"
                 )
+                print(f"{me.job} {me.index} {does}", file=sys.stderr)
+            if server and is_ps:
+                raise SystemExit(exit_codes.of_join(server.join()))
             # A port 0 in the cluster has become a real one when the server is up.
             cluster = server.cluster if server is not None else me.cluster or rt.ClusterSpec({})
             try:

@@ -3,8 +3,6 @@
 ``MonitoredTrainingSession`` makes one with the usual hooks for the chief and the other workers.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import os

@@ -17,16 +17,13 @@ import runtime as rt
 from harness.checkpoints.layout import step_of
 from harness.checkpoints.saver import Saver
 from harness.coordinator import Coordinator, LooperThread, underlying, while_open
-from harness.training.start.managed_session import ManagedSession
+from harness.training.start.managed_session import ManagedSession, StepRate
 from harness.training.start.readiness import CheckpointSaver, Element
 from harness.training.start.session_start import LOST_CONTACT
 from runtime import concurrency
 
 if TYPE_CHECKING:
     from harness.checkpoints.save_job import SaveHandle
-
-_LOGGED_RATES = 10
-"""Number of step rates that are logged; the events get all."""
 
 
 class EventWriter(Protocol):
@@ -475,40 +472,21 @@ def service(
     return thread
 
 
-class StepCounter:
-    """The rate of global steps, ``global_step/sec``.
+class StepCounter(StepRate):
+    """The rate of global steps, ``global_step/sec``, written to the events.
 
     Args:
         name: Name of the global step's operation.
-        writer: Writer of the rate; None only logs the rate.
+        writer: Writer of the rate; None only returns the rate.
     """
 
     def __init__(self, name: str, writer: EventWriter | None) -> None:
         self._tag = f"{name}/sec"
         self._writer = writer
-        self._last: tuple[int, float] | None = None
-        self._logged = 0
 
     def count(self, step: int, now: float) -> float | None:
-        """Writes and returns the rate since the last call, steps per second; None at the first call.
-
-        Args:
-            step: The global step.
-            now: Seconds of a clock that never goes back.
-        """
-        last, self._last = self._last, (step, now)
-        # Before the first step there is no rate of training.
-        if last is None or now <= last[1] or not step:
-            return None
-        rate = (step - last[0]) / (now - last[1])
-        if self._writer is not None:
+        """Returns the rate since the last call as ``StepRate`` does, and writes the rate."""
+        rate = super().count(step, now)
+        if rate is not None and self._writer is not None:
             self._writer.add_scalars({self._tag: rate}, step)
-        if self._logged < _LOGGED_RATES:
-            self._logged += 1
-            rest = (
-                " (further rates: in the events only)"
-                if self._logged == _LOGGED_RATES and self._writer
-                else ""
-            )
-            logging.info("%s: %g%s", self._tag, rate, rest)
         return rate

@@ -16,6 +16,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.exit_codes import show_line
 from harness.training import times
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.readiness import Feeds
@@ -28,20 +29,45 @@ TRIES = 3
 _T = TypeVar("_T")
 
 
+class StepRate:
+    """The rate of global steps between two calls of ``count``."""
+
+    _last: tuple[int, float] | None = None
+
+    def count(self, step: int, now: float) -> float | None:
+        """Returns the rate since the last call, steps per second.
+
+        Returns None at the first call, before the first step, and after a loss of steps.
+
+        Args:
+            step: The global step.
+            now: Seconds of a clock that never goes back.
+        """
+        last, self._last = self._last, (step, now)
+        if last is None or now <= last[1] or not last[0] <= step > 0:
+            return None
+        return (step - last[0]) / (now - last[1])
+
+
 class SeenSteps:
-    """The global steps seen by a task, for the log of lost steps.
+    """The global steps seen by a task, for the lines about its progress and the log of lost steps.
 
     Args:
         variable: Variable that counts the steps; None for none.
+        log_secs: Seconds between two lines; 0 for none.
     """
 
-    def __init__(self, variable: GlobalStep | None) -> None:
+    def __init__(self, variable: GlobalStep | None, log_secs: float) -> None:
         self.variable = variable
         """The variable that counts the steps."""
         self.last: int | None = None
         """Latest step that a step of training has fetched; None before. A recovery sets it back."""
         self.reached: int | None = None
         """Highest step so far. A lost step counts until a step beyond the restored one is seen."""
+        self._log_secs = log_secs or math.inf
+        self._due = 0.0
+        self._rate = StepRate()
+        self._scalars: dict[str, np.number] = {}
         self._has_nan = False
         self._gives_step: dict[rt.Operation | None, bool] = {}
 
@@ -64,15 +90,35 @@ class SeenSteps:
                 step = int(result)
                 if self.last is None or step > self.last:
                     self.last = self.reached = step
+                    if concurrency.monotonic() >= self._due:
+                        values = dict(self._scalars).items()
+                        shown = [f", {at.partition(':')[0]} {value:.4g}" for at, value in values]
+                        self._log_rate("", "".join(shown))
+                return
+            name = str(getattr(fetches, "name", fetches))
+            self._scalars[name] = result
             # NaN alone differs from itself.
-            elif result != result and not self._has_nan:
+            if result != result and not self._has_nan:
                 self._has_nan = True
                 logging.warning(
                     "%s is NaN%s: if this is the loss, training has diverged; "
                     "lower the learning rate, clip the gradients or look for NaN in the data",
-                    getattr(fetches, "name", fetches),
+                    name,
                     "" if self.last is None else f" after step {self.last}",
                 )
+
+    def log_end(self, directory: str | None) -> None:
+        """Logs that training is over, with the last step, the rate, and the directory of the checkpoints."""
+        if self._log_secs < math.inf:
+            saved = f"; its checkpoints are in {directory}" if directory else ""
+            self._log_rate("training is over: ", saved)
+
+    def _log_rate(self, before: str, after: str) -> None:
+        now = concurrency.monotonic()
+        self._due = now + self._log_secs
+        rate = self._rate.count(self.last or 0, now)
+        if rate is not None:
+            show_line(f"{before}step {self.last}, {rate:,.1f} steps/s{after}")
 
     def _is_step(self, op: rt.Operation | None) -> bool:
         """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
@@ -197,12 +243,12 @@ class ManagedSession:
         """Error that the last recovery was for; names the task."""
         self.recoveries = 0
         """Number of recoveries, each with a new session."""
-        self.seen = SeenSteps(global_step)
-        """Global steps that this task has seen."""
         self.closed = False
         """True after ``close``."""
         self.raw = sessions.open(False)
         """The present session underneath."""
+        self.seen = SeenSteps(global_step, self.raw.config.log_secs)
+        """Global steps that this task has seen."""
 
     def __getattr__(self, name: str) -> Any:
         # Private state of the session underneath stays private, and a half-made session has no

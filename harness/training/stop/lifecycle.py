@@ -307,6 +307,8 @@ class Lifecycle:
                 )
                 raise
             self._note(RunEvent.DONE)
+            if over:
+                run.session.seen.log_end(checkpoint_dir)
 
     def abandon(self) -> None:
         """Ends the run after an error: nothing is saved, and the end of training is not reported."""

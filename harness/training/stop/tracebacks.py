@@ -1,7 +1,5 @@
 """The traceback of an error: frames of the program, without those of libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

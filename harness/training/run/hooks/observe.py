@@ -109,7 +109,7 @@ class LoggingTensorHook(SessionRunHook):
 
 
 class StepCounterHook(EventsHook):
-    """A hook that writes and logs the rate of global steps, ``global_step/sec``.
+    """A hook that writes the rate of global steps, ``global_step/sec``.
 
     Args:
         every_n_steps: Global steps between rates; exactly one of this and ``every_n_secs``.

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from typing import Any
 
+import jax
 import pytest
 
 import harness
@@ -477,6 +478,16 @@ def test_ctrl_c_at_start_is_silent(tmp_path: pathlib.Path) -> None:
         assert not terminal.lines("Traceback|KeyboardInterrupt"), terminal.output()
 
 
+def test_mesh_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A task tells once on how many devices it computes, and not for each scope."""
+    me = Member(rt.ClusterSpec({"worker": ["w:1"]}), "evaluator", 7, None)
+    mesh = jax.make_mesh((1,), ("batch",))
+    for _ in range(2):
+        with rt.Graph().as_default(), me.device(mesh=mesh):
+            pass
+    assert capsys.readouterr().err == "evaluator 7 computes on the 1 devices of a mesh\n"
+
+
 @pytest.mark.chaos
 def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
     """One program runs alone and, by flags, on hosts."""
@@ -497,7 +508,7 @@ def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
         with Program("python", script, "--job_name=worker", *hosts) as trains:
             assert trains.wait() == 0, trains.story()
         assert server.wait() == 0, server.story()
-        assert not server.lines("BLOCK|computes on")
+        assert server.lines() == [f"ps 0 serves at grpc://{ps}"]
 
 
 @pytest.mark.chaos
