@@ -516,7 +516,7 @@ def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
     ("line", "wrong", "name", "starts"),
     [
         ("v = rt.Variable", "v = rt.Varable", "bug", 1),
-        ("session.run(count)", "session.run(count, {v: 'text'})", "bug", 1),
+        ("session.run(count)", "session.run(count, {v: 'text'})", "configuration", 1),
         ("session.run(count)", "session.run(count); steps / 0", "failed", 2),
     ],
 )
