@@ -1,7 +1,5 @@
 """Deferred updates of a graph: quorums of synchronous training, and the bound of semi-synchronous training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """jax.numpy, jax.nn, jax.lax and jax.random with tensors in the place of arrays, function by function on first use."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable

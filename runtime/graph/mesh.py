@@ -4,8 +4,6 @@ Between host and mesh each device carries 1/n of an array, however many devices 
 the program XLA gathers the parameters, splits the batch, and adds the gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """Placeholders, constants, and ``call``, which makes one operation of any JAX function of pytrees of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 

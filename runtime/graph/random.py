@@ -1,7 +1,5 @@
 """Randomness: keys for every step, reproducible from the seeds of the graph and the operation."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 

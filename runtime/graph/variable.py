@@ -1,7 +1,5 @@
 """Variables: named mutable arrays on one task, shared by every session of the cluster."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

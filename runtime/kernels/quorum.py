@@ -28,8 +28,6 @@ the last decision of each task when it claims the tasks, and repeats the decisio
 missing.
 """
 
-from __future__ import annotations
-
 import abc
 import zlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Lowering: the operations of a stage become one program, or a list of host kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias

@@ -24,8 +24,6 @@ generation are refused with AbortedError. So a gradient of old values that arriv
 is never added to restored values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
