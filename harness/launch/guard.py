@@ -1,7 +1,8 @@
 """The guard of one task, which ends the task's whole process tree whatever happens.
 
 `harness.launch.tasks.start_guarded` starts the guard as a script, with the standard library only.
-So the guard starts in milliseconds and needs little memory:
+So the guard starts in milliseconds and needs little memory. The guard of a forked task is a fork
+itself (`harness.launch.fork_server`):
 
     python -I -S guard.py LAUNCHER_PID COMMAND...
 
@@ -49,16 +50,37 @@ def end_children() -> None:
 
 def main(launcher: int, command: list[str]) -> NoReturn:
     """Runs `command` until the command or the process `launcher` ends. Never returns."""
+    become_guard(launcher)
+    try:
+        # Python ignores these signals. A fresh program expects their default.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+    os._exit(CANNOT_START)
+
+
+def become_guard(launcher: int) -> None:
+    """Forks the task, and guards the task until the task or the process `launcher` ends.
+
+    Returns in the task alone.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     become_subreaper()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     # The launcher may have died before the prctl above: then the kernel sends no signal.
     if os.getppid() != launcher:
-        sys.exit(1)
+        os._exit(1)
     guard = os.getpid()
     task = os.fork()
     if task == 0:
-        _become_task(command, guard)
+        os.setpgid(0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return
     # Guard and task both set the group, so that it exists whichever runs first.
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(task, task)
@@ -76,23 +98,6 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     _, status = os.waitpid(task, 0)
     end_children()
     _end_as(os.waitstatus_to_exitcode(status))
-
-
-def _become_task(command: list[str], guard: int) -> NoReturn:
-    """Turns the forked child into the task."""
-    try:
-        os.setpgid(0, 0)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
-            os._exit(1)
-        # Python ignores these signals. A fresh program expects their default.
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
-    os._exit(CANNOT_START)
 
 
 def _end_as(returncode: int) -> NoReturn:

@@ -7,6 +7,8 @@ decisions.
 """
 
 import contextlib
+import functools
+import operator
 import os
 import selectors
 import signal
@@ -16,7 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from harness.launch import guard, policy, times
+from harness.launch import guard, policy
+from harness.launch.forks import ForkedGuard, ForkServer, can_fork
 from harness.launch.gpus import describe_shares
 from harness.launch.output import LineBuffer, LinePrinter
 from harness.launch.policy import Event, Instruction, LaunchTask
@@ -26,6 +29,7 @@ from harness.launch.tasks import (
     ClusterTopology,
     arguments,
     environment,
+    program_files,
     start_guarded,
     watching,
 )
@@ -40,11 +44,13 @@ _READ_BYTES = 1 << 16
 class _TaskProcess:
     """A running task: its guard, and its output so far."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], lines: LineBuffer) -> None:
-        assert popen.stdout is not None
-        os.set_blocking(popen.stdout.fileno(), False)
-        self.popen = popen
-        self.output = popen.stdout
+    def __init__(
+        self, guard: subprocess.Popen[bytes] | ForkedGuard, output: int, lines: LineBuffer
+    ) -> None:
+        os.set_blocking(output, False)
+        self.guard = guard
+        # Unbuffered: the selector sees the pipe, not a buffer of Python.
+        self.output = open(output, "rb", buffering=0)
         self.lines = lines
 
     def read(self) -> tuple[list[str], bool]:
@@ -109,6 +115,7 @@ class ClusterRunner:
         self._processes: dict[LaunchTask, _TaskProcess] = {}
         self._lines: dict[LaunchTask, LineBuffer] = {}
         self._selector = selectors.DefaultSelector()
+        self._forks: ForkServer | None = None
 
     def run(self) -> int:
         """Runs until every task is done. Returns the exit code.
@@ -127,6 +134,7 @@ class ClusterRunner:
                     self._log_line(line)
             if self._shares:
                 self._log_line(describe_shares(self._shares))
+            self._forks = self._fork_server(wake)
             state, instructions = policy.begin(self._tasks, time.monotonic())
             self._follow_instructions(instructions)
             while state.stage is not policy.RunStage.FINISHED:
@@ -139,6 +147,17 @@ class ClusterRunner:
                     self._follow_instructions(instructions)
             self.failure = state.failure
             return state.exit_code
+
+    def _fork_server(self, wake: socket.socket) -> ForkServer | None:
+        """Returns the server that forks the tasks, or None where a fork cannot run the command."""
+        commands, environs = zip(*(self._program(task, 0) for task in self._tasks), strict=True)
+        environ = dict(functools.reduce(operator.and_, (set(e.items()) for e in environs)))
+        if not can_fork(commands[0], program_files(self._command), environ):
+            return None
+        longest = max(len(" ".join(command)) for command in commands)
+        forks = ForkServer(commands[0], environ, longest)
+        forks.wait_ready(wake)
+        return forks
 
     def _selector_wait(self, due: float | None) -> None:
         """Sleeps until an event comes or time is due. Shows the lines that came meanwhile."""
@@ -169,7 +188,7 @@ class ClusterRunner:
     def _end_events(self) -> Iterator[Event]:
         """Yields the ends of tasks since the last call, after showing all their output."""
         for task, process in list(self._processes.items()):
-            returncode = process.popen.poll()
+            returncode = process.guard.poll()
             if returncode is not None:
                 # The output comes first: its last lines often say why the task has ended.
                 self._show_lines(task, process.read_rest())
@@ -207,7 +226,7 @@ class ClusterRunner:
                     # Several tasks may end at once; the policy hears of one after the other.
                     if task in self._processes:
                         kind = guard.KILL_SIGNAL if signum == signal.SIGKILL else signum
-                        self._processes[task].popen.send_signal(kind)
+                        self._processes[task].guard.send_signal(kind)
                 case policy.LogLine(text):
                     self._log_line(text)
                 case policy.ShowTail(task):
@@ -229,23 +248,24 @@ class ClusterRunner:
             # The socket has kept the port free until now. It is closed just before the task binds
             # the port.
             self._held.pop(task).close()
-        popen = start_guarded(
-            arguments(self._command, self._topology, task),
-            environment(
-                {**self._environ, **self._shares.get(task, {})},
-                self._topology,
-                task,
-                attempt,
-                self._tasks[task],
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # Unbuffered: the selector sees the pipe, not a buffer of Python.
-            bufsize=0,
-        )
+        command, environ = self._program(task, attempt)
+        reader, writer = os.pipe()
+        try:
+            forked = None if self._forks is None else self._forks.start(command, environ, writer)
+            started = forked or start_guarded(command, environ, stdout=writer, stderr=writer)
+        finally:
+            os.close(writer)
         self._lines[task] = LineBuffer()
-        process = self._processes[task] = _TaskProcess(popen, self._lines[task])
+        process = self._processes[task] = _TaskProcess(started, reader, self._lines[task])
         self._selector.register(process.output, selectors.EVENT_READ, task)
+
+    def _program(self, task: LaunchTask, attempt: int) -> tuple[list[str], dict[str, str]]:
+        """Returns the command line and the environment of a task."""
+        environ = {**self._environ, **self._shares.get(task, {})}
+        return (
+            arguments(self._command, self._topology, task),
+            environment(environ, self._topology, task, attempt, self._tasks[task]),
+        )
 
     def _forget_task(self, task: LaunchTask) -> None:
         process = self._processes.pop(task)
@@ -262,12 +282,9 @@ class ClusterRunner:
         for holder in self._held.values():
             holder.close()
         for process in self._processes.values():
-            process.popen.send_signal(guard.KILL_SIGNAL)
-        for task, process in list(self._processes.items()):
-            try:
-                process.popen.wait(times.KILL_GRACE_SECS)
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
+            process.guard.send_signal(guard.KILL_SIGNAL)
+        guard.end_children()
+        for task in list(self._processes):
             self._forget_task(task)
 
 

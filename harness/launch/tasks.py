@@ -75,6 +75,14 @@ def takes_flags(command: Sequence[str]) -> bool:
     know them, and may refuse unknown flags. All other programs get flags. A module is looked for in
     this directory and on the launcher's path.
     """
+    files = program_files(command)
+    return not files or not any(
+        "join_cluster" in file.read_text(errors="replace") for file in files
+    )
+
+
+def program_files(command: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the files that a Python command may run."""
     for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
         if argument == "-m":
             module = pathlib.Path(*following.split("."))
@@ -86,10 +94,8 @@ def takes_flags(command: Sequence[str]) -> bool:
             files = [pathlib.Path(argument)]
         else:
             continue
-        return not any(
-            file.is_file() and "join_cluster" in file.read_text(errors="replace") for file in files
-        )
-    return True
+        return [file for file in files if file.is_file()]
+    return []
 
 
 def arguments(command: Sequence[str], topology: ClusterTopology, task: LaunchTask) -> list[str]:

@@ -11,3 +11,7 @@ SMI_SECS = 10.0
 """Longest wait for nvidia-smi, which hangs where a driver is broken."""
 KILL_GRACE_SECS = 5.0
 """Longest wait for a task to vanish after SIGKILL, after which the launcher leaves without the task."""
+IMPORT_SECS = 60.0
+"""Longest wait for the modules of the fork server; then tasks are started in the ordinary way."""
+FORK_SECS = 5.0
+"""Longest wait for a fork of the fork server."""

@@ -92,6 +92,13 @@ def test_image_runs_without_root() -> None:
     assert "PYTHONUNBUFFERED=1" in of("ENV")[0]
 
 
+def test_image_has_compiled_files() -> None:
+    """The image compiles its modules after the last copy of one, as tasks write no compiled files."""
+    assert "PYTHONDONTWRITEBYTECODE=1" in of("ENV")[0]
+    last_copy = max(n for n, (name, _) in enumerate(steps()) if name == "COPY")
+    assert ("RUN", "python -m compileall -q .") in steps()[last_copy:]
+
+
 @pytest.fixture
 def place() -> Iterator[pathlib.Path]:
     """A directory that another user reaches, which tmp_path is not."""
