@@ -18,8 +18,8 @@ PEERS_STAMP := $(PEERS)/.installed
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
 # What the development environment has of the optional dependencies: all but ray, which has its own.
-EXTRAS := build cartpole dev digits docs mnist models safetensors tensorboard test
-TRAIN_EXTRAS := --extra=mnist --extra=digits --extra=tensorboard --extra=build
+EXTRAS := build cartpole dev digits docs mnist models prometheus safetensors tensorboard test
+TRAIN_EXTRAS := --extra=mnist --extra=digits --extra=prometheus --extra=tensorboard --extra=build
 LOGDIR ?= runs
 # The rooms whose code meets an accelerator.
 STAND_INS := checkpoint graph kernels session state task
@@ -177,7 +177,7 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 	$(RESOLVE) $(TRAIN_EXTRAS) --constraint=requirements-dev.lock --output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) $(TRAIN_EXTRAS) --extra=cuda12 --constraint=requirements-dev.lock --output-file=requirements-cuda12.lock
 	$(RESOLVE) $(UPGRADE) $(TRAIN_EXTRAS) --extra=cuda13 --constraint=requirements-dev.lock --output-file=requirements-cuda13.lock
-	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
+	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=prometheus --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	@# Newer versions of JAX ask for a newer Python than the oldest that can train.
 	$(subst =3.11,=3.13,$(RESOLVE)) --upgrade $(EXTRAS:%=--extra=%) --output-file=requirements-newest.lock

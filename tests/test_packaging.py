@@ -14,6 +14,7 @@ import pytest
 import harness
 import runtime as rt
 from harness import bellwether as bw
+from harness import monitoring
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -48,6 +49,55 @@ def test_installed_commands_are_functions() -> None:
         module, _, function = where.partition(":")
         asked = f"import {module} as m; assert callable(m.{function})"
         subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
+
+
+TRAINS = """
+import sys, tempfile
+import harness, optax
+import runtime as rt
+
+with harness.join_cluster([]) as me, me.device():
+    step = harness.get_or_create_global_step()
+    loss = rt.call(lambda w: (w**2).sum(), rt.Variable([1.0, 2.0], name="w"))
+    train = harness.Optimizer(optax.adam(0.1)).minimize(loss, step)
+    with tempfile.TemporaryDirectory() as logdir:
+        supervisor = harness.Supervisor(logdir=logdir, global_step=step)
+        with supervisor.managed_session(me.target) as session:
+            session.run([train, loss, step])
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+MODULES = {
+    "absl-py": "absl",
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "orbax-checkpoint": "orbax",
+    "protobuf": "google",
+}
+"""The modules of packages that have another name."""
+
+
+@pytest.mark.cluster
+def test_training_imports_each_dependency() -> None:
+    """Each package that is always installed is imported by a program that trains and saves."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split("[>=<]", line)[0] for line in project["dependencies"]]
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    # Certificates alone need cryptography, and it is no matter of taste to have them.
+    assert [n for n in names if MODULES.get(n, n) not in loaded] == ["cryptography"]
+
+
+def test_missing_extra_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Without prometheus-client a task serves, and one line says what to install for the figures."""
+    with rt.Server.create_local_server() as server, pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "harness.monitoring.prometheus", raising=False)
+        patch.setitem(sys.modules, "prometheus_client", None)
+        with monitoring.watched_at(server, 0):
+            assert rt.probe(server.target).task == str(server.task)
+    (line,) = [r.getMessage() for r in caplog.records if "figures" in r.getMessage()]
+    assert "install bellwether[prometheus]" in line
 
 
 URL = "https://example.org/somebody/bellwether"
@@ -94,7 +144,7 @@ def test_index_page_links_to_addresses(archives: pathlib.Path) -> None:
         "Homepage",
         "Changelog",
     }
-    extras = {"cuda12", "cuda13", "notebooks", "ray", "tensorboard"}
+    extras = {"cuda12", "cuda13", "notebooks", "prometheus", "ray", "tensorboard"}
     assert extras <= set(metadata.get_all("Provides-Extra", []))
     text = metadata.get_payload()
     links = re.findall(r"\]\(([^)\s]+)\)", text)

@@ -10,8 +10,6 @@ The import of the module defines the flags --metrics_port, --metrics_host, --log
 Progress bars are in ``harness.monitoring.progress``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -19,7 +17,7 @@ import logging as std_logging
 import os
 import re
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, Self
 
 from absl import flags, logging
 
@@ -134,8 +132,8 @@ def watched_at(
 ) -> Iterator[None]:
     """Does the work of ``watched`` for a program that passes options and has no flags.
 
-    Under the launcher each task has a port of its own, from ``port`` on. A port in use costs the
-    figures and not the training: an error is logged.
+    Under the launcher each task has a port of its own, from ``port`` on. A port in use, or a
+    missing package prometheus-client, costs the figures and not the training: an error is logged.
 
     Args:
         server: the server of this task.
@@ -147,17 +145,17 @@ def watched_at(
     if port is None:
         yield
         return
-    from harness.monitoring.prometheus import MetricsServer
-
     # A port of 0 stays a free port.
     port = port and port + int(os.environ.get(NUMBER_VARIABLE, "0"))
     with contextlib.ExitStack() as stack:
         try:
+            from harness.monitoring.prometheus import MetricsServer
+
             stack.enter_context(MetricsServer(server, port, host))
-        except (OSError, OverflowError, rt.OpError) as error:
+        except (ImportError, OSError, OverflowError, rt.OpError) as error:
             logging.error(
-                "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 "
-                "for any free one, or another --metrics_host",
+                "no figures for Prometheus at port %d of %s: %s; install bellwether[prometheus], "
+                "or give another --metrics_port, 0 for any free one, or another --metrics_host",
                 port,
                 host,
                 error,
@@ -192,12 +190,12 @@ class StepProfiler:
         next(self._profile)
 
     @classmethod
-    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
+    def from_flags(cls, directory: str, here: bool = True) -> Self:
         """Makes the profiler of ``--profile_steps``; arguments and errors as in ``from_text``."""
         return cls.from_text(_flag_value("profile_steps"), directory, here)
 
     @classmethod
-    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:
+    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> Self:
         """Makes the profiler of the steps in a text, or an idle profiler for None or an empty text.
 
         Args:
@@ -264,7 +262,7 @@ class StepProfiler:
         """Ends and writes a running profile."""
         self._profile.close()
 
-    def __enter__(self) -> StepProfiler:
+    def __enter__(self) -> Self:
         """Returns the profiler."""
         return self
 
