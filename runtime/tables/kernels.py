@@ -14,7 +14,7 @@ from runtime.tables import rows
 from runtime.tables.paging import CHUNK, Paging, page_name
 from runtime.tables.rows import PageIds
 from runtime.task.host_kernels import Context, DeferredProgram, kernel
-from runtime.tensor_spec import AnyArray, Array, TensorSpec, canonical_dtype
+from runtime.tensor_spec import AnyArray, Array, DType, TensorSpec, canonical_dtype
 
 # -- on the worker --------------------------------------------------------------------------------
 
@@ -37,6 +37,35 @@ def _spread_rows(context: Context) -> Sequence[Array]:
     ids, places, *blocks = context.inputs
     whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     return [whole[places].reshape(*ids.shape, whole.shape[1])]
+
+
+@kernel("table/bag")
+def _combine_rows(context: Context) -> Sequence[Array]:
+    """Returns a row for each bag, of the rows of its ids."""
+    found, splits, *weights = context.inputs
+    factors = _find_factors(context, splits, len(found), weights, found.dtype)
+    return [rows.sum_bags(splits, found * factors[:, None])]
+
+
+@kernel("table/unbag")
+def _divide_gradients(context: Context) -> Sequence[Array]:
+    """Returns the gradient for each id, of the gradients of bags."""
+    gradients, splits, *weights = context.inputs
+    count = int(splits[-1]) if splits.size else 0
+    factors = _find_factors(context, splits, count, weights, gradients.dtype)
+    return [np.repeat(gradients, np.diff(splits), axis=0) * factors[:, None]]
+
+
+def _find_factors(
+    context: Context, splits: Array, count: int, weights: Sequence[Array], dtype: DType
+) -> Array:
+    rows.check_bags(splits, count, context.attrs["table"])
+    given = weights[0].astype(dtype, copy=False) if weights else np.ones(count, dtype)
+    if given.shape != (count,):
+        raise InvalidArgumentError(
+            f"table {context.attrs['table']!r}: weights of shape {list(given.shape)} for {count} ids"
+        )
+    return rows.weigh_ids(splits, given, context.attrs["combiner"])
 
 
 @kernel("table/sum")

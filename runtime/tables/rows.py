@@ -87,6 +87,55 @@ def sum_equal(values: Array, order: Array, starts: Array) -> Array:
     return total
 
 
+def check_bags(splits: Array, count: int, table: str) -> None:
+    """Checks that bags divide so many ids.
+
+    Raises:
+        InvalidArgumentError: The splits do not begin with 0, do not ascend, or do not end with
+            ``count``.
+    """
+    if splits.ndim == 1 and len(splits) and splits[0] == 0 and splits[-1] == count:
+        if np.all(splits[1:] >= splits[:-1]):
+            return
+    shown = ", ".join(map(str, splits.reshape(-1)[:5].tolist()))
+    raise InvalidArgumentError(
+        f"table {table!r}: row_splits must ascend from 0 to the number of ids, {count}, and not be "
+        f"{shown}{', ...' if splits.size > 5 else ''} of shape {list(splits.shape)}"
+    )
+
+
+def weigh_ids(splits: Array, weights: Array, combiner: str) -> Array:
+    """Returns the factor of each id of a bag: a bag is the sum of its rows times their factors.
+
+    Examples:
+        >>> weigh_ids(np.array([0, 2, 2, 3]), np.array([1.0, 3.0, 5.0]), "mean").tolist()
+        [0.25, 0.75, 1.0]
+    """
+    if combiner == "sum":
+        return weights
+    norms = sum_bags(splits, (weights if combiner == "mean" else weights * weights)[:, None])[:, 0]
+    norms = norms if combiner == "mean" else np.sqrt(norms)
+    # A bag whose weights add up to nothing is zero, as an empty bag is.
+    factors = np.divide(1, norms, out=np.zeros_like(norms), where=norms != 0)
+    weighed: Array = weights * np.repeat(factors, np.diff(splits))
+    return weighed
+
+
+def sum_bags(splits: Array, values: Array) -> Array:
+    """Sums the rows of each bag; an empty bag is zero.
+
+    Examples:
+        >>> sum_bags(np.array([0, 2, 2, 3]), np.array([[1.0], [2.0], [4.0]])).tolist()
+        [[3.0], [0.0], [4.0]]
+    """
+    assert len(splits), "there is a split more than bags"
+    total = np.zeros((len(splits) - 1, *values.shape[1:]), values.dtype)
+    filled = np.flatnonzero(splits[1:] > splits[:-1])
+    if len(filled):
+        total[filled] = np.add.reduceat(values, splits[filled], axis=0)
+    return total
+
+
 def check_ids(ids: Array, rows: int, table: str) -> None:
     """Checks that ids are rows of a table.
 

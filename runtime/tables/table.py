@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from runtime.graph.op_kinds import (
     VariableSpec,
 )
 from runtime.graph.operators import TensorLike
-from runtime.graph.ops import as_array, as_dtype, constant, is_tensor
+from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
 from runtime.graph.variable import Variable
 from runtime.tables.paging import CHUNK, Paging, page_name
 from runtime.tensor_spec import AnyArray, DType, TensorSpec, dtype_name
@@ -164,12 +164,16 @@ class Lookup:
         order: see ``runtime.tables.rows.Route``.
         starts: as above.
         blocks: the unique ids of each shard.
+        bags: attributes of the kernels of bags; None for rows without bags.
+        bag_inputs: the splits of the bags, and the weights if there are some.
     """
 
     result: Tensor
     order: Tensor
     starts: Tensor
     blocks: Sequence[Tensor]
+    bags: Mapping[str, str] | None = None
+    bag_inputs: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,31 +301,95 @@ class Table:
                 id is no row of the table; the error names the table and the id.
         """
         with self._graph.as_default(), self._graph.name_scope(name or f"{self.name}/lookup"):
-            tensor = self._as_ids(ids)
-            shards = self.array.shards
-            routed = self._graph.add_operation(
-                "TableRoute",
-                Host("table/route", self._attrs(owners=self._owners(), shards=len(shards))),
-                [tensor],
-                [_SOME_IDS] * (3 + len(shards)),
-                name="route",
+            found = self._add_lookup(_as_integers(ids, "ids", self.name))
+        self._lookups[found.result] = found
+        return found.result
+
+    def bag(
+        self,
+        values: TensorLike,
+        row_splits: TensorLike,
+        *,
+        combiner: str,
+        weights: TensorLike | None = None,
+        name: str | None = None,
+    ) -> Tensor:
+        """Returns a row for each bag of ids, [bags, dim].
+
+        Args:
+            values: The ids of all bags behind each other, as for ``lookup``.
+            row_splits: Integers, one more than bags: bag ``i`` has the ids from ``row_splits[i]``
+                to ``row_splits[i + 1]``. An empty bag is zero.
+            combiner: "sum", "mean", or "sqrtn", which divides the sum by the root of the number of
+                ids. With weights the sum is weighted, and the divisor is the sum of the weights, or
+                the root of the sum of their squares.
+            weights: A number for each id, as values of the host; they have no gradient.
+            name: Operation name.
+
+        Raises:
+            InvalidArgumentError: As for ``lookup``, or the combiner is another. In a step: the
+                splits or weights do not fit the ids.
+
+        Examples:
+            >>> import jax
+            >>> import runtime as rt
+            >>> with rt.Graph().as_default(), rt.Session() as session:
+            ...     words = rt.Table("words", rows=9, dim=1, initializer=jax.nn.initializers.ones)
+            ...     bags = words.bag([3, 5, 3], [0, 2, 2, 3], combiner="sum")
+            ...     session.run(rt.global_variables_initializer())
+            ...     session.run(bags).tolist()
+            [[2.0], [0.0], [1.0]]
+        """
+        if combiner not in ("sum", "mean", "sqrtn"):
+            raise InvalidArgumentError(
+                f"table {self.name!r}: combiner {combiner!r} is none of 'sum', 'mean' and 'sqrtn'"
             )
-            places, order, starts, *blocks = routed.outputs
-            pulled = [self._pull(shard, block) for shard, block in zip(shards, blocks, strict=True)]
-            shape = None if tensor.shape is None else (*tensor.shape, self.dim)
-            body = Host(
-                "table/spread",
-                find_shapes=lambda given: [None if given[0] is None else (*given[0], self.dim)],
-            )
+        attrs = {"table": self.name, "combiner": combiner}
+        with self._graph.as_default(), self._graph.name_scope(name or f"{self.name}/bag"):
+            lookup = self._add_lookup(_as_integers(values, "ids", self.name))
+            inputs = [_as_integers(row_splits, "row_splits", self.name)]
+            if weights is not None:
+                inputs.append(_on_host(as_tensor(weights, self.dtype), "weights", self.name))
+            (shape,) = self._find_bag_shape([None, inputs[0].shape])
             result = self._graph.add_operation(
-                "TableLookup",
-                body,
-                [tensor, places, *pulled],
-                [(shape, self.dtype)],
-                name="rows",
+                "TableBag",
+                Host("table/bag", attrs, find_shapes=self._find_bag_shape),
+                [lookup.result, *inputs],
+                [(shape or (None, self.dim), self.dtype)],
+                name="bags",
             ).outputs[0]
-        self._lookups[result] = Lookup(result, order, starts, blocks)
+        self._lookups[result] = replace(lookup, result=result, bags=attrs, bag_inputs=inputs)
         return result
+
+    def _find_bag_shape(self, given: Sequence[Shape | None]) -> list[Shape | None]:
+        splits = given[1]
+        return [None if not splits or splits[0] is None else (splits[0] - 1, self.dim)]
+
+    def _add_lookup(self, tensor: Tensor) -> Lookup:
+        """Adds the way of ids to their rows, in the open scope of names."""
+        shards = self.array.shards
+        routed = self._graph.add_operation(
+            "TableRoute",
+            Host("table/route", self._attrs(owners=self._owners(), shards=len(shards))),
+            [tensor],
+            [_SOME_IDS] * (3 + len(shards)),
+            name="route",
+        )
+        places, order, starts, *blocks = routed.outputs
+        pulled = [self._pull(shard, block) for shard, block in zip(shards, blocks, strict=True)]
+        shape = None if tensor.shape is None else (*tensor.shape, self.dim)
+        body = Host(
+            "table/spread",
+            find_shapes=lambda given: [None if given[0] is None else (*given[0], self.dim)],
+        )
+        result = self._graph.add_operation(
+            "TableLookup",
+            body,
+            [tensor, places, *pulled],
+            [(shape, self.dtype)],
+            name="rows",
+        ).outputs[0]
+        return Lookup(result, order, starts, blocks)
 
     def slot(
         self, name: str, row: Sequence[int], dtype: DTypeLike, make: Callable[[], AnyArray]
@@ -406,6 +474,8 @@ class Table:
         some_rows: tuple[Shape, DType] = ((None, self.dim), self.dtype)
         found = []
         for lookup, values in gradient.parts:
+            if lookup.bags is not None:
+                values = self._divide(lookup, values)
             op = self._graph.add_operation(
                 "TableSum",
                 Host("table/sum"),
@@ -429,6 +499,17 @@ class Table:
             )
             joined.append((op.outputs[0], op.outputs[1]))
         return joined
+
+    def _divide(self, lookup: Lookup, gradients: Tensor) -> Tensor:
+        """Makes the gradients of a lookup's rows, of those of its bags."""
+        return self._graph.add_operation(
+            "TableUnbag",
+            Host("table/unbag", dict(lookup.bags or {})),
+            [gradients, *lookup.bag_inputs],
+            [((None, self.dim), self.dtype)],
+            name="unbag",
+            colocate_with=lookup.result.op,
+        ).outputs[0]
 
     def _attrs(self, **more: object) -> dict[str, object]:
         paging = self.array.paging
@@ -455,31 +536,31 @@ class Table:
             colocate_with=shard.beside,
         ).outputs[0]
 
-    def _as_ids(self, ids: TensorLike) -> Tensor:
-        tensor = ids if isinstance(ids, Tensor) else None
-        if tensor is None:
-            if is_tensor(ids):
-                raise InvalidArgumentError(
-                    f"table {self.name!r}: a variable holds no ids: feed ids to a placeholder"
-                )
-            array = np.asarray(ids)
-            # An empty list has the dtype of floating point.
-            array = array if array.size else array.astype(_INT64)
-            if array.dtype.kind in "iu":
-                tensor = constant(array, array.dtype, name="ids")
-            else:
-                tensor = constant(as_array(array), name="ids")
-        if tensor.dtype.kind not in "iu":
-            raise InvalidArgumentError(
-                f"table {self.name!r}: the ids {tensor.name!r} are {dtype_name(tensor.dtype)}, and "
-                "not integers"
-            )
-        if not isinstance(tensor.op.body, Feed | Constant | Host):
-            raise InvalidArgumentError(
-                f"table {self.name!r}: a device computes the ids {tensor.name!r}, where 64 bits "
-                "become 32: compute ids on the host and feed them"
-            )
-        return tensor
+
+def _as_integers(value: TensorLike, what: str, table: str) -> Tensor:
+    """Returns integers of the host as a tensor."""
+    if is_tensor(value):
+        tensor = as_tensor(value)
+    else:
+        array = np.asarray(value)
+        # An empty list has the dtype of floating point; integers keep their 64 bits.
+        array = array if array.size else array.astype(_INT64)
+        tensor = constant(array, array.dtype if array.dtype.kind in "iu" else None, name=what)
+    if tensor.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"table {table!r}: the {what} {tensor.name!r} are {dtype_name(tensor.dtype)}, "
+            "and not integers"
+        )
+    return _on_host(tensor, what, table)
+
+
+def _on_host(tensor: Tensor, what: str, table: str) -> Tensor:
+    if not isinstance(tensor.op.body, Feed | Constant | Host):
+        raise InvalidArgumentError(
+            f"table {table!r}: a device computes the {what} {tensor.name!r}, where 64 bits "
+            f"become 32: compute {what} on the host and feed them"
+        )
+    return tensor
 
 
 def _by_row(fn: ArrayFn, shared: int, rows: int, inputs: int) -> ArrayFn:

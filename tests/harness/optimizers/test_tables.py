@@ -103,6 +103,50 @@ def test_adam_is_lazy() -> None:
     assert np.abs(whole[5] - first[5]).max() < 0.11
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_train_as_dense(combiner: str, weighted: bool) -> None:
+    """Bags, a lookup of the same table beside them, and their gradients are those of plain JAX."""
+    ids, splits = np.array([3, 1, 3, 3, 7, 1]), np.array([0, 2, 2, 5, 6], np.int32)
+    weights = np.array([1, 2, 0.5, 3, 1, 2] if weighted else [1] * 6, np.float32)
+    norms = {
+        "sum": np.ones_like,
+        "mean": lambda w: w / w * w.sum(),
+        "sqrtn": lambda w: w / w * np.sqrt((w * w).sum()),
+    }
+    factors = np.concatenate(
+        [w / norms[combiner](w) if len(w) else w for w in np.split(weights, splits[1:-1])]
+    )
+    bag_of = np.repeat(np.arange(4), np.diff(splits))
+
+    def loss_of(bags: jax.Array, alone: jax.Array) -> jax.Array:
+        return (bags**3).sum() + (bags[0] * alone.sum(0)).sum()
+
+    def dense_loss(table: jax.Array) -> jax.Array:
+        bags = jnp.zeros((4, 2)).at[bag_of].add(table[ids] * factors[:, None])
+        return loss_of(bags, table[np.array([1, 8])])
+
+    with rt.Graph().as_default(), rt.Session() as session:
+        table = rt.Table("films", rows=10, dim=2, initializer=_initial)
+        fed, cuts = rt.placeholder(np.int64, [None]), rt.placeholder("int32", [None])
+        bags = table.bag(fed, cuts, combiner=combiner, weights=weights if weighted else None)
+        loss = rt.call(loss_of, bags, table.lookup([1, 8]))
+        train = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0)).minimize(loss)
+        whole = table.lookup(np.arange(10))
+        session.run(rt.global_variables_initializer())
+        first = session.run(whole)
+        assert bags.shape == (None, 2)
+        found, _ = session.run([loss, train], {fed: ids, cuts: splits})
+        np.testing.assert_allclose(found, dense_loss(first), rtol=1e-5)
+        expected = first - jax.grad(dense_loss)(first)
+        np.testing.assert_allclose(session.run(whole), expected, rtol=1e-4, atol=1e-5)
+        with pytest.raises(rt.InvalidArgumentError, match="'films': row_splits must ascend"):
+            session.run(bags, {fed: ids, cuts: [0, 9]})
+    with rt.Graph().as_default():
+        with pytest.raises(rt.InvalidArgumentError, match="'median' is none of"):
+            rt.Table("films", rows=10, dim=2).bag([1], [0, 1], combiner="median")
+
+
 def _train_on(
     ps: int, transformation: Transformation, use: Callable[[rt.Session, Any], Any]
 ) -> Any:

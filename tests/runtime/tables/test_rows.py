@@ -64,3 +64,26 @@ def test_wrong_ids_are_named() -> None:
     for bad in (-1, 10, 2**40):
         with pytest.raises(rt.InvalidArgumentError, match=rf"'films' has rows 0 to 9.* {bad}\b"):
             rows.check_ids(np.array([3, bad]), 10, "films")
+
+
+@hypothesis.given(st.data(), st.sampled_from(["sum", "mean", "sqrtn"]))
+def test_bags_are_weighted_sums(data: st.DataObject, combiner: str) -> None:
+    """Each bag is what its definition says, empty bags and weights of zero too."""
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+    splits = np.cumsum([0, *sizes])
+    drawn = np.random.default_rng(splits[-1]).integers(-3, 4, (splits[-1], 3)).astype(float)
+    weights, values = drawn[:, 0], drawn[:, 1:]
+    factors = rows.weigh_ids(splits, weights, combiner)
+    found = rows.sum_bags(splits, values * factors[:, None])
+    for i, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+        w = weights[begin:end]
+        norm = {"sum": 1.0, "mean": w.sum(), "sqrtn": np.sqrt((w * w).sum())}[combiner]
+        expected = (values[begin:end] * w[:, None]).sum(axis=0) / norm if norm else 0
+        np.testing.assert_allclose(found[i], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("splits", [[0, 3, 2], [1, 2], [0, 1], [], [[0, 2]]])
+def test_wrong_bags_are_named(splits: list[int]) -> None:
+    """Splits that do not fit the ids are shown with the table."""
+    with pytest.raises(rt.InvalidArgumentError, match="'films': row_splits must ascend .* 2,"):
+        rows.check_bags(np.array(splits, np.int64), 2, "films")
