@@ -61,3 +61,19 @@ def test_worker_death_counts_once() -> None:
         done = chief.request("steps", 10)
         _, first, second = chief.request("values")
         assert len({*first, *second}) == 1 and first[0] in (done, done + 1)
+
+
+def test_save_is_of_one_instant(tmp_path: Path) -> None:
+    """A checkpoint that is taken while two workers train has rows and step of one instant."""
+    with cluster_kit.cluster(2, 3, logdir=str(tmp_path), table=True) as c:
+        c.ps(0)
+        c.ps(1)
+        chief, *others = (c.worker(index) for index in range(3))
+        for worker in others:
+            worker.tell("train")
+        for _ in range(5):
+            path = Path(chief.request("save", answer="SAVED"))
+            step, arrays = plain_orbax(path.parent, int(path.name))
+            assert set(np.unique(arrays["counts"])) == {0, step}
+        done = cluster_kit.pause(*others)
+        assert consistent(chief.request("values")) == done
