@@ -61,6 +61,11 @@ def route(ids: Array, owners: Array, shift: int, shards: int) -> Route:
     return Route(np.split(unique, ends[:-1]), places, order, starts)
 
 
+def _add_in_turn(values: Array, axis: int) -> Array:
+    last: Array = np.add.accumulate(values, axis=axis)[-1]
+    return last
+
+
 def sum_equal(values: Array, order: Array, starts: Array) -> Array:
     """Sums the rows of equal ids, in the order of the ids.
 
@@ -75,15 +80,15 @@ def sum_equal(values: Array, order: Array, starts: Array) -> Array:
     """
     assert len(values) == len(order), "each id has a row"
     counts = np.diff(starts, append=len(order))
-    total = values[order[starts]]
+    total, few = values[order[starts]], np.where(counts > _OFTEN, 0, counts)
     # One addition for all ids that come so often keeps the order, unlike ``np.add.reduceat``.
-    for turn in range(1, min(_OFTEN, max(counts, default=0))):
-        left = np.flatnonzero(counts > turn)
+    for turn in range(1, max(few, default=0)):
+        left = np.flatnonzero(few > turn)
         total[left] += values[order[starts[left] + turn]]
+    # NumPy adds whole rows one after the other, and the numbers of one column in pairs.
+    add = np.add.reduce if values.shape[1] > 1 else _add_in_turn
     for place in np.flatnonzero(counts > _OFTEN).tolist():
-        begin, end = starts[place] + _OFTEN, starts[place] + counts[place]
-        rest = np.concatenate([total[place : place + 1], values[order[begin:end]]])
-        total[place] = np.add.accumulate(rest)[-1]
+        total[place] = add(values[order[starts[place] : starts[place] + counts[place]]], axis=0)
     return total
 
 

@@ -24,13 +24,14 @@ def test_route_leads_there_and_back(ids: np.ndarray, shards: int, shift: int) ->
         assert np.all(block[1:] > block[:-1]) and np.all(owners[block >> shift] == shard)
 
 
-@hypothesis.given(IDS, st.integers(1, 3))
-def test_sums_keep_the_order(ids: np.ndarray, shards: int) -> None:
-    """The rows of equal ids are added in the order of the ids, bit by bit."""
-    values = np.random.default_rng(len(ids)).normal(size=(len(ids), 3)).astype(np.float32)
+@hypothesis.given(IDS, st.integers(1, 3), st.sampled_from([1, 2, 3, 32]), st.sampled_from([1, 40]))
+def test_sums_keep_the_order(ids: np.ndarray, shards: int, dim: int, often: int) -> None:
+    """The rows of equal ids are added in the order of the ids, bit by bit, however many they are."""
+    ids = np.tile(ids, often)
+    values = np.random.default_rng(len(ids)).normal(size=(len(ids), dim)).astype(np.float32)
     found = rows.route(ids, np.arange(100) % shards, 0, shards)
     summed = rows.sum_equal(values, found.order, found.starts)
-    expected = np.zeros((len(summed), 3), np.float32)
+    expected = np.zeros((len(summed), dim), np.float32)
     for place, value in zip(found.places, values, strict=True):
         expected[place] += value
     np.testing.assert_array_equal(summed, expected)
