@@ -5,7 +5,7 @@ of parts.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,8 @@ CHUNK_BYTES = 64 << 20
 STREAM_CHUNK_BYTES = 8 << 20
 """Bytes of a chunk, about, if the tasks send their arrays and the chief writes."""
 _WITH_SLOTS = "bellwether_variables_with_slots"
-_FORMER_KEYS = "bellwether_former_keys_of_slots"
+FORMER_KEYS = "bellwether_former_keys_of_slots"
+"""A collection of slots, each with its key in the checkpoints of an older version."""
 
 
 class MisfitError(NotFoundError, InvalidArgumentError):
@@ -210,10 +211,9 @@ def match_arrays(
     raise (InvalidArgumentError if wrong else MisfitError)(" ".join(parts))
 
 
-def _former_keys(variables: Iterable[Variable]) -> dict[Variable, str]:
-    """Returns the keys of slots in checkpoints of 0.1, where they were others."""
-    graphs = {variable.graph for variable in variables}
-    return dict(pair for graph in graphs for pair in graph.get_collection(_FORMER_KEYS))
+def _former_keys(variables: Mapping[Variable, ArraySlice]) -> dict[Variable, str]:
+    """Returns the keys that slots have in checkpoints of an older version, where these are others."""
+    return dict(*(v.graph.get_collection(FORMER_KEYS) for v in list(variables)[:1]))
 
 
 def _list_first(found: Sequence[str]) -> str:
@@ -276,15 +276,13 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
     assert first == full_shape[0], "the parts fill the array"
 
 
-def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> None:
+def slot_of(variable: Variable, slot: Variable, *, shared: bool) -> None:
     """Gives a slot the place in checkpoints that goes with its variable's.
 
     Args:
         variable: variable of the slot.
         slot: slot of an optimizer. A slot of the shape of a part is a part of one array, as the
             variable is.
-        name: name of the slot in the optimizer's state. A slot variable of another name has had
-            this name in checkpoints of version 0.1, from which the slot is restored too.
         shared: True if all parts of a variable have the same value, such as a count. The checkpoint
             then has the slot once. Any other slot is an array of its own, and is restored only into
             the same number of parts.
@@ -292,14 +290,6 @@ def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> N
     variable.graph.add_to_collection(_WITH_SLOTS, variable)
     info = variable.save_slice_info
     title = slot.spec.name.rpartition(f"{variable.spec.name}/")[2]
-    if not title.startswith(name):
-        former = f"{variable.spec.name if info is None else info.key}/{name}"
-        # The slots of a second optimizer had numbers, which the graph counts again, apart from its
-        # own names. Parts of one array share a key.
-        if info is None:
-            counted = variable.graph.unique_name(f"{_FORMER_KEYS}/{former}")
-            former = counted.removeprefix(f"{_FORMER_KEYS}/")
-        variable.graph.add_to_collection(_FORMER_KEYS, (slot, former))
     if info is None:
         return
     key = f"{info.key}/{title}"

@@ -344,7 +344,7 @@ class Optimizer:
                         name=self._name_slot(variable, name),
                         trainable=False,
                     )
-                slot_of(variable, slots[name], name, shared=shared[index])
+                slot_of(variable, slots[name], shared=shared[index])
         assert len(slots) == len(leaves), "every leaf of the state has a slot"
         self._slots[variable] = slots
         return slots

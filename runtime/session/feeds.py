@@ -173,19 +173,24 @@ def feed_value(tensor: Tensor, value: object) -> AnyArray:
     ):
         array = value
     else:
-        array = _convert_value(tensor, value)
+        return _convert_value(tensor, value)
+    _check_shape(tensor, array)
+    return array
+
+
+def _check_shape(tensor: Tensor, array: AnyArray) -> None:
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
         raise InvalidArgumentError(
             f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
             f"{show_shape(tensor.shape)}"
         )
-    return array
 
 
 def _convert_value(tensor: Tensor, value: object) -> Array:
     what = f"the value fed for {tensor.name!r}"
     if tensor.dtype.hasobject:
         array = as_array(value, None, what)
+        _check_shape(tensor, array)
         if not array.dtype.hasobject:
             raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes strings")
         return array
@@ -196,6 +201,8 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
             array = np.asarray(array.tolist())
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
+    # As in TensorFlow, an array of the wrong shape and dtype has the wrong shape.
+    _check_shape(tensor, array)
     unsafe = isinstance(tensor.op.body, Feed) and tensor.op.body.casting == "unsafe"
     if array.dtype.kind in "SUO" and not unsafe:
         # Numpy raises ValueError for a word, and so does TensorFlow.

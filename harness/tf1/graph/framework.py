@@ -253,9 +253,9 @@ def gradients(
     # JAX has no derivative of nothing, where TensorFlow returns None for each x.
     if not many or isinstance(ys, list | _Tuple) and not ys:
         return [None] * len(many)
-    if ys is None:
+    if any(each is None for each in (*(ys if isinstance(ys, list | _Tuple) else [ys]), *many)):
         raise AttributeError(
-            "tf.gradients: ys is None: the derivative of a tensor that does not depend on its x"
+            "tf.gradients: None is no tensor; it is the derivative by what a tensor does not depend on"
         )
     stopped = [] if stop_gradients is None else stop_gradients
     stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]

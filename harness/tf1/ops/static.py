@@ -41,6 +41,16 @@ def known_on_host(op: rt.Operation) -> None:
     _host_ops.add(op)
 
 
+_default_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+"""Operations whose constant is a default, which a step may feed."""
+
+
+def known_unless_fed(tensor: rt.Tensor) -> rt.Tensor:
+    """Marks the operation behind ``tensor`` (tf.placeholder_with_default) and gives ``tensor`` back."""
+    _default_ops.add(tensor.op)
+    return tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Deferred:
     """A value that is found while a step is traced.
@@ -96,7 +106,7 @@ def known_while_tracing(tensor: rt.Tensor) -> bool:
         # What lies behind a shape does not count, whatever computes it.
         if op in seen or takes_shapes_only(op) or hasattr(op.body, "value"):
             continue
-        if not op.inputs or not _is_pure(op):
+        if not op.inputs or not _is_pure(op) or op in _default_ops:
             return False
         seen.add(op)
         stack.extend(t.op for t in op.inputs)

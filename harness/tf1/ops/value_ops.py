@@ -8,7 +8,7 @@ import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Public, constant, holds_tensors, is_tensor, operand
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
-from harness.tf1.ops.static import static_number
+from harness.tf1.ops.static import known_unless_fed, static_number
 
 public = Public("tf", "Tensors")
 
@@ -60,7 +60,7 @@ def placeholder_with_default(
     input: rt.TensorLike, shape: ShapeLike, name: str | None = None
 ) -> rt.Tensor:
     """Makes a tensor that may be fed, and is ``input`` when it is not."""
-    tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
+    tensor = known_unless_fed(rt.identity(constant(input), name or "PlaceholderWithDefault"))
     sizes = TensorShape(static_number(shape, "the shape"))
     sizes.assert_is_compatible_with(tensor.shape)
     tensor.shape = None if sizes.dims is None else tuple(sizes.as_list())

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 import runtime as rt
+from harness.checkpoints.names import FORMER_KEYS
 from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
 from harness.tf1.graph.scopes import get_variable_scope
@@ -99,6 +100,20 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
         """Returns TensorFlow's names of the slots, and the harness's name of any other slot."""
         by_state = {state: name for name, state in self._slot_names.items()}
         return sorted(by_state.get(name, name) for name in super().get_slot_names())
+
+    def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
+        made = variable not in self._slots
+        slots = super()._slots_of(variable)
+        part, graph = variable.save_slice_info, variable.graph
+        for name, slot in slots.items() if made else ():
+            key = f"{variable.spec.name if part is None else part.key}/{name}"
+            # Checkpoints of 0.1 have the names of the state, those of a second optimizer with a
+            # number, which the graph counts again. Parts of one array share a key.
+            if part is None:
+                with rt.name_scope(None):
+                    key = graph.unique_name(f"former/{key}").removeprefix("former/")
+            graph.add_to_collection(FORMER_KEYS, (slot, key))
+        return slots
 
     def _name_slot(self, variable: rt.Variable, name: str) -> str:
         # TensorFlow names slots after the optimizer and numbers them, below the open scope of

@@ -190,8 +190,14 @@ def feed_errors() -> list[Any]:
             "ints:0.* is not numeric, but the placeholder takes int32",
             id="string to int",
         ),
-        p("floats", [1j], TypeError, "complex128 does not become float32", id="complex to float"),
-        p("floats", [None], TypeError, "is not numeric", id="None"),
+        p(
+            "floats",
+            [1j, 0.0],
+            TypeError,
+            "complex128 does not become float32",
+            id="complex to float",
+        ),
+        p("floats", [None, None], TypeError, "is not numeric", id="None"),
         p("floats", [[1.0], [1.0, 2.0]], ValueError, "cannot be made an array", id="ragged"),
         p(
             "floats",

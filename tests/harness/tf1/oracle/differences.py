@@ -69,7 +69,7 @@ DIFFERENCES = (
     Difference(
         "A literal index out of range in `x[i]`",
         "`ValueError` when the graph is built",
-        "`IndexError` when the graph is built, as in Python",
+        "`IndexError` then, as in Python",
         {
             f"@getitem/{label}": REFUSES
             for label in ("beyond", "below", "column beyond", "ellipsis beyond", "variable beyond")
@@ -97,7 +97,7 @@ DIFFERENCES = (
     Difference(
         "An integer divided by zero, or to a negative power",
         "an error when the step runs",
-        "some number, because a compiled program cannot raise",
+        "some number, as above",
         {
             **{
                 f"{op}/by zero": COMPUTES
@@ -109,13 +109,13 @@ DIFFERENCES = (
     Difference(
         "`tf.invert_permutation` of a computed vector that is none",
         "`InvalidArgumentError`",
-        "some numbers, because a compiled program cannot raise",
+        "some numbers",
         {"invert_permutation/none": COMPUTES},
     ),
     Difference(
         "`int32 / int32` in `tf.divide`, `tf.truediv` and the operator",
         "float64",
-        "float32, as in JAX: cast to float64 before where the digits matter",
+        "float32, as in JAX: cast to float64 before",
         {
             "divide/int32": [3.5, -3.5, -3.5, 3.5, 0.0, 2.0, 1.0],
             "divide/literal": [2.5, -2.5],
@@ -152,13 +152,19 @@ DIFFERENCES = (
         "Gradients of `tf.gather` and `tf.nn.embedding_lookup`",
         "`IndexedSlices`, in whose norm (`tf.clip_by_global_norm`) a row that is looked up twice "
         "counts as two rows",
-        "dense, and `IndexedSlices` of all rows: a step that trains a large table moves all of "
-        "it; the norm is that of the sum",
+        "dense, and `IndexedSlices` of all rows: a step moves all of a large table; the norm is "
+        "that of the sum",
         {
             "gather/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
             "nn.embedding_lookup/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
         },
         ("norm_of_a_row_that_is_looked_up_twice",),
+    ),
+    Difference(
+        "The derivative of `tf.exp` and the like whose result is fed",
+        "of the result",
+        "of the operand",
+        programs=("derivative_of_a_fed_result",),
     ),
     Difference(
         "Computing with strings: `tf.equal`, `tf.reshape`, `tf.fill`",
@@ -257,7 +263,7 @@ DIFFERENCES = (
     Difference(
         "`tf.train.ExponentialMovingAverage.apply` after `reuse_variables()`",
         "`ValueError`: there is no average to reuse",
-        "makes the average, as everywhere else",
+        "makes the average",
         programs=("average_of_a_variable_after_reuse_variables",),
     ),
 )

@@ -67,6 +67,7 @@ def draw_cond_of_two(drawer: Drawer) -> None:
             v.dtype in FLOATS + INTEGERS
             and v.ranked
             and (v.reads, v.feeds, v.writes) == (x.reads, x.feeds, x.writes)
+            and v.marks == x.marks
         ),
         [x],
     )

@@ -38,7 +38,7 @@ def draw_layout(drawer: Drawer) -> None:
         define_same(drawer, f"tf.reshape({n}, [-1])", x, (product(x.shape),))
     elif way == 6:
         y = drawer.pick(lambda v: v.dtype == x.dtype and v.shape == x.shape and v.ranked, [x])
-        if y is None:
+        if y is None or y.kind == "gradient":
             return
         axis = drawer.random.randint(0, rank)
         drawer.define(
@@ -65,7 +65,8 @@ def draw_layout(drawer: Drawer) -> None:
             [x],
         )
         size = x.shape[axis]
-        if y is None or not isinstance(size, int):
+        # TensorFlow refuses a None beside a tensor by another error than any other None.
+        if y is None or y.kind == "gradient" or not isinstance(size, int):
             return
         other = y.shape[axis]
         assert isinstance(other, int)

@@ -38,7 +38,8 @@ def draw_mistake(drawer: Drawer) -> None:
         sources += [
             f"tf.reshape({a.name}, [{product(a.shape) + 1}])",
             f"tf.reduce_sum({a.name}, {len(a.shape)})",
-            f"tf.assign({a.name}, {a.name} * 2)"
+            # The result of an assignment may be assigned to in TensorFlow.
+            f"tf.assign({f'tf.identity({a.name})' if a.writes else a.name}, {a.name} * 2)"
             if a.kind == "tensor"
             else f"{a.name}.assign(tf.zeros([9]))",
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.harness.tf1.oracle.drawer import FLOATS, INTEGERS, Drawer, Shape, product
+from tests.harness.tf1.oracle.drawer import FLOATS, INTEGERS, NORM, Drawer, Shape, product
 
 REDUCE = ("sum", "mean", "max", "min", "logsumexp", "prod")
 
@@ -237,4 +237,4 @@ def draw_several(drawer: Drawer) -> None:
         return
     for each, shape in zip((name, f"{name}b"), shapes, strict=True):
         value = drawer.known(each, x.dtype, shape, [x], False, 4 * x.bound)
-        drawer.values.append(replace(value, normed=value.normed or way == 3))
+        drawer.values.append(replace(value, marks=value.marks | ({NORM} if way == 3 else set())))

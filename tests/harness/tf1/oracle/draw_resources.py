@@ -114,7 +114,9 @@ def draw_asked(drawer: Drawer) -> None:
             "sorted(sess.run(tf.report_uninitialized_variables()).tolist())",
         )
     )
-    drawer.say(f"{name} = {source}", name)
+    listed = "GLOBAL" in source or "global" in source or "report" in source
+    if not (listed and drawer.has_other_slots):
+        drawer.say(f"{name} = {source}", name)
 
 
 def draw_saved(drawer: Drawer) -> None:

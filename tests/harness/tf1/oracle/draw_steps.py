@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.harness.tf1.oracle.draw_mistakes import draw_wrong_step
+from tests.harness.tf1.oracle.draw_updates import DERIVATIVE
 from tests.harness.tf1.oracle.drawer import FLOATS, INTEGERS, Drawer, Queue, Value
 
 
 def draw_all_steps(drawer: Drawer) -> None:
     """Draws the steps at the end of a part of a program."""
+    begun = drawer.stepped and drawer.has_averages
     drawer.stepped = True
-    drawer.say("sess.run(tf.global_variables_initializer())")
+    # An average that begins anew would read its variable while that begins anew.
+    drawer.say(
+        "for v in tf.global_variables():\n"
+        "    if not sess.run(tf.is_variable_initialized(v)):\n"
+        "        sess.run(v.initializer)"
+        if begun
+        else "sess.run(tf.global_variables_initializer())"
+    )
     for _ in range(drawer.random.randint(1, 4)):
         draw_step(drawer)
     for queue in drawer.queues:
@@ -47,7 +56,7 @@ def draw_step(drawer: Drawer) -> None:
                 and v.dtype in FLOATS + INTEGERS
             )
         )
-        if inner is not None and inner.name not in drawer.unfed:
+        if inner is not None and may_be_fed(drawer, inner, chosen):
             sizes = [s for s in inner.shape if isinstance(s, int)]
             extra = f"{inner.name}: {drawer.numbers(inner.dtype, sizes)}"
             feeds = f"{{{extra}}}" if not feeds else f"{feeds[:-1]}, {extra}}}"
@@ -65,6 +74,14 @@ def draw_step(drawer: Drawer) -> None:
         fetches = names[0]
     for _ in range(drawer.random.choice((1, 1, 2, 3))):
         say_run(drawer, fetches, feeds)
+
+
+def may_be_fed(drawer: Drawer, inner: Value, chosen: list[Value]) -> bool:
+    """Returns True if a value for ``inner`` means the same in both engines."""
+    derived = any(v.kind in ("gradient", "operation") or DERIVATIVE in v.reads for v in chosen)
+    return inner.name not in drawer.unfed and not (
+        derived and inner.name in drawer.derived_by_result
+    )
 
 
 def step_queue(drawer: Drawer, queue: Queue) -> None:

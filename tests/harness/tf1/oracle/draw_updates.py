@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.harness.tf1.oracle.drawer import FLOATS, LOOP, Drawer, Value
+from tests.harness.tf1.oracle.drawer import FLOATS, LOOP, NORM, ROWS, Drawer, Value
 
 DERIVATIVE = "a derivative"
 """Stands in ``Value.reads`` for a derivative behind the tensor."""
+OTHER_SLOTS = "tf.train.AdamOptimizer(0.125)", "tf.train.RMSPropOptimizer(0.125)"
+"""Optimizers that do not have as many variables as TensorFlow's: a count beside Adam's moments, no momentum of 0."""
 OPTIMIZERS = (
     "tf.train.GradientDescentOptimizer(0.125)",
     "tf.train.MomentumOptimizer(0.125, 0.5)",
@@ -126,32 +128,43 @@ def draw_train(drawer: Drawer) -> None:
     )
     if y is None:
         return
+    of, among = f"tf.square({y.name})", ""
+    # A derivative that is zero everywhere is None in TensorFlow alone, so the loss needs another.
+    if DERIVATIVE in y.reads:
+        trained = [v for v in drawer.variables if v.kind == "variable" and v.name in y.reads]
+        trained = [v for v in trained if v.dtype == "float32"]
+        if not trained:
+            return
+        of, among = f"{of} + tf.reduce_sum(tf.square({trained[0].name}))", f"[{trained[0].name}]"
     optimizer = drawer.random.choice(OPTIMIZERS)
     # Adam makes a whole step of a derivative that is rounding alone.
-    if y.normed and "Adam" in optimizer:
+    if NORM in y.marks and "Adam" in optimizer:
         optimizer = OPTIMIZERS[0]
+    drawer.has_other_slots |= optimizer in OTHER_SLOTS
     step = drawer.new("step")
     optimizer = optimizer.replace("step", step)
     drawer.say(f"{step} = tf.Variable(0, trainable=False)", step)
     counter = Value(step, "int32", (), reads=frozenset([step]), kind="fixed")
     drawer.variables.append(counter)
     loss, name = drawer.new("loss"), drawer.new("train")
-    drawer.say(f"{loss} = tf.reduce_mean(tf.square({y.name}))", loss)
+    drawer.say(f"{loss} = tf.reduce_mean({of})", loss)
     told = drawer.known(loss, "float32", (), [y], False, 1e4)
     drawer.values.append(told)
     way = drawer.random.randrange(3)
+    way = 0 if ROWS in y.marks and way == 1 else way
+    more = f", var_list={among}" if among else ""
     if way == 0:
-        body = f"{name} = {optimizer}.minimize({loss}, global_step={step})"
+        body = f"{name} = {optimizer}.minimize({loss}, global_step={step}{more})"
     elif way == 1:
         body = (
-            f"pairs{name} = {optimizer}.compute_gradients({loss})\n    "
+            f"pairs{name} = {optimizer}.compute_gradients({loss}{more})\n    "
             f"{name} = opt.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs{name} "
             f"if g is not None], global_step={step})"
         )
         body = body.replace(optimizer, "opt")
         body = f"opt = {optimizer}\n    {body}"
     else:
-        body = f"{name} = {optimizer}.minimize({loss})"
+        body = f"{name} = {optimizer}.minimize({loss}{more})"
     # TensorFlow never applies an update after a loop that the derivative goes through again.
     before = "" if LOOP in told.reads else loss
     drawer.say(f"with tf.control_dependencies([{before}]):\n    {body}", name)
@@ -180,6 +193,7 @@ def draw_average(drawer: Drawer) -> None:
     if not floats or drawer.stepped:
         return
     v = drawer.random.choice(floats)
+    drawer.has_averages = True
     name = drawer.new("ema")
     drawer.say(
         f"{name} = tf.train.ExponentialMovingAverage(0.5)\n{name}_apply = {name}.apply([{v.name}])\n"

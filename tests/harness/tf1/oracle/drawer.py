@@ -14,7 +14,23 @@ FLOATS = ("float32", "float64")
 INTEGERS = ("int32", "int64")
 LARGE = 64.0
 """Larger numbers are only passed to functions with a limit."""
-NORMS = ("softmax(", "l2_normalize(", "clip_by_norm(")
+NORM = "a sum or a norm of which is the same everywhere: its derivative is rounding alone"
+JUMP = "a derivative that is zero, or None in TensorFlow"
+ROWS = "rows of a variable, perhaps twice: TensorFlow clips the derivative of each"
+MARKS = {
+    NORM: ("softmax(", "l2_normalize(", "clip_by_norm("),
+    JUMP: ("tf.floor(", "tf.ceil(", "tf.sign(", "tf.round(", "tf.rint(", "tf.cast(", " // "),
+    ROWS: ("tf.gather(", "tf.nn.embedding_lookup("),
+}
+BY_RESULT = tuple(
+    f"tf.{name}("
+    for name in (
+        *("exp", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "expm1", "cumprod"),
+        *("nn.relu", "nn.relu6", "nn.elu", "nn.selu", "nn.softmax", "nn.log_softmax"),
+        *("reduce_max", "reduce_min", "nn.max_pool"),
+    )
+)
+"""Functions whose derivative TensorFlow computes of the result, which may be fed."""
 WORDS = ("", "a", "row", "x y", "0.5", "-3", "é")
 
 
@@ -37,7 +53,7 @@ class Value:
         reads: variables that its computation reads.
         writes: variables, queues and the like that its computation changes.
         ranked: False if the rank is known in the step only.
-        normed: True behind a norm or a softmax, whose sum or norm has a derivative of rounding alone.
+        marks: kinds of operations behind the tensor: ``NORM``, ``JUMP``, ``ROWS``.
     """
 
     name: str
@@ -50,7 +66,7 @@ class Value:
     writes: frozenset[str] = frozenset()
     ranked: bool = True
     kind: str = "tensor"
-    normed: bool = False
+    marks: frozenset[str] = frozenset()
 
     @property
     def static(self) -> bool:
@@ -80,6 +96,9 @@ class Drawer:
         self.variables: list[Value] = []
         self.queues: list[Queue] = []
         self.unfed: set[str] = set()
+        self.derived_by_result: set[str] = set()
+        self.has_averages = False
+        self.has_other_slots = False
         self.together: set[frozenset[str]] = set()
         self.count = 0
         self.sizes = 0
@@ -158,8 +177,10 @@ class Drawer:
         """Adds a tensor that is computed of ``operands``."""
         name = self.new("t")
         value = self.known(name, dtype, shape, operands, exact, bound, ranked)
-        if any(norm in source for norm in NORMS):
-            value = replace(value, normed=True)
+        marks = {mark for mark, words in MARKS.items() if any(word in source for word in words)}
+        value = replace(value, marks=value.marks | marks)
+        if source.startswith(BY_RESULT):
+            self.derived_by_result.add(name)
         text = f"{name} = {source}"
         scoped = self.chance(0.1)
         if scoped and source.startswith("tf.") and source.endswith(")") and named:
@@ -204,7 +225,7 @@ class Drawer:
             frozenset().union(*(v.reads for v in of), {LOOP} if self.looping else ()),
             frozenset().union(*(v.writes for v in of)),
             ranked,
-            normed=any(v.normed for v in of),
+            marks=frozenset().union(*(v.marks for v in of)),
         )
 
     def shape(self, least: int = 0, most: int = 3) -> tuple[int, ...]:
@@ -230,7 +251,7 @@ class Drawer:
                 value.writes | names,
                 value.ranked,
                 value.kind,
-                value.normed,
+                value.marks,
             )
         )
 

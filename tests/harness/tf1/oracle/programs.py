@@ -832,6 +832,26 @@ def names_of_slots(tf: Any) -> Any:
 
 
 @case
+def derivative_of_a_fed_result(tf: Any) -> Any:
+    x = tf.constant(0.0)
+    y = tf.exp(x)
+    return run(tf, tf.gradients(y, x), {y: 2.0})
+
+
+@case
+def turns_by_a_placeholder_with_default(tf: Any) -> Any:
+    n = tf.placeholder_with_default(1, [])
+    turns = tf.while_loop(lambda i, x: i < n, lambda i, x: (i + 1, 2.0 * x), [0, 1.0])
+    return [run(tf, turns), run(tf, turns, {n: 4})]
+
+
+@case
+def feeds_of_wrong_shape_and_dtype(tf: Any) -> Any:
+    texts = tf.placeholder(tf.string, [2])
+    return run(tf, tf.identity(texts), {texts: np.zeros(3, np.float32)})
+
+
+@case
 def text_for_a_placeholder_with_default(tf: Any) -> Any:
     x = tf.placeholder_with_default(np.float32(1.0), [])
     return run(tf, tf.identity(x), {x: "text"})
