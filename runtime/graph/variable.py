@@ -149,23 +149,6 @@ class Variable(Operators[Tensor]):
         """Returns the dtype; ``object`` for strings."""
         return self.spec.dtype
 
-    def initialize_from(self, value: TensorLike) -> None:
-        """Replaces the initialiser by an assignment of ``value``.
-
-        Operations made of the old initialiser, such as an ``init`` group, do not change.
-
-        Args:
-            value: An array or tensor of the variable's shape and dtype.
-        """
-        graph = self.graph
-        # An initialiser runs by itself, so it waits for no operation of the open scopes.
-        with (
-            graph.as_default(),
-            graph.control_dependencies(None),
-            graph.name_scope(self.op.name + "/"),
-        ):
-            self.initializer = self.assign(value, name="Assign").op
-
     def value(self) -> Tensor:
         """Returns the variable's tensor for arithmetic.
 

@@ -22,6 +22,7 @@ from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
+from runtime.task.fitting import check_plan
 from runtime.task.worker import Worker
 from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 
@@ -218,6 +219,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Registers the stages of a plan on their tasks, and returns the number of the plan."""
         remote = self._sessions.renewed(request.session)
         plan = plan_from_proto(request.plan, self._limits)
+        check_plan(plan)
         sizes = {
             slot: spec.nbytes
             for call in plan.stages

@@ -1,9 +1,9 @@
-"""Checks that the parts of a stage call fit together, before anything of it is compiled."""
+"""Checks that the parts of a stage call, or of a plan, fit together, before anything of it is compiled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from runtime.errors import InvalidArgumentError
-from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall, VariableOutput
+from runtime.plan.plan import Plan, Program, ProgramOutput, Stage, StageCall, VariableOutput
 from runtime.tensor_spec import TensorSpec
 
 NAME = 1 << 10
@@ -51,6 +51,24 @@ def check_call(call: StageCall, task: str) -> None:
         raise InvalidArgumentError(
             f"the stage of [{names}] does not fit together: {error.message}", task=task
         ) from None
+
+
+def check_plan(plan: Plan) -> None:
+    """Checks that every number of a stage or a slot in a plan refers to something that comes before.
+
+    Raises:
+        InvalidArgumentError: Two parts contradict each other. The error names the parts.
+    """
+    _within("feeds and constants", [plan.feeds, plan.step_id_slot], plan.slots)
+    if len(plan.after) != len(plan.stages):
+        raise InvalidArgumentError(f"after: {len(plan.after)} for {len(plan.stages)} stages")
+    filled = {*range(plan.step_id_slot + 1)}
+    for number, (call, before) in enumerate(zip(plan.stages, plan.after, strict=True)):
+        _within(f"after of stage {number}", before, number)
+        _among(f"inputs of stage {number}", call.inputs, filled)
+        filled.update(call.outputs)
+    _within("outputs", filled, plan.slots)
+    _among("fetches", plan.fetches, {-1, *filled})
 
 
 def _check_names(stage: Stage) -> None:
@@ -131,9 +149,13 @@ def _check_outputs(stage: Stage, computed: int) -> None:
 
 
 def _within(what: str, indices: Iterable[int], count: int) -> None:
+    _among(what, indices, range(count))
+
+
+def _among(what: str, indices: Iterable[int], known: Collection[int]) -> None:
     for index in indices:
-        if not 0 <= index < count:
-            raise InvalidArgumentError(f"{what}: there is no number {index} among {count}")
+        if index not in known:
+            raise InvalidArgumentError(f"{what}: there is no number {index} among {len(known)}")
 
 
 def _equal(what: str, found: int, wanted: int) -> None:

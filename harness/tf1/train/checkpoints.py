@@ -56,10 +56,22 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
         first = 0
         for part in parts:
             if len(parts) == 1:
-                part.initialize_from(value)
+                _initialize_from(part, value)
             else:
-                part.initialize_from(value[first : first + part.shape[0]])
+                _initialize_from(part, value[first : first + part.shape[0]])
                 first += part.shape[0]
+
+
+def _initialize_from(variable: Variable, value: Any) -> None:
+    """Replaces a variable's initialiser; operations made of the old one, such as an ``init`` group, stay."""
+    graph = variable.graph
+    # An initialiser runs by itself, so it waits for no operation of the open scopes.
+    with (
+        graph.as_default(),
+        graph.control_dependencies(None),
+        graph.name_scope(variable.op.name + "/"),
+    ):
+        variable.initializer = variable.assign(value, name="Assign").op
 
 
 def _matching_pairs(

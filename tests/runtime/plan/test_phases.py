@@ -5,6 +5,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 
 import runtime as rt
 from runtime.graph.graph import Operation, Tensor
@@ -15,6 +16,7 @@ from runtime.plan.place import Device, DeviceChoices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune_graph
+from runtime.task.fitting import check_plan
 from runtime.task.host_kernels import KERNELS, find_kernel
 from runtime.wire.messages import plan_from_proto, plan_to_proto
 
@@ -110,6 +112,48 @@ def test_plan_survives_its_wire_form(fetches: list[Any]) -> None:
     plan = make_plan(fetches, {}, DEVICES)
     there = plan_from_proto(plan_to_proto(plan), rt.Limits())
     assert there.after == plan.after and group_waves(there) == group_waves(plan)
+
+
+@hypothesis.given(steps(), st.data())
+def test_contradicting_plan_is_refused(fetches: list[Any], data: st.DataObject) -> None:
+    """A plan from the wire passes its check as it was made, and any damaged number passes or is refused by name."""
+    message = plan_to_proto(make_plan(fetches, {}, DEVICES))
+    check_plan(plan_from_proto(message, rt.Limits()))
+    stage = data.draw(st.integers(0, len(message.stages) - 1))
+    lists = [
+        message.fetches,
+        message.after[stage].stages,
+        message.stages[stage].inputs,
+        message.stages[stage].outputs,
+    ]
+    damaged = data.draw(st.sampled_from([numbers for numbers in lists if numbers]))
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] = data.draw(st.sampled_from([-7, -2, message.slots, 1 << 30]))
+    with pytest.raises(rt.InvalidArgumentError, match=r"(fetches|outputs|(after|inputs) of stage)"):
+        check_plan(plan_from_proto(message, rt.Limits()))
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda m: m.after.pop(), "after: 2 for 3 stages"),
+        (lambda m: m.after[1].stages.append(1), "after of stage 1: there is no number 1 among 1"),
+        (lambda m: m.stages.reverse(), "inputs of stage 0: there is no number"),
+        (lambda m: setattr(m, "feeds", -1), "feeds and constants: there is no number -1"),
+        (lambda m: setattr(m, "slots", 0), "feeds and constants: there is no number 0 among 0"),
+    ],
+)
+def test_contradiction_is_named(damage: Any, what: str) -> None:
+    """The error of a plan that contradicts itself names the part."""
+    with rt.Graph().as_default():
+        with rt.device(TASKS[0]):
+            w = rt.Variable(np.float32(1), name="w")
+        with rt.device(TASKS[2]):
+            y = rt.numpy.tanh(w)
+        message = plan_to_proto(make_plan([w.assign_add(y).op], {}, DEVICES))
+    damage(message)
+    with pytest.raises(rt.InvalidArgumentError, match=what):
+        check_plan(plan_from_proto(message, rt.Limits()))
 
 
 def test_phase_without_waits_is_wave() -> None:
