@@ -15,8 +15,6 @@ role (docs/roles.md). Give the directory to tasks and clients by BELLWETHER_SECU
 their environment. The MNIST trainer and harness.status have the flag --security=certs, too.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os
@@ -74,7 +72,7 @@ class CA:
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def make(cls, days: float = AUTHORITY_DAYS) -> CA:
+    def make(cls, days: float = AUTHORITY_DAYS) -> "CA":
         """Makes a new CA.
 
         Args:
@@ -95,7 +93,7 @@ class CA:
         return cls(certificate, key)
 
     @classmethod
-    def load(cls, directory: Path) -> CA:
+    def load(cls, directory: Path) -> "CA":
         """Reads the CA of a directory.
 
         Args:

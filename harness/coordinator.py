@@ -5,8 +5,6 @@ Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``Loop
 program may use the three alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -368,7 +366,7 @@ class LooperThread(concurrency.Thread):
         target: Callable[..., object],
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
-    ) -> LooperThread:
+    ) -> "LooperThread":
         """Starts a thread that calls `target(*args, **kwargs)` every `timer_interval_secs` seconds.
 
         Args:

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: the variables with their tasks, and a checksum of every file."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -142,7 +140,7 @@ class CheckpointManifest:
         return whole
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> CheckpointManifest:
+    def from_json(cls, text: str, where: str) -> "CheckpointManifest":
         """Returns the manifest of text that ``to_json`` wrote.
 
         Args:

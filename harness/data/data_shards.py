@@ -5,8 +5,6 @@ worker. The table of leases (``lease_table``) is a variable beside the global st
 saved and restored with the model.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import deque
@@ -209,7 +207,7 @@ class DataShards:
             inner = inner.optimizer
         return _CountedOptimizer(optimizer, self)
 
-    def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> LeasedBatches:
+    def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> "LeasedBatches":
         """Returns this worker's batches, for a ``with`` block.
 
         The end of the block gives the lease back.
@@ -393,7 +391,7 @@ class LeasedBatches:
         self._id = 0
         self._waiting = False
 
-    def __enter__(self) -> LeasedBatches:
+    def __enter__(self) -> "LeasedBatches":
         """Checks that the run deals out the same data."""
         if underlying(self._session).config.prefetch:
             raise rt.InvalidArgumentError(

@@ -5,8 +5,6 @@ that the task requires: TLS with a certificate of the cluster's CA, or a bearer 
 derived from the cluster's token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import ipaddress
@@ -239,7 +237,7 @@ class MetricsServer:
         self._http.server_close()
         self._threads.close()
 
-    def __enter__(self) -> MetricsServer:
+    def __enter__(self) -> "MetricsServer":
         """Returns the endpoint."""
         return self
 

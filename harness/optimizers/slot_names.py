@@ -1,7 +1,5 @@
 """Names of optimizer slots, from the leaves of an optax state."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

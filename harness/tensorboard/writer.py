@@ -1,7 +1,5 @@
 """FileWriter: summaries, graphs, run metadata and session logs in event files for TensorBoard."""
 
-from __future__ import annotations
-
 import errno
 import os
 import weakref
@@ -252,7 +250,7 @@ class FileWriter:
         with self._lock:
             return self._file or self._open_file()
 
-    def __enter__(self) -> FileWriter:
+    def __enter__(self) -> "FileWriter":
         """Returns the writer."""
         return self
 

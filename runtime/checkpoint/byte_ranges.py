@@ -5,8 +5,6 @@ restore. A byte range has its place in the job. So a byte range that is sent twi
 connection, is neither lost nor doubled.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +34,7 @@ class ByteRange(NamedTuple):
     size: int = 0
 
     @classmethod
-    def of_job(cls, leadership: Leadership, job: int) -> ByteRange:
+    def of_job(cls, leadership: Leadership, job: int) -> "ByteRange":
         """Returns an empty byte range with the fields that all byte ranges of a job on a task share."""
         return cls(leadership.epoch, leadership.owner, job)
 
@@ -46,7 +44,7 @@ class ByteRange(NamedTuple):
         return Leadership(self.epoch, self.owner)
 
     @classmethod
-    def from_array(cls, array: Array) -> ByteRange:
+    def from_array(cls, array: Array) -> "ByteRange":
         """Returns the byte range of an array that ``to_array`` made.
 
         Raises:

@@ -1,7 +1,5 @@
 """The parts of a checkpoint for its coordinator: slices of variables, and snapshots."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +70,7 @@ class VariableSlice:
         )
 
     @classmethod
-    def from_proto(cls, message: pb.SliceDef) -> VariableSlice:
+    def from_proto(cls, message: pb.SliceDef) -> "VariableSlice":
         """Returns the slice of a message that ``to_proto`` made.
 
         Raises:

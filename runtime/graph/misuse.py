@@ -3,8 +3,6 @@
 The error says the cure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

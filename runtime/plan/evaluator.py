@@ -4,8 +4,6 @@ The jaxpr is the one that XLA would compile, so the values are the same, apart f
 reals. An operation that is not in the table here runs in JAX, which compiles that operation alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast

@@ -1,7 +1,5 @@
 """A small cluster with all tasks in this process, for notebooks and first programs."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from contextlib import AbstractContextManager
@@ -62,7 +60,7 @@ class InProcessCluster:
         for _, server in sorted(self.servers.items(), reverse=True):
             server.stop()
 
-    def __enter__(self) -> InProcessCluster:
+    def __enter__(self) -> "InProcessCluster":
         """Returns the cluster itself."""
         return self
 

@@ -1,7 +1,5 @@
 """The options of a server: the keyword arguments of `Server`, their environment variables and their meaning."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -220,7 +218,7 @@ class ServerOptions:
             index = indices[0]
         return TaskId(job, index)
 
-    def filled(self, environ: Mapping[str, str]) -> ServerOptions:
+    def filled(self, environ: Mapping[str, str]) -> "ServerOptions":
         """Returns a copy with the values of environment variables for the options that are not given.
 
         Raises:

@@ -5,8 +5,6 @@ the tasks under an epoch larger than the epoch of any chief before. After a clai
 late orders under an earlier epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,7 +39,7 @@ class Leadership:
         return self.epoch > 0
 
     @classmethod
-    def from_proto(cls, message: pb.Leadership) -> Leadership:
+    def from_proto(cls, message: pb.Leadership) -> "Leadership":
         """Reads a message of ``to_proto``."""
         return cls(message.epoch, message.owner)
 

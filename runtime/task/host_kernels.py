@@ -3,8 +3,6 @@
 A stage names its kernels, and the executor calls them. No code crosses the wire.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import OrderedDict

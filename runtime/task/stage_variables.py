@@ -3,8 +3,6 @@
 The executor finds the variables when it prepares the stage, so that a run looks up no name.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ class StageVariables:
     handed_slots: list[VariableSlot]
 
     @classmethod
-    def find(cls, store: Store, stage: Stage) -> StageVariables:
+    def find(cls, store: Store, stage: Stage) -> "StageVariables":
         """Finds the variables of a stage in a store; makes empty slots for new variables."""
         slots = [store.slot(v.container, v.name) for v in stage.variables]
         specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]

@@ -1,7 +1,5 @@
 """Traced stages: stages and fetches of a task that are timed, for a plan that was registered to be traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
