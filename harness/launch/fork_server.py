@@ -134,8 +134,10 @@ def _become_task(message: dict[str, Any], launcher: socket.socket) -> None:
     os.setsid()
     if launcher.recv(MESSAGE_BYTES) != READY:
         os._exit(1)
-    os.sched_setaffinity(0, os.sched_getaffinity(message["launcher"]))
-    _show_command([sys.executable, guard.__file__, str(message["launcher"]), *message["argv"]])
+    # A sandbox may have no /proc, or refuse the affinity.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(message["launcher"]))
+        _show_command([sys.executable, guard.__file__, str(message["launcher"]), *message["argv"]])
     guard.become_guard(message["launcher"])
     environ = message["env"]
     os.environ.update(environ)
@@ -146,7 +148,8 @@ def _become_task(message: dict[str, Any], launcher: socket.socket) -> None:
     # Python seeds `random` anew in a fork. NumPy would draw the same numbers in all tasks.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    _show_command(message["argv"])
+    with contextlib.suppress(OSError):
+        _show_command(message["argv"])
 
 
 def _show_command(command: Sequence[str]) -> None:
