@@ -94,8 +94,10 @@ class TensorServer:
         # each connection once.
         self._lock = concurrency.Lock()
         # The oldest first. Only the listener's thread changes the table.
-        self._connections: dict[int, Connection] = {}
-        """All connections that are not closed, by descriptor."""
+        self._connections: dict[Connection, None] = {}
+        """All connections that are not closed."""
+        self._by_descriptor: dict[int, Connection] = {}
+        """The connections of which epoll tells, by descriptor; a descriptor that is taken anew has the newest."""
         self._ended: deque[Connection] = deque()
         """The connections whose thread ends; the listener's thread joins and removes them."""
         self._tidied_at = 0.0
@@ -140,7 +142,7 @@ class TensorServer:
     def counters(self) -> ServerCounters:
         """The counters as of now."""
         with self._lock:
-            there = list(self._connections.values())
+            there = list(self._connections)
             figures = zip(self._past, *map(_figures, there), strict=True)
             return ServerCounters(len(there), self._accepted, len(self.lanes), *map(sum, figures))
 
@@ -188,7 +190,7 @@ class TensorServer:
         self._context.stopping.set()
         self._turn()
         self._thread.join(times.JOIN_SECS)
-        connections = [c for c in self._connections.values() if c.thread is not None]
+        connections = [c for c in self._connections if c.thread is not None]
         _drain(connections, self._context.progress, deadline, leaving)
         limit = concurrency.monotonic() + times.JOIN_SECS
         for connection in connections:
@@ -224,7 +226,7 @@ class TensorServer:
                             self._accept_some(listeners[fd])
                         elif fd == self._wake:
                             os.eventfd_read(fd)
-                        elif (connection := self._connections.get(fd)) is not None:
+                        elif (connection := self._by_descriptor.get(fd)) is not None:
                             if connection.state >= ConnectionState.ENTERING:
                                 connection.note_hang_up()
                             else:
@@ -240,7 +242,7 @@ class TensorServer:
                     stopping.wait(times.TROUBLE_SECS)
         finally:
             self._listening.close()
-            for connection in list(self._connections.values()):
+            for connection in list(self._connections):
                 if connection.state < ConnectionState.ENTERING:
                     self._remove(connection)
 
@@ -271,11 +273,9 @@ class TensorServer:
             return True
         assert self._epoll is not None
         self._epoll.register(sock, _NEWS)
+        self._connections[connection] = None
         # A TLS client that hangs up early closes a descriptor before its thread has ended.
-        if (cut := self._connections.get(connection.fd)) is not None:
-            cut.fd = -self._accepted
-            self._connections[cut.fd] = cut
-        self._connections[connection.fd] = connection
+        self._by_descriptor[connection.fd] = connection
         return True
 
     def _make_room(self) -> ResourceExhaustedError | None:
@@ -283,7 +283,7 @@ class TensorServer:
 
         Returns the error for the newcomer if no connection may be ended, else None.
         """
-        room = find_room(self._connections.values(), self._limits, concurrency.monotonic())
+        room = find_room(self._connections, self._limits, concurrency.monotonic())
         if (newcomer := room.newcomer) is not None:
             if not self._flooded:
                 what = (
@@ -310,8 +310,10 @@ class TensorServer:
 
     def _remove(self, connection: Connection) -> None:
         with self._lock:
-            del self._connections[connection.fd]
+            del self._connections[connection]
             self._past = list(map(operator.add, self._past, _figures(connection)))
+        if self._by_descriptor.get(connection.fd) is connection:
+            del self._by_descriptor[connection.fd]
         # epoll forgets a closed descriptor.
         connection.close()
 
@@ -380,7 +382,7 @@ class TensorServer:
     def _tidy(self, now: float) -> None:
         # Newcomers have `hello_secs` for the greeting, and the TLS handshake before it.
         late, self._flooded = now - self._limits.hello_secs, False
-        for connection in list(self._connections.values()):
+        for connection in list(self._connections):
             if connection.state < ConnectionState.SERVED:
                 if connection.accepted_at < late:
                     self._end_newcomer(connection)

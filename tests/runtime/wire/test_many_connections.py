@@ -306,7 +306,7 @@ def test_slow_call_at_rate_is_served() -> None:
             frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length)
             + bytes(length - 1)
         )
-        connection, *_ = server._connections.values()
+        connection, *_ = server._connections
         until(lambda: connection.receiver._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
         sock.sendall(bytes(1))
