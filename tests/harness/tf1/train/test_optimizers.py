@@ -157,6 +157,21 @@ def test_minimize_has_tensorflows_arguments() -> None:
             optimizer.minimize(loss, var_list=[])
 
 
+@pytest.mark.parametrize(
+    "make", [tf.train.AdamOptimizer, lambda: tf.train.MomentumOptimizer(0.5, 0.5)]
+)
+def test_float64_variables_have_float64_slots(make: Callable) -> None:
+    """A variable of float64 has slots of float64, also where the loss is a float32."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        v = tf.Variable(np.float64(2.0), name="v")
+        optimizer = make()
+        step = optimizer.minimize(tf.square(tf.cast(v, tf.float32)))
+        sess.run(tf.global_variables_initializer())
+        sess.run(step)
+        assert sess.run(v) < 2.0
+        assert {slot.dtype.name for slot in optimizer.variables()} <= {"float64", "int32"}
+
+
 def test_slots_restore_from_their_former_names(tmp_path: pathlib.Path) -> None:
     """Slots restore from checkpoints of 0.1, which had optax's names, each optimizer from its own."""
     former = ("v/adam/count", "v/adam/m", "v/adam/v")
