@@ -97,10 +97,10 @@ def spread(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * split, mesh.axis_names))
 
 
-def shard_input(mesh: Mesh, tensor: Tensor, shape: Sequence[int]) -> NamedSharding:
+def shard_input(mesh: Mesh, tensor: object, shape: Sequence[int]) -> NamedSharding:
     """Returns the sharding of an input inside a program: a batch is split, a parameter is whole.
 
     XLA pads rows that the devices cannot share equally, and masks them in each result.
     """
-    is_batch = shape and isinstance(tensor.op.body, Feed | Host)
+    is_batch = shape and isinstance(tensor, Tensor) and isinstance(tensor.op.body, Feed | Host)
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]) if is_batch else PartitionSpec())

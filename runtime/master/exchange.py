@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,25 +14,34 @@ import numpy as np
 from runtime import concurrency
 from runtime.master.calls import LocalCall, RemoteCall, StepPhase
 from runtime.observe.trace import Span, Tracer, nbytes
+from runtime.plan.packing import Pack
 from runtime.task.ending import StepEnding
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
 from runtime.wire.codec import TensorBuffer
 
-Moves = Sequence[tuple[Callable[[Sequence[AnyArray]], Sequence[AnyArray]], frozenset[int]]]
-"""The copy to each accelerator, and the slots of the values that the stage there alone takes."""
+Moves = Sequence[
+    tuple[Callable[[Sequence[AnyArray]], Sequence[AnyArray]], frozenset[int], Sequence[Pack]]
+]
+"""The copy to each accelerator, the slots of the values that the stage there alone takes, and the packs of the stage."""
 NOT_COMPUTED: AnyArray = np.array(None)
 """The placeholder of a value that is not computed yet. No stage takes an array of objects."""
 _clock = concurrency.perf_counter_ns
 
 
-def begin_moves(moves: Moves, values: list[AnyArray], slots: Iterable[int]) -> None:
+def begin_moves(moves: Moves, values: list[AnyArray], slots: Sequence[int]) -> None:
     """Begins the copies of values to accelerators, and puts the copies into the table of values.
 
     The values of one accelerator travel together: a copy of each alone would take longer.
     """
-    for place, taken in moves:
-        if moving := [slot for slot in slots if slot in taken]:
+    for place, taken, packs in moves:
+        moving = [slot for slot in slots if slot in taken]
+        for pack in packs:
+            # All members come from one call.
+            if pack.members[0] in slots:
+                values[pack.slot] = np.concatenate([np.ravel(values[m]) for m in pack.members])
+                moving.append(pack.slot)
+        if moving:
             for slot, copy in zip(moving, place([values[slot] for slot in moving]), strict=True):
                 values[slot] = copy
 
@@ -85,9 +93,20 @@ class StepRun:
 
     def inputs(self, call: RemoteCall | LocalCall) -> list[AnyArray]:
         """Returns the values of a call's inputs."""
+        if self.moves:
+            self.cut(call.inline)
         # A local name saves an attribute lookup for each input of each call.
         values = self.values
         return [values[slot] for slot in call.inline]
+
+    def cut(self, slots: Sequence[int]) -> None:
+        """Waits for the packs with members in ``slots``, and puts the members there."""
+        for _, _, packs in self.moves:
+            for pack in packs:
+                if pack.members[0] in slots:
+                    parts = pack.cut(np.asarray(self.values[pack.slot]))
+                    for slot, part in zip(pack.members, parts, strict=True):
+                        self.values[slot] = part
 
     def put(self, slots: Sequence[int], results: Iterable[AnyArray]) -> None:
         """Puts results into their slots."""
@@ -112,7 +131,8 @@ class StepRun:
         self.running.append((call, done))
         # All copies to the host travel together, and while the program still runs.
         for slot in call.leaving:
-            value: Any = self.values[slot]
+            value = self.values[slot]
+            assert isinstance(value, jax.Array), "an accelerator computes no other arrays"
             value.copy_to_host_async()
 
     def wait(self) -> None:
@@ -179,6 +199,8 @@ class Exchange:
         run = self._run
         if arrays is None:
             values = run.values
+            if run.moves:
+                run.cut(call.inline)
             arrays = [np.asarray(values[slot]) for slot in call.inline]
         self._lanes[call].send(
             call.handle,

@@ -159,17 +159,22 @@ def _register_stages(
 
 
 def _find_leaving(plan: Plan, call: StageCall) -> tuple[int, ...]:
-    """Returns the slots of an accelerator's outputs that the host takes, in the order of their readers."""
+    """Returns the slots of an accelerator's outputs that the host takes: packs, then the others in their readers' order."""
     taken = [slot for c in plan.stages if not c.stage.is_accelerated for slot in c.inputs]
+    packed = [pack.slot for pack in call.packs]
     computed = {*call.outputs} if call.stage.is_accelerated else ()
-    return tuple(s for s in dict.fromkeys((*taken, *plan.fetches)) if s in computed)
+    return tuple(s for s in dict.fromkeys((*packed, *taken, *plan.fetches)) if s in computed)
 
 
 def _find_moves(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> Moves:
     """Returns the copies of the values that one stage on an accelerator takes, and nothing else."""
     readers = Counter((*plan.fetches, *(slot for c in plan.stages for slot in c.inputs)))
     return [
-        (local.registered.prepared.place, frozenset(s for s in local.inline if readers[s] == 1))
+        (
+            local.registered.prepared.place,
+            frozenset(s for s in local.inline if readers[s] == 1),
+            call.packs,
+        )
         for call, local in zip(plan.stages, calls, strict=True)
         if isinstance(local, LocalCall) and call.stage.is_accelerated
     ]

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Pure, RandomKey
+from runtime.plan.packing import Value
 from runtime.tensor_spec import AnyArray, TensorSpec
 
 FEWEST = 4
@@ -34,7 +35,7 @@ def draw_alike(
     operations: Sequence[Operation],
     jaxprs: Mapping[Operation, ClosedJaxpr],
     specs: Mapping[Tensor, TensorSpec],
-    values: dict[Tensor, AnyArray],
+    values: dict[Value, AnyArray],
 ) -> None:
     """Computes the random keys of a stage, and the draws from these keys, where many are alike.
 
@@ -85,7 +86,7 @@ def _group_alike(
     return [group for group in groups.values() if len(group) >= FEWEST]
 
 
-def _draw_keys(alike: Sequence[Operation], values: dict[Tensor, AnyArray]) -> None:
+def _draw_keys(alike: Sequence[Operation], values: dict[Value, AnyArray]) -> None:
     bodies = [op.body for op in alike if isinstance(op.body, RandomKey)]
     assert len(bodies) == len(alike), "an operation of the group makes no key"
     step = values[alike[0].inputs[0]]
@@ -98,7 +99,7 @@ def _draw_values(
     alike: Sequence[Operation],
     jaxpr: ClosedJaxpr,
     made: set[Tensor],
-    values: dict[Tensor, AnyArray],
+    values: dict[Value, AnyArray],
 ) -> None:
     function = jax.extend.core.jaxpr_as_fun(jaxpr)
     # Alike operations differ in their keys only, so the first operation has the other inputs of
@@ -118,7 +119,7 @@ def _draw_values(
 
 
 def _store_results(
-    alike: Sequence[Operation], drawn: Sequence[AnyArray], values: dict[Tensor, AnyArray]
+    alike: Sequence[Operation], drawn: Sequence[AnyArray], values: dict[Value, AnyArray]
 ) -> None:
     for place, op in enumerate(alike):
         for tensor, results in zip(op.outputs, drawn, strict=True):

@@ -31,6 +31,7 @@ from runtime.graph.op_kinds import (
 from runtime.graph.tracing import aval, needs_64_bit, resize, trace
 from runtime.plan.draws import describe_jaxpr, draw_alike
 from runtime.plan.exporting import own_program, write_program
+from runtime.plan.packing import Pack, Value, cut_packs, join_packs
 from runtime.plan.partition import is_write
 from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
@@ -58,6 +59,10 @@ class TracedStep:
         """Returns the tensor behind a second name."""
         return self.alias.get(tensor, tensor)
 
+    def spec_of(self, value: Value) -> TensorSpec:
+        """Returns the shape and dtype of an input or an output of a stage."""
+        return value.spec if isinstance(value, Pack) else self.specs[value]
+
 
 @dataclass(frozen=True)
 class StageSource:
@@ -73,8 +78,8 @@ class StageSource:
 
     device: Device
     operations: Sequence[Operation]
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
     traced: TracedStep
 
 
@@ -399,7 +404,7 @@ def _lower_deferred(source: StageSource, op: Operation, body: Deferred) -> Stage
     """
     assert len(source.operations) == 1, "a deferred update shares its stage with no operation"
     accesses, traced = _find_accesses([op]), source.traced
-    place = {tensor: i for i, tensor in enumerate((*source.inputs, *op.outputs))}
+    place = {value: i for i, value in enumerate((*source.inputs, *op.outputs))}
     arguments = [traced.real(t) for t in op.inputs]
     call = HostCall(
         body.kernel, dict(body.attrs), tuple(place[t] for t in arguments), len(op.outputs), op.name
@@ -407,9 +412,9 @@ def _lower_deferred(source: StageSource, op: Operation, body: Deferred) -> Stage
     return Stage(
         source.device,
         *accesses,
-        tuple(traced.specs[t] for t in source.inputs),
+        tuple(map(traced.spec_of, source.inputs)),
         tuple(ProgramOutput(place[t]) for t in source.outputs),
-        tuple(traced.specs[t] for t in source.outputs),
+        tuple(map(traced.spec_of, source.outputs)),
         _make_program(source, accesses, arguments[body.kernel_inputs :], []),
         host=(call,),
         writes_state=True,
@@ -419,7 +424,7 @@ def _lower_deferred(source: StageSource, op: Operation, body: Deferred) -> Stage
 
 def _lower_xla(source: StageSource) -> Stage:
     operations, traced = source.operations, source.traced
-    input_specs = tuple(traced.specs[t] for t in source.inputs)
+    input_specs = tuple(map(traced.spec_of, source.inputs))
     if any(s.dtype == object for s in input_specs):
         raise InvalidArgumentError(
             f"a string tensor cannot enter the computation of {operations[0].name!r}"
@@ -431,7 +436,7 @@ def _lower_xla(source: StageSource) -> Stage:
         _make_program(source, accesses, source.inputs, computed) if writes or computed else None
     )
     specs = tuple(
-        TensorSpec.of(variables[r.index]) if isinstance(r, VariableOutput) else traced.specs[t]
+        TensorSpec.of(variables[r.index]) if isinstance(r, VariableOutput) else traced.spec_of(t)
         for t, r in zip(source.outputs, refs, strict=True)
     )
     return Stage(
@@ -451,14 +456,14 @@ def _lower_xla(source: StageSource) -> Stage:
 def _make_program(
     source: StageSource,
     accesses: _VariableAccesses,
-    inputs: Sequence[Tensor],
-    computed: Sequence[Tensor],
+    inputs: Sequence[Value],
+    computed: Sequence[Value],
 ) -> Program:
     """Makes the program of a stage: ``(variables read, inputs) -> (variables written, computed tensors)``."""
     device, operations, traced = source.device, source.operations, source.traced
     variables, reads, writes = accesses
     mesh = device.mesh
-    shardings = mesh and tuple(shard_input(mesh, t, traced.specs[t].shape) for t in inputs)
+    shardings = mesh and tuple(shard_input(mesh, t, traced.spec_of(t).shape) for t in inputs)
 
     def run_operations(*arguments: jax.Array, apply: Apply = _apply_jaxpr) -> tuple[AnyArray, ...]:
         if shardings:
@@ -466,16 +471,16 @@ def _make_program(
         now: dict[VariableSpec, AnyArray] = dict(
             zip((variables[i] for i in reads), arguments, strict=False)
         )
-        values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
+        values = cut_packs(inputs, arguments[len(reads) :])
         draw_alike(operations, traced.jaxprs, traced.specs, values)
         for op in operations:
             _evaluate_operation(op, traced, now, values, apply)
-        results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
+        results = (*(now[variables[i]] for i in writes), *join_packs(computed, values))
         # Each program has a result that shows when the program is done. A written variable does not
         # show the end: the next program may have taken over its memory.
         return results if computed else (*results, np.zeros((), np.bool_))
 
-    arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
+    arguments = (*(TensorSpec.of(variables[i]) for i in reads), *map(traced.spec_of, inputs))
     try:
         if device.is_own:
             return own_program(run_operations, arguments, device.platform, traced.is_rare, mesh)
@@ -529,7 +534,7 @@ def _find_accesses(operations: Sequence[Operation]) -> _VariableAccesses:
 
 def _find_outputs(
     source: StageSource, variables: Sequence[VariableSpec]
-) -> tuple[list[Tensor], tuple[VariableOutput | ProgramOutput, ...]]:
+) -> tuple[list[Value], tuple[VariableOutput | ProgramOutput, ...]]:
     """Separates outputs that are a variable's final value from outputs that the program computes.
 
     A final value is sent by reference.
@@ -540,7 +545,7 @@ def _find_outputs(
     # The versions of a variable are counted in the order of the stage: an output with the last
     # version is final.
     versions = dict.fromkeys(variables, 0)
-    same_as: dict[Tensor, tuple[VariableSpec, int]] = {}
+    same_as: dict[Value, tuple[VariableSpec, int]] = {}
     for op in source.operations:
         if isinstance(op.body, Read):
             same_as[op.outputs[0]] = (op.body.variable, versions[op.body.variable])
@@ -550,7 +555,7 @@ def _find_outputs(
             if op.type in _RETURN_NEW_VALUE and len(op.body.variables) == 1 and op.outputs:
                 same_as[op.outputs[0]] = (op.body.variables[0], versions[op.body.variables[0]])
     final = {(v, n): i for i, (v, n) in enumerate(versions.items())}
-    computed: list[Tensor] = []
+    computed: list[Value] = []
     refs: list[VariableOutput | ProgramOutput] = []
     for tensor in source.outputs:
         index = final.get(same_as[tensor]) if tensor in same_as else None
@@ -566,7 +571,7 @@ def _evaluate_operation(
     op: Operation,
     traced: TracedStep,
     now: dict[VariableSpec, AnyArray],
-    values: dict[Tensor, AnyArray],
+    values: dict[Value, AnyArray],
     apply: Apply,
 ) -> None:
     """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""

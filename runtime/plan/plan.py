@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jax.extend.core import ClosedJaxpr
 
 from runtime.graph.op_kinds import UPDATING, Attrs, VariableSpec, kernel_may_wait
+from runtime.plan.packing import Pack
 from runtime.plan.place import Device
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -198,6 +199,7 @@ class StageCall:
         holds: the outputs that other tasks will fetch, by output index.
         replies: indices of the outputs that the master needs.
         owned: the inputs that an accelerator receives as copies, because a host makes them.
+        packs: the packs among the inputs and the outputs.
     """
 
     stage: Stage
@@ -208,6 +210,7 @@ class StageCall:
     holds: Mapping[int, HeldOutput] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
     owned: tuple[int, ...] = ()
+    packs: tuple[Pack, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from runtime.expressions.kinds import is_narrow
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_alone, runs_on_host
 from runtime.graph.tracing import aval, make_symbols
@@ -25,6 +26,7 @@ from runtime.plan.lower import (
     trace_all,
     trace_sizeless,
 )
+from runtime.plan.packing import SMALL, Pack, Value
 from runtime.plan.partition import StagePartition, find_awaited_stages, partition_operations
 from runtime.plan.place import Device, DeviceChoices, place_operations
 from runtime.plan.plan import HeldOutput, Plan, RemoteInput, StageCall
@@ -145,11 +147,11 @@ def _replace_sizes(
 
 def _number_given(
     feeds: Collection[Tensor], given: Sequence[Tensor]
-) -> tuple[dict[Tensor, int], tuple[Array, ...]]:
+) -> tuple[dict[Value, int], tuple[Array, ...]]:
     """Returns the slots of the values that come with a step, and the values of the constants among them."""
     bodies = [(t, t.op.body) for t in given]
     constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
-    slots = {t: i for i, t in enumerate((*feeds, *(t for t, _ in constants)))}
+    slots: dict[Value, int] = {t: i for i, t in enumerate((*feeds, *(t for t, _ in constants)))}
     # All tensors of the step's own id share one slot.
     id_slot = len(slots)
     slots |= {t: id_slot for t, body in bodies if isinstance(body, StepId)}
@@ -184,27 +186,31 @@ class _PlanAssembly:
             [t for op in c.operations for t in op.outputs if t not in self._slots]
             for c in partitions
         ]
-        self._makers = {t: index for index, made in enumerate(made_in) for t in made}
+        self._makers: dict[Value, int] = {
+            t: index for index, made in enumerate(made_in) for t in made
+        }
         # A tensor is an output of a stage if another stage reads the tensor, so the inputs of all
         # stages come first.
-        self._inputs = [self._find_inputs(index) for index in range(len(partitions))]
-        self._readers: dict[Tensor, list[int]] = {}
-        for index, tensors in enumerate(self._inputs):
+        inputs = [self._find_inputs(index) for index in range(len(partitions))]
+        self._readers: dict[Value, list[int]] = {}
+        for index, tensors in enumerate(inputs):
             for tensor in tensors:
                 self._readers.setdefault(tensor, []).append(index)
         self._fetched = set(self._fetches)
-        self._outputs = [
+        outputs = [
             [t for t in made if t in self._readers or t in self._fetched] for made in made_in
         ]
         # The slot before the first output is the slot of the step's own id, whether the step uses
         # the id or not.
         first = self._fed + len(self._constants) + 1
-        outputs = [t for made in self._outputs for t in made]
-        self._slots |= {t: slot for slot, t in enumerate(outputs, first)}
-        self._size = first + len(outputs)
-        assert len({*outputs}) == len(outputs), "two stages make one tensor"
+        numbered = [t for made in outputs for t in made]
+        self._slots |= {t: slot for slot, t in enumerate(numbered, first)}
+        self._size = first + len(numbered)
+        assert len({*numbered}) == len(numbered), "two stages make one tensor"
         # An alias has no slot of its own.
         assert all(slot < self._size for slot in self._slots.values())
+        self._packs: list[tuple[Pack, ...]] = [()] * len(partitions)
+        self._inputs, self._outputs = self._pack_stages(inputs), self._pack_stages(outputs)
 
     def make_plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
         """Returns the plan.
@@ -222,9 +228,8 @@ class _PlanAssembly:
     def _connect_stage(self, index: int) -> StageCall:
         """Lowers a stage, and lays the edges that lead to the stage and away."""
         inputs, outputs = self._inputs[index], self._outputs[index]
-        operations = self._partitions[index].operations
-        device = self._find_device(index)
-        stage = lower_stage(StageSource(device, operations, inputs, outputs, self._traced))
+        partition, device = self._partitions[index], self._find_device(index)
+        source = StageSource(device, partition.operations, inputs, outputs, self._traced)
         makers = [(i, t, self._makers[t]) for i, t in enumerate(inputs) if t in self._makers]
         remote = {
             i: RemoteInput(self._tasks[m], self._slots[t])
@@ -235,8 +240,8 @@ class _PlanAssembly:
         # A task holds an output until each of these readers has fetched the output.
         direct = [[self._tasks[r] for r in by if self._goes_direct(index, r)] for by in readers]
         return StageCall(
-            stage,
-            self._partitions[index].wave,
+            lower_stage(source),
+            partition.wave,
             tuple(self._slots[t] for t in inputs),
             tuple(self._slots[t] for t in outputs),
             remote,
@@ -249,7 +254,53 @@ class _PlanAssembly:
                 if t in self._fetched or len(direct[i]) < len(readers[i])
             ),
             owned=self._find_owned(index),
+            packs=self._packs[index],
         )
+
+    def _pack_stages(self, tensors: Sequence[Sequence[Tensor]]) -> list[list[Value]]:
+        return [self._pack(index, of_stage) for index, of_stage in enumerate(tensors)]
+
+    def _pack(self, index: int, tensors: Sequence[Tensor]) -> list[Value]:
+        """Puts the small inputs, or outputs, of a stage on an accelerator of this process into packs."""
+        groups: dict[Hashable, list[Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault(self._find_group(index, tensor), []).append(tensor)
+        values: list[Value] = []
+        for key, members in groups.items():
+            if key is members[0]:
+                values += members
+                continue
+            pack = Pack(self._size, (*members,), (*map(self._traced.spec_of, members),))
+            slots = (*map(self._slots.__getitem__, members),)
+            self._packs[index] += (pack._replace(members=slots),)
+            self._slots[pack] = self._size
+            self._makers[pack] = self._makers[members[0]]
+            self._readers[pack] = self._readers[members[0]]
+            self._size += 1
+            values.append(pack)
+        return values
+
+    def _find_group(self, index: int, tensor: Tensor) -> Hashable:
+        """Returns the stage at the other end, and the dtype; the tensor itself if the tensor travels alone."""
+        device = self._find_device(index)
+        (other, *more) = {self._makers.get(tensor), *self._readers.get(tensor, ())} - {index} or (
+            None,
+        )
+        is_packed = (
+            device.is_own
+            and device.is_accelerator
+            and other is not None
+            and not more
+            and self._tasks[other] != self._tasks[index] == self._master_task
+            and tensor not in self._fetched
+            # The kernel of a deferred update takes its inputs one by one.
+            and not isinstance(self._partitions[index].operations[0].body, Deferred)
+            # A kernel may give another shape than the kernel declares.
+            and not runs_on_host(tensor.op.body)
+            and not is_narrow(tensor.dtype)
+            and self._traced.specs[tensor].nbytes <= SMALL
+        )
+        return (other, tensor.dtype) if is_packed else tensor
 
     def _find_device(self, index: int) -> Device:
         return self._placed[self._partitions[index].operations[0]]

@@ -1,0 +1,98 @@
+"""Small arrays that travel between the host and a GPU as one, on the GPUs of ``tests.kit.stand_in_gpus``."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import harness
+import runtime as rt
+from runtime.plan.packing import SMALL
+from tests.runtime.kit import TARGET, servers
+
+if "tests.kit.stand_in_gpus" not in sys.modules:
+    pytest.skip("needs GPUs: make test-stand-ins", allow_module_level=True)
+
+from tests.kit.stand_in_gpus import COPIES, clear
+
+PS = 2
+LARGE = SMALL // 4 + 1
+"""Elements of a large variable."""
+SHAPES = [(), (0, 3), (1,), (2, 5), (LARGE - 1,), (3,)] * 2
+"""Shapes of the small variables of each dtype, the largest that is small among them."""
+DTYPES = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
+GIVEN = 2
+"""The batch and the id of the step."""
+HOW = pytest.mark.parametrize("how", ["strict", "pipelined", "synchronous", "one process"])
+
+
+def first_values() -> list[Any]:
+    """The first values of all variables, of which each ps has a part of each kind."""
+    rng = np.random.default_rng(0)
+    small = [rng.normal(size=shape).astype(dtype) for dtype in DTYPES for shape in SHAPES]
+    return [*small, *np.ones((PS, LARGE), np.float32)]
+
+
+def loss_fn(key: jax.Array, x: jax.Array, *weights: jax.Array) -> jax.Array:
+    """Returns a loss that depends on each element."""
+    noise = jax.random.uniform(key, x.shape)
+    terms = [(jnp.sin(w.astype(np.float32) + (x + noise).mean()) ** 2).sum() for w in weights]
+    return sum(terms, jnp.float32(0))
+
+
+def train(how: str, device: str = "") -> tuple[list[float], list[Any], Counter[str]]:
+    """Trains on a device of a worker; returns the losses, the variables, and the copies of the last step."""
+    with servers(sockets=how != "one process", ps=PS, worker=1) as cluster, rt.Graph().as_default():
+        rt.set_random_seed(1)
+        spec = cluster[TARGET].cluster
+        with rt.device(rt.replica_device_setter(cluster=spec, worker_device=TARGET + device)):
+            count = harness.get_or_create_global_step()
+            weights = [rt.Variable(value) for value in first_values()]
+            x = rt.placeholder(np.float32, [4], name="x")
+            loss = rt.call(loss_fn, rt.random_key(), x, *weights)
+            optimizer: Any = harness.Optimizer(optax.sgd(0.125))
+            if how == "synchronous":
+                optimizer = harness.SyncReplicas(optimizer, 1, 1, worker=0)
+            learn = optimizer.minimize(loss, global_step=count)
+        config = rt.SessionConfig(prefetch=int(how == "pipelined"))
+        supervisor = harness.Supervisor(is_chief=True, logdir=None, global_step=count)
+        with supervisor.managed_session(cluster[TARGET].target, config=config) as session:
+            losses = []
+            for step in range(4):
+                clear()
+                losses.append(session.run([learn, loss], {x: np.full(4, step, np.float32)})[1])
+            counted = COPIES.copy()
+            found = session.run(weights)
+    return losses, found, counted
+
+
+def to_bytes(values: Sequence[Any]) -> list[bytes]:
+    """Returns the bits of each value."""
+    return [np.asarray(value).tobytes() for value in values]
+
+
+@HOW
+def test_small_arrays_travel_as_one(how: str) -> None:
+    """The small arrays of one ps and one dtype are one copy, each way; a large array is a copy of its own."""
+    copies = train(how)[2]
+    moved = PS * len(DTYPES) + PS
+    assert (copies["in"], copies["out"]) == (moved + GIVEN, moved + 1)
+    assert copies["puts"] == 1 + PS
+    assert (copies["late"], copies["waits"]) == (0, 1)
+
+
+@HOW
+def test_packs_change_no_bit(how: str) -> None:
+    """Losses and variables have the bits of a step on the CPU, to which each array travels alone."""
+    losses, values, _ = train(how)
+    assert any((a != b).any() for a, b in zip(values, first_values(), strict=True) if a.size)
+    losses_alone, values_alone, copies = train(how, "/cpu:0")
+    assert not copies.total()
+    assert to_bytes(losses) == to_bytes(losses_alone)
+    assert to_bytes(values) == to_bytes(values_alone)
