@@ -68,6 +68,7 @@ def compile_also(report: pathlib.Path) -> None:
         compute: Callable[..., Any],
         avals: Sequence[jax.ShapeDtypeStruct],
         donate: Collection[int],
+        results_on: Sequence[Any] | None = None,
     ) -> Any:
         moved = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in avals]
         # A device that the tasks of one process set as the default is none of the topology.
@@ -86,7 +87,7 @@ def compile_also(report: pathlib.Path) -> None:
                 )
                 with report.open("a") as out:
                     print(json.dumps({"bytes": total, "secs": time.monotonic() - began}), file=out)
-        return compile_one(compute, avals, donate)
+        return compile_one(compute, avals, donate, results_on)
 
     compiler._compile_one = compile_both
 
