@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.tf1.oracle.drawer import FLOATS, LOOP, NORM, ROWS, Drawer, Value
+from tests.harness.tf1.oracle.drawer import FLOATS, LOOP, NORM, PRODUCT, ROWS, Drawer, Value
 
 DERIVATIVE = "a derivative"
 """Stands in ``Value.reads`` for a derivative behind the tensor."""
@@ -93,7 +93,7 @@ def draw_gradients(drawer: Drawer) -> None:
     """Draws derivatives of a tensor by what stands behind."""
     y = drawer.pick(lambda v: v.dtype == "float32" and not v.writes)
     # TensorFlow has no second derivative of a loop.
-    if y is None or {DERIVATIVE, LOOP} <= y.reads:
+    if y is None or {DERIVATIVE, LOOP} <= y.reads or PRODUCT in y.marks:
         return
     sources = [
         v
@@ -126,7 +126,7 @@ def draw_train(drawer: Drawer) -> None:
     y = drawer.pick(
         lambda v: v.dtype == "float32" and bool(v.reads) and not v.writes and v.kind == "tensor"
     )
-    if y is None:
+    if y is None or PRODUCT in y.marks:
         return
     of, among = f"tf.square({y.name})", ""
     # A derivative that is zero everywhere is None in TensorFlow alone, so the loss needs another.

@@ -17,7 +17,9 @@ LARGE = 64.0
 NORM = "a sum or a norm of which is the same everywhere: its derivative is rounding alone"
 JUMP = "a derivative that is zero, or None in TensorFlow"
 ROWS = "rows of a variable, perhaps twice: TensorFlow clips the derivative of each"
+PRODUCT = "products with a factor of 0, whose derivative is NaN or 0 in TensorFlow"
 MARKS = {
+    PRODUCT: ("tf.cumprod(",),
     NORM: ("softmax(", "l2_normalize(", "clip_by_norm("),
     JUMP: ("tf.floor(", "tf.ceil(", "tf.sign(", "tf.round(", "tf.rint(", "tf.cast(", " // "),
     ROWS: ("tf.gather(", "tf.nn.embedding_lookup("),
@@ -53,7 +55,7 @@ class Value:
         reads: variables that its computation reads.
         writes: variables, queues and the like that its computation changes.
         ranked: False if the rank is known in the step only.
-        marks: kinds of operations behind the tensor: ``NORM``, ``JUMP``, ``ROWS``.
+        marks: kinds of operations behind the tensor: ``NORM``, ``JUMP``, ``ROWS``, ``PRODUCT``.
     """
 
     name: str
