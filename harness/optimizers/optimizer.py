@@ -297,7 +297,7 @@ class Optimizer:
     def _abstract_state(self, variable: rt.Variable) -> optax.OptState:
         given = self._place_alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
         try:
-            with jax.enable_x64(_is_wide(variable)):
+            with jax.enable_x64(np.float64 in (variable.dtype, jax.numpy.zeros(()).dtype)):
                 return jax.eval_shape(self._transformation.init, given)
         except Exception as error:
             # The error is of optax, or of a function of the user's.
@@ -417,12 +417,6 @@ def _count_step(
     with rt.control_dependencies([beside] if beside is not None else [g.op for g in gradients]):
         counted: rt.Operation = global_step.assign_add(1, name="count_step").op
         return counted
-
-
-def _is_wide(variable: rt.Variable) -> bool:
-    """Returns True if the updates of ``variable`` run in JAX's 64-bit mode, in which slots are as wide."""
-    here = jax.dtypes.canonicalize_dtype(np.float64)
-    return here == np.float64 or variable.dtype in (np.float64, np.complex128)
 
 
 def _to_arrays(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
