@@ -265,7 +265,10 @@ def _trace_sizes(run: _TrialRun) -> list[object]:
                 lambda leaf: aval([make_symbols(1)[0]] * len(leaf.shape), leaf.dtype), found[0]
             )
         )
-    return found or _trace_fitting(places, run)
+    # A size of 1 fits all others, and says nothing about them.
+    if all(size == 1 for sizes in accepted for size in sizes.values()):
+        found += _trace_fitting(places, run)
+    return found
 
 
 def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> bool:

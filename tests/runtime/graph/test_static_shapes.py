@@ -71,6 +71,7 @@ def test_unknown_size_takes_known_one() -> None:
         (lambda x, y: x.reshape(len(y), 2, -1), [(None,), (None,)], (None, 2, None)),
         (lambda x, y: x.reshape(len(y), -1, 8), [(None,), (None,)], (None, None, None)),
         (lambda x: x.reshape(1), [(None,)], (1,)),
+        (lambda x, y: x < y, [(1, 4), (None, None)], (None, 4)),
         (lambda x, y: x[len(y) :], [(None,), (None,)], (None,)),
         (lambda x, y, z: (x + y).sum() + z[len(x) :], [(None,), (None,), (None,)], (None,)),
         (lambda x: x[50000:], [(None, 7)], (None, 7)),
