@@ -96,6 +96,13 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def fixed_device(name: str) -> Iterator[None]:
+    """Places the operations of a block on one device, whatever scopes are open or opened inside."""
+    with device(None), device(lambda _: name):
+        yield
+
+
 def device_scopes() -> DeviceScopes:
     """Returns the open scopes, the outermost first."""
     return _stack.get()

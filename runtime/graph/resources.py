@@ -11,6 +11,7 @@ from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Host, Shape
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
+from runtime.graph.placement import fixed_device
 from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 DTypes: TypeAlias = DTypeLike | Sequence[DTypeLike]
@@ -204,7 +205,7 @@ class Queue(_NamedResource):
         # A closed queue may return a smaller last batch, so the size is not static then.
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
         # The number is made on the device of the queue, so that no stage on another task is needed.
-        with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
+        with self.graph.as_default(), fixed_device(self.op.device):
             count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
         outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
         op = self._add_operation("dequeue_many", [count], outputs, name=name, up_to=up_to)
@@ -486,7 +487,7 @@ class ConditionalAccumulator(_NamedResource):
             return as_tensor(value)
         # The number is made on the device of the accumulator, so that no stage on another task is
         # needed.
-        with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
+        with self.graph.as_default(), fixed_device(self.op.device):
             return constant(value, np.int64, name=what)
 
 

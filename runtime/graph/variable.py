@@ -13,6 +13,7 @@ from runtime.graph.graph import Graph, GraphKeys, Operation, SessionLike, Tensor
 from runtime.graph.op_kinds import ArrayFn, Attrs, Host, Read, Update, VariableSpec
 from runtime.graph.operators import Operators, TensorLike
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
+from runtime.graph.placement import fixed_device
 from runtime.tensor_spec import AnyArray, DType, dtype_name, shape_fits
 
 
@@ -86,7 +87,7 @@ class Variable(Operators[Tensor]):
             )
             """The operation ``w``."""
             with graph.name_scope(full + "/"):
-                with graph.device(lambda op: self.op.device):
+                with fixed_device(self.op.device):
                     value = initial_value() if callable(initial_value) else initial_value
                     self.initial_value = self._initial_tensor(value, wanted)
                 self.initializer = self._make_update(
@@ -258,7 +259,7 @@ class Variable(Operators[Tensor]):
         self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False
     ) -> Tensor:
         # A constant is made on the variable's device, so that no stage on another task is needed.
-        with Graph.of(self, value).as_default(), self.graph.device(lambda op: self.op.device):
+        with Graph.of(self, value).as_default(), fixed_device(self.op.device):
             if is_tensor(value):
                 tensor = as_tensor(value)
             else:

@@ -351,3 +351,13 @@ def test_names_stay_unique(graph: rt.Graph) -> None:
         assert rt.constant(1.0, name="whole/").op.name == "whole"
         with pytest.raises(ValueError, match="Duplicate node name in graph: 'whole'"):
             rt.constant(2.0, name="whole/")
+
+
+def test_first_values_stay_beside_their_variable(graph: rt.Graph) -> None:
+    """A GPU of the worker's is not asked for on a ps, where first values and new values are made."""
+    gpu = rt.replica_device_setter(ps_tasks=1, worker_device="/job:worker/task:0/gpu:0")
+    with rt.device(gpu):
+        number = rt.Variable(1.0, name="number")
+        rt.Variable(lambda: rt.constant(np.ones(3, np.float32)), name="made")
+        number.assign(2.0)
+    assert {op.device for op in graph.get_operations()} == {"/job:ps/task:0"}
