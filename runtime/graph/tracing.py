@@ -35,6 +35,7 @@ Most reshapes divide the first two. JAX allocates no array of these sizes, but N
 may, so the numbers are small.
 """
 _RATIO_BASES = 16, 48
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 _FAR = 10**9
 """A size beyond all numbers of a program, such as the number of ``x[50000:]``."""
 
@@ -217,7 +218,11 @@ class _TrialRun:
         token = _guessing.set(bool(sizes))
         try:
             # A plan has the same mesh and mode, so JAX finds this trace again.
-            with jax.set_mesh(None), jax.enable_x64(self.wide), misuse.traced(self.what, self.fn):
+            with (
+                jax.sharding.use_abstract_mesh(_NO_MESH),
+                jax.enable_x64(self.wide),
+                misuse.traced(self.what, self.fn),
+            ):
                 return [jax.eval_shape(self.fn, *avals)]
         except Exception as error:
             self.failed.append(error)

@@ -174,16 +174,22 @@ def feed_value(tensor: Tensor, value: object) -> AnyArray:
         array = value
     else:
         return _convert_value(tensor, value)
-    _check_shape(tensor, array)
+    # Written out, because a step pays for each call of a function here.
+    if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
+        raise _shape_error(tensor, array)
     return array
+
+
+def _shape_error(tensor: Tensor, array: AnyArray) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
+        f"{show_shape(tensor.shape)}"
+    )
 
 
 def _check_shape(tensor: Tensor, array: AnyArray) -> None:
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
-        raise InvalidArgumentError(
-            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
-            f"{show_shape(tensor.shape)}"
-        )
+        raise _shape_error(tensor, array)
 
 
 def _convert_value(tensor: Tensor, value: object) -> Array:

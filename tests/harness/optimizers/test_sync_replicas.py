@@ -113,7 +113,8 @@ def test_clip_scales_mean_of_any_aggregate(
     batch = [(k % STEPS, counted[k]) for k in steps]
     wanted = alone(rule, [x[which] for which in batch], [y[which] for which in batch])
     for mine, one in zip(chief[1:], wanted, strict=True):
-        np.testing.assert_allclose(mine, one, rtol=2e-5, atol=2e-6)
+        # The mean is summed in the order of arrival, and a busy machine takes more steps.
+        np.testing.assert_allclose(mine, one, rtol=2e-5, atol=2e-6 * len(batch))
 
 
 def test_workers_may_give_several_gradients(servers: list[rt.Server]) -> None:
