@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from runtime import concurrency
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall, StepPhase
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import later, when_dropped
@@ -24,7 +26,7 @@ from runtime.master.exchange import (
     begin_moves,
 )
 from runtime.master.pipeline import Pipeline
-from runtime.master.tasks import RemoteTask, Task
+from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.counters import StepTimes
 from runtime.plan.phases import group_waves
 from runtime.plan.plan import Plan, StageCall
@@ -97,6 +99,18 @@ class PreparedPlan:
         return values
 
 
+class _Registration(NamedTuple):
+    """The registration of a plan's stages on another task.
+
+    Attributes:
+        handles: those of the stages that are registered so far.
+        calls: the calls of all stages.
+    """
+
+    handles: list[int]
+    calls: futures.Future[list[RemoteCall]]
+
+
 def register_plan(
     session: PlanRegistrar, plan: Plan, times: StepTimes, *, traced: bool
 ) -> PreparedPlan:
@@ -112,7 +126,7 @@ def register_plan(
         AbortedError: a task has restarted since the session began.
         UnavailableError: a task is gone.
     """
-    registered: dict[RemoteTask, list[int]] = {}
+    registered: dict[RemoteTask, _Registration] = {}
     unregister = functools.partial(_unregister_plan, session.id, registered)
     try:
         calls = _register_stages(session, plan, traced, registered)
@@ -136,26 +150,56 @@ def register_plan(
 
 
 def _register_stages(
-    session: PlanRegistrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
+    session: PlanRegistrar, plan: Plan, traced: bool, registered: dict[RemoteTask, _Registration]
 ) -> list[RemoteCall | LocalCall]:
-    """Registers each stage on its task, and adds the handles on other tasks to ``registered``."""
+    """Registers each stage on its task, and adds what other tasks register to ``registered``.
+
+    The tasks compile their stages at the same time.
+    """
     writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.updates)
     # One writing stage alone is atomic anyway. Several need the write gate of each task.
     writes = dict(writing) if writing.total() > 1 else None
-    calls: list[RemoteCall | LocalCall] = []
+    by_task: dict[Task, list[StageCall]] = {}
     for call in plan.stages:
-        task = session.tasks[call.stage.device.task_name]
+        by_task.setdefault(session.tasks[call.stage.device.task_name], []).append(call)
+
+    def register_remotely(task: RemoteTask, handles: list[int]) -> list[RemoteCall]:
+        found, timeout = [], session.options.operation_timeout_secs
+        for call in by_task[task]:
+            found.append(task.register(call, frozenset(plan.fetches), timeout, writes, traced))
+            handles.append(found[-1].handle)
+        return found
+
+    for task in by_task:
         if isinstance(task, RemoteTask):
-            timeout = session.options.operation_timeout_secs
-            remote = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
-            registered.setdefault(task, []).append(remote.handle)
-            calls.append(remote)
-        else:
-            local = task.register(call, writes, traced, session.foreign)
-            inline = tuple(call.inputs[i] for i in local.inline)
-            leaving = _find_leaving(plan, call)
-            calls.append(LocalCall(task.server.worker, local, inline, call.outputs, leaving))
-    return calls
+            handles: list[int] = []
+            work = functools.partial(register_remotely, task, handles)
+            registered[task] = _Registration(handles, concurrency.in_thread(work, task.name))
+    done: dict[Task, Iterator[RemoteCall | LocalCall]] = {}
+    for task in by_task:
+        if not isinstance(task, RemoteTask):
+            done[task] = iter(
+                [
+                    _register_locally(session, plan, call, task, writes, traced)
+                    for call in by_task[task]
+                ]
+            )
+    done |= {task: iter(of_task.calls.result()) for task, of_task in registered.items()}
+    return [next(done[session.tasks[call.stage.device.task_name]]) for call in plan.stages]
+
+
+def _register_locally(
+    session: PlanRegistrar,
+    plan: Plan,
+    call: StageCall,
+    task: LocalTask,
+    writes: Mapping[str, int] | None,
+    traced: bool,
+) -> LocalCall:
+    local = task.register(call, writes, traced, session.foreign)
+    inline = tuple(call.inputs[i] for i in local.inline)
+    leaving = _find_leaving(plan, call)
+    return LocalCall(task.server.worker, local, inline, call.outputs, leaving)
 
 
 def _find_leaving(plan: Plan, call: StageCall) -> tuple[int, ...]:
@@ -180,10 +224,13 @@ def _find_moves(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> Moves:
     ]
 
 
-def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:
+def _unregister_plan(session: int, registered: Mapping[RemoteTask, _Registration]) -> None:
     """Unregisters the handles of a plan that is gone."""
-    for task, handles in registered.items():
-        task.unregister(session, handles)
+    for task, of_task in registered.items():
+        # A plan that failed on one task may still be registered on another.
+        futures.wait([of_task.calls])
+        if of_task.handles:
+            task.unregister(session, of_task.handles)
 
 
 def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[StepPhase, ...]:
