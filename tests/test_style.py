@@ -47,7 +47,7 @@ def per_thousand(count: int, base: int) -> float:
 
 
 MOST: list[tuple[str, Callable[[], float], float]] = [
-    ("tokens", lambda: core().tokens, 320_700),
+    ("tokens", lambda: core().tokens, 320_760),
     ("functions over 300 tokens", lambda: len(core().functions_over(tokens=300)), 13),
     ("functions over 15 branches", lambda: len(core().functions_over(branches=15)), 13),
     ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 4),
@@ -68,7 +68,7 @@ MOST: list[tuple[str, Callable[[], float], float]] = [
     ),
     ("classes of one word, %", lambda: core().one_word_classes / len(core().classes) * 100, 20),
     ("words in a test's name", lambda: sum(suite().words.values()) / len(suite().words), 4.8),
-    ("uses of monkeypatch", lambda: suite().patches, 99),
+    ("uses of monkeypatch", lambda: suite().patches, 100),
     ("words in the pages", lambda: style.page_words(pages()), 42_500),
     ("private attributes in tests", lambda: suite().private, 90),
     ("tests without a docstring", lambda: len(suite().words) - suite().documented, 0),

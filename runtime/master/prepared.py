@@ -163,29 +163,37 @@ def _register_stages(
     for call in plan.stages:
         by_task.setdefault(session.tasks[call.stage.device.task_name], []).append(call)
 
-    def register_remotely(task: RemoteTask, handles: list[int]) -> list[RemoteCall]:
-        found, timeout = [], session.options.operation_timeout_secs
-        for call in by_task[task]:
-            found.append(task.register(call, frozenset(plan.fetches), timeout, writes, traced))
-            handles.append(found[-1].handle)
-        return found
-
-    for task in by_task:
+    for task, calls in by_task.items():
         if isinstance(task, RemoteTask):
             handles: list[int] = []
-            work = functools.partial(register_remotely, task, handles)
+            work = functools.partial(
+                _register_remotely, session, plan, calls, task, writes, traced, handles
+            )
             registered[task] = _Registration(handles, concurrency.in_thread(work, task.name))
     done: dict[Task, Iterator[RemoteCall | LocalCall]] = {}
-    for task in by_task:
+    for task, calls in by_task.items():
         if not isinstance(task, RemoteTask):
             done[task] = iter(
-                [
-                    _register_locally(session, plan, call, task, writes, traced)
-                    for call in by_task[task]
-                ]
+                [_register_locally(session, plan, call, task, writes, traced) for call in calls]
             )
     done |= {task: iter(of_task.calls.result()) for task, of_task in registered.items()}
     return [next(done[session.tasks[call.stage.device.task_name]]) for call in plan.stages]
+
+
+def _register_remotely(
+    session: PlanRegistrar,
+    plan: Plan,
+    calls: Sequence[StageCall],
+    task: RemoteTask,
+    writes: Mapping[str, int] | None,
+    traced: bool,
+    handles: list[int],
+) -> list[RemoteCall]:
+    found, timeout = [], session.options.operation_timeout_secs
+    for call in calls:
+        found.append(task.register(call, frozenset(plan.fetches), timeout, writes, traced))
+        handles.append(found[-1].handle)
+    return found
 
 
 def _register_locally(

@@ -44,25 +44,3 @@ def test_tasks_register_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> Non
                         registrar, "register", _wait_before(registrar.register, barrier)
                     )
                 assert session.run(total) == 3
-
-
-def test_failed_task_leaves_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of one task reaches the caller, and the stages of the other tasks go."""
-    with servers(sockets=True, ps=2, worker=1) as made:
-        with rt.Graph().as_default():
-            parts = []
-            for number in range(2):
-                with rt.device(f"/job:ps/task:{number}"):
-                    parts.append(rt.identity(rt.constant(np.float32(number + 1))))
-            fetched = list(parts)
-            broken = made["/job:ps/task:1"].worker.registrar
-
-            def refuse(*args: object, **kwargs: object) -> None:
-                raise rt.InvalidArgumentError("this task takes no stage")
-
-            with rt.Session(made["/job:worker/task:0"].target) as session:
-                with monkeypatch.context() as patched:
-                    patched.setattr(broken, "register", refuse)
-                    with pytest.raises(rt.InvalidArgumentError, match="takes no stage"):
-                        session.run(fetched)
-                assert session.run(fetched) == [1, 2]
