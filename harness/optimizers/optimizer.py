@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -200,13 +200,13 @@ class Optimizer:
                 for device in devices
             }
             whole = self.clip_norm is not None or self.before_push is not None
-            done = [
-                *updates.values(),
-                *self._tables.update_all(rows, _as_tensors(self._extra_args), whole),
-            ]
+            pushes = self._tables.update_all(rows, _as_tensors(self._extra_args), whole)
+            done = [*updates.values(), *pushes]
             if global_step is not None:
                 beside = updates.get(global_step.device)
-                computed = [g for g, _ in pairs] + [g for part in rows for _, g in part.parts]
+                # A worker that dies between two messages must not have counted rows that it has not
+                # sent. So the count leaves with the rows, behind them.
+                computed = [g for g, _ in pairs] + [t for push in pushes for t in push.inputs]
                 done.append(_count_step(global_step, beside, computed))
             return rt.group(*done, name="train")
 
@@ -392,13 +392,14 @@ def _pick_slot(
 
 
 def _split_pairs(
-    grads_and_vars: Sequence[GradientAndVariable], name: str
+    grads_and_vars: Iterable[GradientAndVariable], name: str
 ) -> tuple[list[tuple[rt.Tensor, rt.Variable]], list[rt.RowGradient]]:
     """Returns the gradients of variables, and those of tables."""
-    rows = [g for g, _ in grads_and_vars if isinstance(g, rt.RowGradient)]
-    pairs = [(g, v) for g, v in grads_and_vars if isinstance(g, rt.Tensor)]
+    given = list(grads_and_vars)
+    rows = [g for g, _ in given if isinstance(g, rt.RowGradient)]
+    pairs = [(g, v) for g, v in given if isinstance(g, rt.Tensor)]
     if not pairs and not rows:
-        names = ", ".join(v.name for _, v in grads_and_vars) or "none"
+        names = ", ".join(v.name for _, v in given) or "none"
         raise rt.InvalidArgumentError(f"{name}: no gradients for any variable (variables: {names})")
     return pairs, rows
 

@@ -203,6 +203,19 @@ def test_extra_arguments_reach_the_transformation() -> None:
             assert session.run(v) == pytest.approx(0.8)
 
 
+def test_pairs_may_come_from_zip() -> None:
+    """``zip(gradients, variables)`` is taken as a list of the pairs is."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        variable = rt.Variable(np.float32(3))
+        gradients = rt.gradients(variable * variable, [variable])
+        train = harness.Optimizer(optax.sgd(0.5)).apply_gradients(
+            zip(gradients, [variable], strict=True)
+        )
+        session.run(rt.global_variables_initializer())
+        session.run(train)
+        assert session.run(variable) == 0
+
+
 @pytest.mark.parametrize(
     ("transformation", "expected"),
     [
