@@ -499,6 +499,8 @@ class LedQuorum(QuorumResource):
         # The chief waits here until there is enough. Its lock is that of the pushes, which wake
         # nobody for nothing.
         self._gathered = concurrency.Condition(self._lock)
+        self._claims = 0
+        # 0 while no chief leads.
         self._session = 0
 
     def _present_step(self, stamp: int, target: DeferredProgram) -> int:
@@ -522,6 +524,7 @@ class LedQuorum(QuorumResource):
 
     def _renew_generation(self, generation: int, forget: bool = False) -> None:
         if generation != self._generation:
+            self._session = 0
             self._gathered.notify_all()
         super()._renew_generation(generation, forget)
 
@@ -564,9 +567,11 @@ class LedQuorum(QuorumResource):
         """
         with self._changed:
             check()
-            self._session += 1
             self._wanted = wanted
             self._renew_generation(generation, forget)
+            # No number is given twice, so a chief of before a restore stays refused.
+            self._claims += 1
+            self._session = self._claims
             self._note_counter(step_now)
             self._gathered.notify_all()
             # The chief repeats the last decision on tasks that lack it.

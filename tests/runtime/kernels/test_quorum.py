@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runtime.errors import (
@@ -399,6 +399,7 @@ LED_TURNS = st.one_of(
 
 @pytest.mark.parametrize("kind", [LeadingQuorum, LedQuorum])
 @pytest.mark.parametrize("elastic", [False, True])
+@example(turns=[("claim",), ("push", 0, 0), ("gather",), ("restore",), ("push", 1, 0), ("commit",)])
 @given(turns=st.lists(LED_TURNS, max_size=20))
 def test_led_quorum_keeps_its_promises(
     kind: type[LedQuorum], elastic: bool, turns: list[Any]
