@@ -49,7 +49,7 @@ class _ImportedModules(abc.MetaPathFinder, abc.Loader):
     """The modules that import JAX, hidden from the program until the program imports one of them.
 
     A program may set a variable such as JAX_ENABLE_X64 before the program imports JAX. JAX has read
-    the variable already, so the task starts anew then, as an ordinary process.
+    the variable already, so the task then restarts as an ordinary process.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def _become_task(message: dict[str, Any], launcher: socket.socket) -> None:
         sys.modules["jax"].config.update("jax_platforms", environ["JAX_PLATFORMS"])
     if "MALLOC_MMAP_THRESHOLD_" in environ:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(environ["MALLOC_MMAP_THRESHOLD_"]))
-    # Python seeds `random` anew in a fork. NumPy would draw the same numbers in all tasks.
+    # Python seeds `random` in a fork. NumPy would draw the same numbers in all tasks.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     with contextlib.suppress(OSError):

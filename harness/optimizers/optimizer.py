@@ -246,12 +246,11 @@ class Optimizer:
 
     def _update_task(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
         """Updates all variables of one task, with their slots, in one program."""
-        variables = list(dict.fromkeys(v for _, v in pairs))
-        assert len({v.device for v in variables}) == 1, "one program runs on one task"
-        places = [variables.index(v) for _, v in pairs]
-        slots = [list(self._slots_of(v).values()) for v in variables]
+        places = {v: i for i, v in enumerate(dict.fromkeys(v for _, v in pairs))}
+        assert len({v.device for v in places}) == 1, "one program runs on one task"
+        slots = [list(self._slots_of(v).values()) for v in places]
         extra = _as_tensors(self._extra_args)
-        sizes = [len(variables), *map(len, slots), len(pairs), len(extra)]
+        sizes = [len(places), *map(len, slots), len(pairs), len(extra)]
 
         # One program, so that no reader of the ps sees a variable of this step beside a slot of the
         # step before.
@@ -259,15 +258,16 @@ class Optimizer:
             values, *stored, gradients, given = _cut_lists(arrays, sizes)
             states = [
                 _from_arrays(leaves, self._transformation.init(self._place_alone(variable, value)))
-                for variable, value, leaves in zip(variables, values, stored, strict=True)
+                for variable, value, leaves in zip(places, values, stored, strict=True)
             ]
-            for place, gradient in zip(places, gradients, strict=True):
+            for (_, variable), gradient in zip(pairs, gradients, strict=True):
+                place = places[variable]
                 values[place], states[place] = self._apply_gradient(
-                    variables[place], gradient, values[place], states[place], given
+                    variable, gradient, values[place], states[place], given
                 )
             return [*values, *(leaf for state in states for leaf in _to_arrays(state))], ()
 
-        everything = [*variables, *(s for group in slots for s in group)]
+        everything = [*places, *(s for group in slots for s in group)]
         applied: rt.Operation = rt.update(
             everything, step, [*(g for g, _ in pairs), *extra], name="apply"
         )

@@ -234,7 +234,7 @@ def test_bad_ids_are_refused(ids: Any, message: str) -> None:
 
 
 def test_misuse_is_named() -> None:
-    """What a table cannot do is refused by name, when the graph is made or at the first step."""
+    """Uses that a table does not support are refused by name, when the graph is made or at the first step."""
     with rt.Graph().as_default(), rt.Session() as session:
         films = rt.Table("films", rows=10, dim=2)
         with pytest.raises(rt.InvalidArgumentError, match=r"table 'films' of 10 rows and dim 2"):
