@@ -94,7 +94,8 @@ def test_job_outlives_deaths_and_its_time(slurm: Slurm) -> None:
     # told to it.
     until(lambda: not slurm.processes("slurmstepd"), "the first start is over")
     further.write_text(f"--train_steps={saved + 300}\n")
-    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    # The limit of the first start would end the next one as well.
+    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now", "TimeLimit=60")
     until(
         lambda: re.search("Resources|DRAINED", job.fields()["Reason"]),
         "it waits for the drained host",
