@@ -210,6 +210,7 @@ def test_workers_wait_for_the_chief(tmp_path: pathlib.Path) -> None:
             sess = sv.prepare_or_wait_for_session(server.target, start_standard_services=False)
             seen.append((index, int(sess.run(step))))
             sess.close()
+            sv.stop()
 
     with (
         tf.train.Server(cluster, "ps", 0),
