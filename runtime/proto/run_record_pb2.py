@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eruntime/proto/run_record.proto\x12\nbellwether\"*\n\nLeadership\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\r\n\x05owner\x18\x02 \x01(\x06\"\xb6\t\n\x08RunOrder\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12*\n\nleadership\x18\x0f \x01(\x0b\x32\x16.bellwether.Leadership\x12/\n\x07inspect\x18\x05 \x01(\x0b\x32\x1c.bellwether.RunOrder.InspectH\x00\x12+\n\x05\x63laim\x18\x06 \x01(\x0b\x32\x1a.bellwether.RunOrder.ClaimH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.bellwether.RunOrder.LoadH\x00\x12)\n\x04open\x18\x08 \x01(\x0b\x32\x19.bellwether.RunOrder.OpenH\x00\x12-\n\x06\x66inish\x18\t \x01(\x0b\x32\x1b.bellwether.RunOrder.FinishH\x00\x12)\n\x04join\x18\n \x01(\x0b\x32\x19.bellwether.RunOrder.JoinH\x00\x12)\n\x04rest\x18\x0b \x01(\x0b\x32\x19.bellwether.RunOrder.RestH\x00\x12)\n\x04\x64one\x18\x0c \x01(\x0b\x32\x19.bellwether.RunOrder.DoneH\x00\x12\x36\n\x0bwait_loaded\x18\r \x01(\x0b\x32\x1f.bellwether.RunOrder.WaitLoadedH\x00\x12\x32\n\twait_done\x18\x0e \x01(\x0b\x32\x1d.bellwether.RunOrder.WaitDoneH\x00\x12)\n\x04stop\x18\x11 \x01(\x0b\x32\x19.bellwether.RunOrder.StopH\x00\x12\x32\n\twait_stop\x18\x10 \x01(\x0b\x32\x1d.bellwether.RunOrder.WaitStopH\x00\x1a\t\n\x07Inspect\x1a\x07\n\x05\x43laim\x1a\x06\n\x04Load\x1a\x16\n\x04Open\x12\x0e\n\x06logdir\x18\x01 \x01(\t\x1a\x9b\x01\n\x06\x46inish\x12\x14\n\x0csilence_secs\x18\x01 \x01(\x01\x12\x19\n\x11\x63ounter_container\x18\x02 \x01(\t\x12\x14\n\x0c\x63ounter_name\x18\x03 \x01(\t\x12\x17\n\nsaved_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\ttook_part\x18\x05 \x03(\t\x12\x0f\n\x07\x65lastic\x18\x06 \x01(\x08\x42\r\n\x0b_saved_step\x1a\x17\n\x04Join\x12\x0f\n\x07session\x18\x01 \x01(\x06\x1a\x17\n\x04Rest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x1a\x9d\x01\n\x04\x44one\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\r\n\x05leave\x18\x02 \x01(\x08\x12\x0f\n\x07goodbye\x18\x03 \x01(\x08\x12\x35\n\x06states\x18\x04 \x03(\x0b\x32%.bellwether.RunOrder.Done.StatesEntry\x1a-\n\x0bStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x1a\x18\n\x08WaitStop\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x1a\x1a\n\nWaitLoaded\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x1a\x18\n\x08WaitDone\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x42\x07\n\x05orderJ\x04\x08\x04\x10\x05\"\xea\x04\n\x08RunReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x05phase\x18\x02 \x01(\x0e\x32\x1a.bellwether.RunReply.Phase\x12*\n\nleadership\x18\x0e \x01(\x0b\x32\x16.bellwether.Leadership\x12\x13\n\x0bleader_name\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x0e\n\x06joined\x18\x07 \x03(\t\x12\x36\n\taddresses\x18\x08 \x03(\x0b\x32#.bellwether.RunReply.AddressesEntry\x12\x0c\n\x04\x64one\x18\t \x03(\t\x12\x30\n\x06silent\x18\n \x03(\x0b\x32 .bellwether.RunReply.SilentEntry\x12\x17\n\nsaved_step\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06origin\x18\x0c \x01(\t\x12\x0e\n\x06logdir\x18\r \x01(\t\x12\x0c\n\x04stop\x18\x0f \x01(\t\x12\x0c\n\x04left\x18\x10 \x03(\t\x12\x19\n\x0cgoes_in_secs\x18\x11 \x01(\x01H\x01\x88\x01\x01\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bSilentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x05Phase\x12\x07\n\x03NEW\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x0c\n\x08\x46INISHED\x10\x03\x42\r\n\x0b_saved_stepB\x0f\n\r_goes_in_secsJ\x04\x08\x03\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eruntime/proto/run_record.proto\x12\nbellwether\"*\n\nLeadership\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\r\n\x05owner\x18\x02 \x01(\x06\"\xc5\t\n\x08RunOrder\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12*\n\nleadership\x18\x0f \x01(\x0b\x32\x16.bellwether.Leadership\x12/\n\x07inspect\x18\x05 \x01(\x0b\x32\x1c.bellwether.RunOrder.InspectH\x00\x12+\n\x05\x63laim\x18\x06 \x01(\x0b\x32\x1a.bellwether.RunOrder.ClaimH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.bellwether.RunOrder.LoadH\x00\x12)\n\x04open\x18\x08 \x01(\x0b\x32\x19.bellwether.RunOrder.OpenH\x00\x12-\n\x06\x66inish\x18\t \x01(\x0b\x32\x1b.bellwether.RunOrder.FinishH\x00\x12)\n\x04join\x18\n \x01(\x0b\x32\x19.bellwether.RunOrder.JoinH\x00\x12)\n\x04rest\x18\x0b \x01(\x0b\x32\x19.bellwether.RunOrder.RestH\x00\x12)\n\x04\x64one\x18\x0c \x01(\x0b\x32\x19.bellwether.RunOrder.DoneH\x00\x12\x36\n\x0bwait_loaded\x18\r \x01(\x0b\x32\x1f.bellwether.RunOrder.WaitLoadedH\x00\x12\x32\n\twait_done\x18\x0e \x01(\x0b\x32\x1d.bellwether.RunOrder.WaitDoneH\x00\x12)\n\x04stop\x18\x11 \x01(\x0b\x32\x19.bellwether.RunOrder.StopH\x00\x12\x32\n\twait_stop\x18\x10 \x01(\x0b\x32\x1d.bellwether.RunOrder.WaitStopH\x00\x1a\t\n\x07Inspect\x1a\x07\n\x05\x43laim\x1a\x06\n\x04Load\x1a\x16\n\x04Open\x12\x0e\n\x06logdir\x18\x01 \x01(\t\x1a\x9b\x01\n\x06\x46inish\x12\x14\n\x0csilence_secs\x18\x01 \x01(\x01\x12\x19\n\x11\x63ounter_container\x18\x02 \x01(\t\x12\x14\n\x0c\x63ounter_name\x18\x03 \x01(\t\x12\x17\n\nsaved_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\ttook_part\x18\x05 \x03(\t\x12\x0f\n\x07\x65lastic\x18\x06 \x01(\x08\x42\r\n\x0b_saved_step\x1a&\n\x04Join\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x1a\x17\n\x04Rest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x1a\x9d\x01\n\x04\x44one\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\r\n\x05leave\x18\x02 \x01(\x08\x12\x0f\n\x07goodbye\x18\x03 \x01(\x08\x12\x35\n\x06states\x18\x04 \x03(\x0b\x32%.bellwether.RunOrder.Done.StatesEntry\x1a-\n\x0bStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x1a\x18\n\x08WaitStop\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x1a\x1a\n\nWaitLoaded\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x1a\x18\n\x08WaitDone\x12\x0c\n\x04secs\x18\x01 \x01(\x01\x42\x07\n\x05orderJ\x04\x08\x04\x10\x05\"\xea\x04\n\x08RunReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x05phase\x18\x02 \x01(\x0e\x32\x1a.bellwether.RunReply.Phase\x12*\n\nleadership\x18\x0e \x01(\x0b\x32\x16.bellwether.Leadership\x12\x13\n\x0bleader_name\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x0e\n\x06joined\x18\x07 \x03(\t\x12\x36\n\taddresses\x18\x08 \x03(\x0b\x32#.bellwether.RunReply.AddressesEntry\x12\x0c\n\x04\x64one\x18\t \x03(\t\x12\x30\n\x06silent\x18\n \x03(\x0b\x32 .bellwether.RunReply.SilentEntry\x12\x17\n\nsaved_step\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06origin\x18\x0c \x01(\t\x12\x0e\n\x06logdir\x18\r \x01(\t\x12\x0c\n\x04stop\x18\x0f \x01(\t\x12\x0c\n\x04left\x18\x10 \x03(\t\x12\x19\n\x0cgoes_in_secs\x18\x11 \x01(\x01H\x01\x88\x01\x01\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bSilentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x05Phase\x12\x07\n\x03NEW\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x0c\n\x08\x46INISHED\x10\x03\x42\r\n\x0b_saved_stepB\x0f\n\r_goes_in_secsJ\x04\x08\x03\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEADERSHIP']._serialized_start=46
   _globals['_LEADERSHIP']._serialized_end=88
   _globals['_RUNORDER']._serialized_start=91
-  _globals['_RUNORDER']._serialized_end=1297
+  _globals['_RUNORDER']._serialized_end=1312
   _globals['_RUNORDER_INSPECT']._serialized_start=760
   _globals['_RUNORDER_INSPECT']._serialized_end=769
   _globals['_RUNORDER_CLAIM']._serialized_start=771
@@ -52,27 +52,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNORDER_FINISH']._serialized_start=813
   _globals['_RUNORDER_FINISH']._serialized_end=968
   _globals['_RUNORDER_JOIN']._serialized_start=970
-  _globals['_RUNORDER_JOIN']._serialized_end=993
-  _globals['_RUNORDER_REST']._serialized_start=995
-  _globals['_RUNORDER_REST']._serialized_end=1018
-  _globals['_RUNORDER_DONE']._serialized_start=1021
-  _globals['_RUNORDER_DONE']._serialized_end=1178
-  _globals['_RUNORDER_DONE_STATESENTRY']._serialized_start=1133
-  _globals['_RUNORDER_DONE_STATESENTRY']._serialized_end=1178
-  _globals['_RUNORDER_STOP']._serialized_start=1180
-  _globals['_RUNORDER_STOP']._serialized_end=1202
-  _globals['_RUNORDER_WAITSTOP']._serialized_start=1204
-  _globals['_RUNORDER_WAITSTOP']._serialized_end=1228
-  _globals['_RUNORDER_WAITLOADED']._serialized_start=1230
-  _globals['_RUNORDER_WAITLOADED']._serialized_end=1256
-  _globals['_RUNORDER_WAITDONE']._serialized_start=1258
-  _globals['_RUNORDER_WAITDONE']._serialized_end=1282
-  _globals['_RUNREPLY']._serialized_start=1300
-  _globals['_RUNREPLY']._serialized_end=1918
-  _globals['_RUNREPLY_ADDRESSESENTRY']._serialized_start=1729
-  _globals['_RUNREPLY_ADDRESSESENTRY']._serialized_end=1777
-  _globals['_RUNREPLY_SILENTENTRY']._serialized_start=1779
-  _globals['_RUNREPLY_SILENTENTRY']._serialized_end=1824
-  _globals['_RUNREPLY_PHASE']._serialized_start=1826
-  _globals['_RUNREPLY_PHASE']._serialized_end=1880
+  _globals['_RUNORDER_JOIN']._serialized_end=1008
+  _globals['_RUNORDER_REST']._serialized_start=1010
+  _globals['_RUNORDER_REST']._serialized_end=1033
+  _globals['_RUNORDER_DONE']._serialized_start=1036
+  _globals['_RUNORDER_DONE']._serialized_end=1193
+  _globals['_RUNORDER_DONE_STATESENTRY']._serialized_start=1148
+  _globals['_RUNORDER_DONE_STATESENTRY']._serialized_end=1193
+  _globals['_RUNORDER_STOP']._serialized_start=1195
+  _globals['_RUNORDER_STOP']._serialized_end=1217
+  _globals['_RUNORDER_WAITSTOP']._serialized_start=1219
+  _globals['_RUNORDER_WAITSTOP']._serialized_end=1243
+  _globals['_RUNORDER_WAITLOADED']._serialized_start=1245
+  _globals['_RUNORDER_WAITLOADED']._serialized_end=1271
+  _globals['_RUNORDER_WAITDONE']._serialized_start=1273
+  _globals['_RUNORDER_WAITDONE']._serialized_end=1297
+  _globals['_RUNREPLY']._serialized_start=1315
+  _globals['_RUNREPLY']._serialized_end=1933
+  _globals['_RUNREPLY_ADDRESSESENTRY']._serialized_start=1744
+  _globals['_RUNREPLY_ADDRESSESENTRY']._serialized_end=1792
+  _globals['_RUNREPLY_SILENTENTRY']._serialized_start=1794
+  _globals['_RUNREPLY_SILENTENTRY']._serialized_end=1839
+  _globals['_RUNREPLY_PHASE']._serialized_start=1841
+  _globals['_RUNREPLY_PHASE']._serialized_end=1895
 # @@protoc_insertion_point(module_scope)

@@ -164,15 +164,19 @@ class RunOrder(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         SESSION_FIELD_NUMBER: _builtins.int
+        AGAIN_FIELD_NUMBER: _builtins.int
         session: _builtins.int
+        again: _builtins.bool
+        """in place of an earlier session of the same process"""
         def __init__(
             self,
             *,
             session: _builtins.int = ...,
+            again: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "session", b"session"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

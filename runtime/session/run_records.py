@@ -198,12 +198,13 @@ class RunRecords:
         owner = self.lead.owner if self.lead else 0
         return all(record.leadership.owner in (0, owner) for record in self.inspect().values())
 
-    def join(self, session: int = 0) -> None:
+    def join(self, session: int = 0, *, again: bool = False) -> None:
         """Reports to the tasks that this task takes part.
 
         Args:
             session: The session in which the task trains. Signs of life of the session are those of
                 the task.
+            again: True for a session in place of an earlier one of this process.
 
         Raises:
             InvalidArgumentError: another task with this name takes part, at another address, and
@@ -211,7 +212,7 @@ class RunRecords:
         """
         with self._lock:
             self._closed = False
-        self._send_order(RunOrder(join=RunOrder.Join(session=session)))
+        self._send_order(RunOrder(join=RunOrder.Join(session=session, again=again)))
 
     def rest(self, session: int) -> None:
         """Reports that this task has stopped training in a session, and still needs the tasks."""

@@ -64,6 +64,7 @@ class RunRecord:
         leader: the leader that the task obeys.
         saved: key of the global step, and the step of the last checkpoint; None without a report.
         logdir: log directory of the chief; empty without one.
+        when_joined: called, without the lock, with the name of a task when a process of the task joins.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RunRecord:
         self._changed = changed
         self._has_values = has_values
         self.logdir = ""
+        self.when_joined: Callable[[str], None] = lambda task: None
         self._phase = NEW
         self._stop = ""
         self._closed: OpError | None = None
@@ -113,9 +115,12 @@ class RunRecord:
             # An order of a dead caller must not be carried out late, as its next life may have
             # ordered the contrary.
             cancelled.check("an order for the run record")
+            is_new = self._is_new(order)
             handler(self, order, task, cancelled)
             self._changed.notify_all()
             reply = self._make_reply()
+        if is_new:
+            self.when_joined(order.sender)
         self._leave_when_done()
         return reply
 
@@ -338,6 +343,13 @@ class RunRecord:
         self.saved = (
             ((given.counter_container, given.counter_name), given.saved_step) if told else None
         )
+
+    def _is_new(self, order: pb.RunOrder) -> bool:
+        """Returns True if an order joins a process that has not joined before."""
+        known = self._tasks.joined.get(order.sender)
+        # An order without a reply comes twice.
+        is_old = known and (order.join.again or known.session == order.join.session)
+        return order.HasField("join") and not is_old
 
     def _obey_join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._tasks.check_room((order.sender,), task)

@@ -152,7 +152,7 @@ class RunSessions:
             try:
                 # Entered before the first step: a chief that ends now has to wait for this task.
                 if self._source.records is not None:
-                    self._source.records.join(session.id)
+                    self._source.records.join(session.id, again=recovering)
                 if self._probe is not None:
                     self._without_value = self._missing_names(session, times.ANSWER_SECS)
                 return session

@@ -75,6 +75,17 @@ def of(kind: str, **fields: Any) -> dict[str, Any]:
     return {kind: getattr(RunOrder, "".join(part.title() for part in kind.split("_")))(**fields)}
 
 
+def test_each_start_joins_once() -> None:
+    """A start of a task is reported once: no repeated order and no recovery."""
+    kept = Kept()
+    starts: list[str] = []
+    kept.record.when_joined = starts.append
+    joins = [(OTHER, 1, False), (OTHER, 1, False), (OTHER, 2, True), (OTHER, 3, False)]
+    for sender, session, again in [*joins, (CHIEF, 4, True), (CHIEF, 5, True)]:
+        kept.order(sender, **of("join", session=session, again=again))
+    assert starts == [OTHER, OTHER, CHIEF]
+
+
 def test_run_goes_from_begin_to_end() -> None:
     """The record follows a run from its claim to its end and into the next run."""
     kept = Kept()

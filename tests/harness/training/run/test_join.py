@@ -508,7 +508,7 @@ def test_program_runs_alone_and_distributed(tmp_path: pathlib.Path) -> None:
         with Program("python", script, "--job_name=worker", *hosts) as trains:
             assert trains.wait() == 0, trains.story()
         assert server.wait() == 0, server.story()
-        assert server.lines() == [f"ps 0 serves at grpc://{ps}"]
+        assert server.lines() == [f"ps 0 serves at grpc://{ps}", "worker 0 joined"]
 
 
 @pytest.mark.chaos
