@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from runtime import concurrency
+from runtime.errors import InvalidArgumentError
 from runtime.limits import Limits
+from runtime.proto import run_record_pb2 as pb
 from runtime.state import times
 from runtime.state.leadership import RunState
 
@@ -135,6 +137,28 @@ class Participants:
         count, limits = len({*self.joined, *self.done, *names}), self._environment.limits
         if count > limits.participants:
             raise limits.exceeded("participants", f"{count} tasks in the run record", task)
+
+    def check_single(self, name: str, address: str, task: str) -> None:
+        """Checks that no other living process is the task of this name; ``task`` is this task, for the error.
+
+        Raises:
+            InvalidArgumentError: Another process, at another address, gives signs of life.
+        """
+        # A worker that was started again elsewhere has another address, but its old session gives
+        # no sign of life.
+        known = None if name in self.done else self.joined.get(name)
+        if known and known.address != address and self._environment.lives(known.session):
+            raise InvalidArgumentError(
+                f"two tasks say that they are {name}: one at {known.address}, which lives, and one "
+                f"at {address}: give each an index (--task_index) of its own",
+                task=task,
+            )
+
+    def is_new(self, name: str, order: pb.RunOrder.Join) -> bool:
+        """Returns True if an order is the first of a process of the task of this name."""
+        known = self.joined.get(name)
+        # An order without a reply comes twice.
+        return not (known and (order.again or known.session == order.session))
 
     def join(self, name: str, participant: Participant) -> None:
         """Adds a task to the run, also a task that was done."""

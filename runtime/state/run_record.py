@@ -115,7 +115,7 @@ class RunRecord:
             # An order of a dead caller must not be carried out late, as its next life may have
             # ordered the contrary.
             cancelled.check("an order for the run record")
-            is_new = self._is_new(order)
+            is_new = order.HasField("join") and self._tasks.is_new(order.sender, order.join)
             handler(self, order, task, cancelled)
             self._changed.notify_all()
             reply = self._make_reply()
@@ -344,24 +344,9 @@ class RunRecord:
             ((given.counter_container, given.counter_name), given.saved_step) if told else None
         )
 
-    def _is_new(self, order: pb.RunOrder) -> bool:
-        """Returns True if an order joins a process that has not joined before."""
-        known = self._tasks.joined.get(order.sender)
-        # An order without a reply comes twice.
-        is_old = known and (order.join.again or known.session == order.join.session)
-        return order.HasField("join") and not is_old
-
     def _obey_join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._tasks.check_room((order.sender,), task)
-        # A worker that was started again elsewhere has another address, but its old session gives
-        # no sign of life.
-        known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
-        if known and known.address != order.address and self.environment.lives(known.session):
-            raise InvalidArgumentError(
-                f"two tasks say that they are {order.sender}: one at {known.address}, which "
-                f"lives, and one at {order.address}: give each an index (--task_index) of its own",
-                task=task,
-            )
+        self._tasks.check_single(order.sender, order.address, task)
         self._tasks.join(order.sender, Participant(order.address, order.join.session))
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
