@@ -40,7 +40,7 @@ from runtime.rpc.unreached import why_not
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
-from runtime.tables.table import PagedArray
+from runtime.tables.pages import PagedArray
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 from runtime.trust.roles import server_names
 from runtime.trust.token_files import check_only_ours, make_private_directory

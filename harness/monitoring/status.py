@@ -135,16 +135,21 @@ def _format_duration(seconds: float) -> str:
 
 
 def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
-    """Returns the table of variables, with its heading."""
+    """Returns the table of variables, with its heading; an array of a ``runtime.Table`` has one row for a task."""
     rows = [["VARIABLE", "TASK", "DTYPE", "SHAPE", "BYTES"]]
     for state in states:
+        shapes: dict[tuple[str, rt.lowlevel.DType], list[Sequence[int]]] = {}
         for v in state.report.variables if state.report else ():
             name = f"{v.container}:{v.name}" if v.container else v.name
-            nbytes = _variable_bytes(v.dtype, v.shape)
-            shown = "" if nbytes is None else sizes(nbytes)
-            rows.append(
-                [name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown]
+            array, _, page = name.rpartition("/page_")
+            shapes.setdefault((array if page.isdigit() and array else name, v.dtype), []).append(
+                v.shape
             )
+        for (name, dtype), parts in shapes.items():
+            shape = [sum(part[0] for part in parts), *parts[0][1:]] if parts[0] else []
+            nbytes = _variable_bytes(dtype, shape)
+            shown = "" if nbytes is None else sizes(nbytes)
+            rows.append([name, state.task, rt.lowlevel.dtype_name(dtype), str(shape), shown])
     return [rows[0], *sorted(rows[1:])]
 
 

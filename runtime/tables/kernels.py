@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from runtime.errors import InternalError, InvalidArgumentError
+from runtime.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from runtime.graph.op_kinds import Attrs
 from runtime.state.interrupts import uninterrupted
+from runtime.state.ledger import NOBODY
 from runtime.state.store import Key, VariableClaim, VariableSlot
 from runtime.tables import rows
 from runtime.tables.paging import CHUNK, Paging, page_name
@@ -75,6 +76,28 @@ def _sum_gradients(context: Context) -> Sequence[Array]:
     summed = rows.sum_equal(gradient.reshape(-1, gradient.shape[-1]), order, starts)
     ends = np.cumsum([len(block) for block in blocks])
     return np.split(summed, ends[:-1])
+
+
+@kernel("table/last")
+def _last_rows(context: Context) -> Sequence[Array]:
+    """Returns the last row of each unique id, by shard."""
+    ids, values, order, starts, *blocks = context.inputs
+    if values.shape != (*ids.shape, context.attrs["dim"]):
+        raise InvalidArgumentError(
+            f"table {context.attrs['table']!r}: rows of shape {list(values.shape)} for ids of shape "
+            f"{list(ids.shape)} and dim {context.attrs['dim']}"
+        )
+    assert len(order) == ids.size, "each id has a place in the order"
+    lasts = np.append(starts[1:], len(order))[: len(starts)] - 1
+    ends = np.cumsum([len(block) for block in blocks])
+    return np.split(values.reshape(-1, values.shape[-1])[order[lasts]], ends[:-1])
+
+
+@kernel("table/total")
+def _add_sizes(context: Context) -> Sequence[Array]:
+    """Returns the sums of the parts of ``table/size``."""
+    rows, size = np.sum(context.inputs, axis=0)
+    return [np.asarray(rows), np.asarray(size)]
 
 
 @kernel("table/join")
@@ -242,16 +265,25 @@ def _program(context: Context) -> DeferredProgram:
     return context.deferred
 
 
+@kernel("table/size")
+def _measure(context: Context) -> Sequence[Array]:
+    """Returns the number of rows on this task that have values, and the bytes of all arrays."""
+    arrays = [_PagedArray(context, described) for described in context.attrs["arrays"]]
+    pages = [[slot.value for slot in array.slots(context.attrs["pages"])] for array in arrays]
+    count = sum(value.shape[0] for value in pages[0] if value is not None)
+    assert count <= context.attrs["rows"], "each page is of one task"
+    size = sum(value.nbytes for group in pages for value in group if value is not None)
+    return [np.array([count, size], np.int64)]
+
+
 @kernel("table/init")
 def _make_rows(context: Context) -> Sequence[Array]:
     """Gives all rows of an array on this task their first values, which depend on the ids alone."""
     attrs, program = context.attrs, _program(context)
-    array, pages = _PagedArray(context, attrs["array"]), attrs["pages"]
-    values: dict[Key, tuple[AnyArray, TensorSpec]] = {}
+    arrays, pages = [_PagedArray(context, d) for d in attrs["arrays"]], attrs["pages"]
+    array, values = arrays[0], dict[Key, tuple[AnyArray, TensorSpec]]()
     slots, specs = array.slots(pages), [array.spec(page) for page in pages]
-    with VariableClaim(slots):
-        sizes = [spec.nbytes for spec in specs]
-        context.store.count(zip(slots, sizes, strict=True), checked=True)
+    _count_memory(context, arrays)
     for slot, spec, page in zip(slots, specs, pages, strict=True):
         memory = np.empty(spec.shape, spec.dtype)
         for begin in range(0, len(memory), CHUNK):
@@ -262,6 +294,32 @@ def _make_rows(context: Context) -> Sequence[Array]:
         values[slot.key] = memory.view(), spec
     context.store.replace(values)
     return []
+
+
+@uninterrupted
+def _count_memory(context: Context, arrays: Sequence[_PagedArray]) -> None:
+    """Counts the first array in the ledger, if the arrays beside the first array fit on this task, too.
+
+    Raises:
+        ResourceExhaustedError: The arrays do not fit; the error has the sum.
+    """
+    pages, ledger = context.attrs["pages"], context.store.ledger
+    slots = [array.slots(pages) for array in arrays]
+    sizes = [[array.spec(page).nbytes for page in pages] for array in arrays]
+    total = sum(map(sum, sizes))
+    try:
+        with VariableClaim(slots[0]):
+            ledger.check(NOBODY, total - sum(slot.counted for group in slots for slot in group))
+            context.store.count(zip(slots[0], sizes[0], strict=True), checked=True)
+    except ResourceExhaustedError as error:
+        count = sum(arrays[0].spec(page).shape[0] for page in pages)
+        refused = ResourceExhaustedError(
+            f"table {context.attrs['table']!r}: {count} rows with {len(arrays) - 1} slots need "
+            f"{total} bytes on this task; {error.message}",
+            task=context.task,
+        )
+        refused.limit = error.limit
+        raise refused from error
 
 
 def split_words(ids: Array) -> Array:

@@ -6,153 +6,31 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from runtime.checkpoint.array_slice import ArraySlice
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph
+from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph, group
 from runtime.graph.op_kinds import (
     ArrayFn,
     Constant,
     Feed,
     Host,
-    HostProgram,
-    Read,
     Shape,
-    VariableSpec,
 )
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
 from runtime.graph.variable import Variable
-from runtime.tables.paging import CHUNK, Paging, page_name
-from runtime.tensor_spec import AnyArray, DType, TensorSpec, dtype_name
+from runtime.tables.configs import Initializer, convert_initializer, read_config
+from runtime.tables.pages import INT64, SOME_IDS, PagedArray
+from runtime.tables.paging import Paging
+from runtime.tensor_spec import AnyArray, DType, dtype_name
 
-Initializer = Callable[[jax.Array, Sequence[int], DType], jax.Array]
-"""A function of key, shape and dtype, such as those of ``jax.nn.initializers``."""
 _ROWS = 2**62
 """Limit of the rows of a table: ids are signed numbers of 64 bits."""
-_INT64 = np.dtype(np.int64)
-_SOME_IDS: tuple[Shape, DType] = ((None,), _INT64)
-
-
-class Page(Variable):
-    """A page of a table: a variable whose value no operation of a step reads as a whole.
-
-    The pages of a task share one initialiser.
-
-    Args:
-        array: the array of which the page is a slice.
-        page: number of the page.
-        beside: a page on whose device this page lies; None to take the device of the scopes.
-    """
-
-    def __init__(self, array: PagedArray, page: int, beside: Operation | None) -> None:
-        graph = get_default_graph()
-        first, count = array.paging.span(page)
-        shape = (count, *array.row)
-        self.spec = VariableSpec(page_name(array.name, page), shape, array.dtype)
-        self.op = graph.add_operation(
-            "Variable",
-            Read(self.spec),
-            outputs=[(shape, array.dtype)],
-            name=self.spec.name + "/",
-            colocate_with=beside,
-        )
-        self.trainable = False
-        self._snapshot = self.op.outputs[0]
-        self._reads_after = {}
-        self.save_slice_info = ArraySlice(
-            array.name,
-            shape,
-            array.dtype,
-            (array.paging.rows, *array.row),
-            (first, *(0 for _ in array.row)),
-        )
-        graph.add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The pages of a table on one task.
-
-    Attributes:
-        pages: their numbers.
-        beside: the operation of the first page, which has the device of all.
-    """
-
-    pages: Sequence[int]
-    beside: Operation
-
-
-class PagedArray:
-    """An array with a row for each id of a table: the table's rows, or a slot of its optimizer.
-
-    Args:
-        name: name in checkpoints, and first part of the names of the pages.
-        paging: the division into pages.
-        row: shape of a row.
-        dtype: dtype of the elements.
-        make: traceable function from one id, two words of 32 bits, to its first row.
-        places: operations of the pages beside which these pages lie; None to take the devices of
-            the scopes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        paging: Paging,
-        row: Sequence[int],
-        dtype: DType,
-        make: Callable[[jax.Array], AnyArray],
-        places: Sequence[Operation] | None = None,
-    ) -> None:
-        self.name = name
-        self.paging = paging
-        self.row = tuple(row)
-        self.dtype = dtype
-        graph = get_default_graph()
-        # The pages outlive each step, so their operations wait for none.
-        with graph.control_dependencies(None), graph.name_scope(None):
-            self.pages = [
-                Page(self, page, None if places is None else places[page])
-                for page in range(paging.count)
-            ]
-            by_device: dict[str, list[int]] = {}
-            for number, page in enumerate(self.pages):
-                by_device.setdefault(page.device, []).append(number)
-            self.shards = [Shard(n, self.pages[n[0]].op) for n in by_device.values()]
-            for shard in self.shards:
-                initializer = self._make_initializer(shard, make)
-                for number in shard.pages:
-                    self.pages[number].initializer = initializer
-
-    def describe(self) -> dict[str, object]:
-        """Returns the description of the array for kernels."""
-        return {"name": self.name, "row": list(self.row), "dtype": dtype_name(self.dtype)}
-
-    def _make_initializer(self, shard: Shard, make: Callable[[jax.Array], AnyArray]) -> Operation:
-        attrs = {
-            "table": self.name,
-            "container": "",
-            "rows": self.paging.rows,
-            "shift": self.paging.shift,
-            "array": self.describe(),
-            "pages": list(shard.pages),
-        }
-        body = HostProgram(
-            "table/init",
-            attrs,
-            True,
-            self.name,
-            fn=lambda ids: (jax.vmap(make)(ids),),
-            arguments=[TensorSpec((CHUNK, 2), np.dtype(np.uint32))],
-        )
-        return get_default_graph().add_operation(
-            "TableInit", body, name=f"{self.name}/Init", colocate_with=shard.beside
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +70,65 @@ class RowGradient:
     def device(self) -> str:
         """Returns the device that computes the gradient, a worker's."""
         return self.parts[0][1].device
+
+    def sum(self) -> list[tuple[Tensor, Tensor]]:
+        """Adds sums to the graph, and returns the unique ids and the sums of their gradients, for each shard."""
+        shards = range(len(self.table.array.shards))
+        some_rows: tuple[Shape, DType] = ((None, self.table.dim), self.table.dtype)
+        found = []
+        for lookup, values in self.parts:
+            if lookup.bags is not None:
+                values = self._divide(lookup, values)
+            op = get_default_graph().add_operation(
+                "TableSum",
+                Host("table/sum"),
+                [values, lookup.order, lookup.starts, *lookup.blocks],
+                [some_rows for _ in shards],
+                name="sum",
+                colocate_with=lookup.result.op,
+            )
+            found.append(list(zip(lookup.blocks, op.outputs, strict=True)))
+        if len(found) == 1:
+            return found[0]
+        joined = []
+        for parts in zip(*found, strict=True):
+            op = get_default_graph().add_operation(
+                "TableJoin",
+                Host("table/join"),
+                [*(ids for ids, _ in parts), *(values for _, values in parts)],
+                [SOME_IDS, some_rows],
+                name="join",
+                colocate_with=self.parts[0][0].result.op,
+            )
+            joined.append((op.outputs[0], op.outputs[1]))
+        return joined
+
+    def _divide(self, lookup: Lookup, gradients: Tensor) -> Tensor:
+        """Makes the gradients of a lookup's rows, of those of its bags."""
+        return (
+            get_default_graph()
+            .add_operation(
+                "TableUnbag",
+                Host("table/unbag", dict(lookup.bags or {})),
+                [gradients, *lookup.bag_inputs],
+                [((None, self.table.dim), self.table.dtype)],
+                name="unbag",
+                colocate_with=lookup.result.op,
+            )
+            .outputs[0]
+        )
+
+
+class TableSize(NamedTuple):
+    """The size of a table on its ps, as tensors of 64 bits.
+
+    Attributes:
+        rows: number of the rows that have values.
+        bytes: bytes of these rows and of their slots.
+    """
+
+    rows: Tensor
+    bytes: Tensor
 
 
 class Table:
@@ -269,9 +206,65 @@ class Table:
             return make(key, (1, self.dim), self.dtype)[0]
 
         self.array = PagedArray(name, Paging.of(self.rows), (self.dim,), self.dtype, make_row)
+        self.combiner: str | None = None
         self._graph = graph
         self._lookups: dict[Tensor, Lookup] = {}
         graph.add_to_collection(GraphKeys.TABLES, self)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: object,
+        *,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        dtype: DTypeLike | None = None,
+        seed: int = 0,
+        trainable: bool = True,
+    ) -> Table:
+        """Returns the table of a ``TableConfig`` or ``FeatureConfig`` of Keras or TensorFlow.
+
+        Features of one table get the same table. ``bag`` takes the combiner of the configuration by
+        default. The optimizer and the placement of the configuration are not read.
+
+        Args:
+            config: An object with ``vocabulary_size`` and ``embedding_dim`` or ``dim``, or with such
+                an object as its ``table``.
+            name: Name in place of the configuration's.
+            initializer: Initializer in place of the configuration's.
+            dtype: Dtype in place of the configuration's.
+            seed: As for ``Table``.
+            trainable: As for ``Table``.
+
+        Raises:
+            InvalidArgumentError: The object has no such fields, or an initializer without an equal.
+        """
+        fields = read_config(config)
+        name = name or fields.name
+        if name is None or fields.rows is None or fields.dim is None:
+            raise InvalidArgumentError(
+                f"{config!r} is no TableConfig and no FeatureConfig with name, vocabulary_size and dim"
+            )
+        made: Table | None = None
+        for table in get_default_graph().get_collection(GraphKeys.TABLES):
+            if (table.name, table.rows, table.dim) == (name, fields.rows, fields.dim):
+                made = table
+        if made is None:
+            make = initializer or convert_initializer(
+                fields.initializer, name, fields.rows, fields.dim
+            )
+            wanted = dtype or fields.dtype or np.float32
+            made = cls(
+                name,
+                rows=fields.rows,
+                dim=fields.dim,
+                initializer=make,
+                dtype=wanted,
+                seed=seed,
+                trainable=trainable,
+            )
+        made.combiner = fields.combiner
+        return made
 
     @property
     def graph(self) -> Graph:
@@ -305,12 +298,59 @@ class Table:
         self._lookups[found.result] = found
         return found.result
 
+    def read(self, ids: TensorLike, name: str | None = None) -> Tensor:
+        """Returns the rows of ids as ``lookup`` does, but as values that have no gradient."""
+        with self._graph.as_default(), self._graph.name_scope(name or f"{self.name}/read"):
+            return self._add_lookup(_as_integers(ids, "ids", self.name)).result
+
+    def load(self, ids: TensorLike, rows: TensorLike, name: str | None = None) -> Operation:
+        """Returns an operation that gives rows their values, such as rows that were trained elsewhere.
+
+        The table must be initialised. The slots of its optimizer stay. Where an id comes twice, its
+        last row counts.
+
+        Args:
+            ids: As for ``lookup``.
+            rows: The new rows, of the shape of ``ids`` and one dimension of ``dim``.
+            name: Operation name.
+
+        Raises:
+            InvalidArgumentError: As for ``lookup``, or the rows do not fit the ids.
+
+        Examples:
+            >>> import runtime as rt
+            >>> with rt.Graph().as_default(), rt.Session() as session:
+            ...     words = rt.Table("words", rows=9, dim=1)
+            ...     load, found = words.load([3, 5], [[1.0], [2.0]]), words.read([5, 3])
+            ...     session.run(rt.global_variables_initializer())
+            ...     session.run(load)
+            ...     session.run(found).tolist()
+            [[2.0], [1.0]]
+        """
+        with self._graph.as_default(), self._graph.name_scope(name or f"{self.name}/load"):
+            tensor = _as_integers(ids, "ids", self.name)
+            places, order, starts, *blocks = self.array.route(tensor)
+            values = as_tensor(rows, self.dtype)
+            if not _fits(values.shape, tensor.shape, self.dim) or values.dtype != self.dtype:
+                raise InvalidArgumentError(
+                    f"table {self.name!r}: rows {values!r} do not fit ids {tensor!r}: rows of "
+                    f"{dtype_name(self.dtype)}[{self.dim}] are wanted, one for each id"
+                )
+            last = self.array.take_last(tensor, values, order, starts, blocks)
+            parts = list(zip(blocks, last, strict=True))
+            return group(*self.array.push(parts, lambda row, new: (new,)), name="done")
+
+    def size(self, name: str | None = None) -> TableSize:
+        """Returns the number of rows and the bytes of the table on its ps, as tensors."""
+        with self._graph.as_default(), self._graph.name_scope(name or f"{self.name}/size"):
+            return TableSize(*self.array.measure())
+
     def bag(
         self,
         values: TensorLike,
         row_splits: TensorLike,
         *,
-        combiner: str,
+        combiner: str | None = None,
         weights: TensorLike | None = None,
         name: str | None = None,
     ) -> Tensor:
@@ -322,7 +362,7 @@ class Table:
                 to ``row_splits[i + 1]``. An empty bag is zero.
             combiner: "sum", "mean", or "sqrtn", which divides the sum by the root of the number of
                 ids. With weights the sum is weighted, and the divisor is the sum of the weights, or
-                the root of the sum of their squares.
+                the root of the sum of their squares. A table of ``from_config`` may have a default.
             weights: A number for each id, as values of the host; they have no gradient.
             name: Operation name.
 
@@ -340,6 +380,7 @@ class Table:
             ...     session.run(bags).tolist()
             [[2.0], [0.0], [1.0]]
         """
+        combiner = combiner or self.combiner
         if combiner not in ("sum", "mean", "sqrtn"):
             raise InvalidArgumentError(
                 f"table {self.name!r}: combiner {combiner!r} is none of 'sum', 'mean' and 'sqrtn'"
@@ -367,16 +408,8 @@ class Table:
 
     def _add_lookup(self, tensor: Tensor) -> Lookup:
         """Adds the way of ids to their rows, in the open scope of names."""
-        shards = self.array.shards
-        routed = self._graph.add_operation(
-            "TableRoute",
-            Host("table/route", self._attrs(owners=self._owners(), shards=len(shards))),
-            [tensor],
-            [_SOME_IDS] * (3 + len(shards)),
-            name="route",
-        )
-        places, order, starts, *blocks = routed.outputs
-        pulled = [self._pull(shard, block) for shard, block in zip(shards, blocks, strict=True)]
+        places, order, starts, *blocks = self.array.route(tensor)
+        pulled = self.array.pull(blocks)
         shape = None if tensor.shape is None else (*tensor.shape, self.dim)
         body = Host(
             "table/spread",
@@ -404,9 +437,11 @@ class Table:
         """
         places = [page.op for page in self.array.pages]
         with self._graph.as_default():
-            return PagedArray(
+            slot = PagedArray(
                 name, self.array.paging, row, as_dtype(dtype), lambda words: make(), places
             )
+        self.array.arrays.append(slot.describe())
+        return slot
 
     # -- gradients --------------------------------------------------------------------------------
 
@@ -444,97 +479,8 @@ class Table:
             One operation for each task.
         """
         assert gradient.table is self, "the gradient is of another table"
-        per_shard = list(shared) or [()] * len(self.array.shards)
-        rows = [self.array, *slots]
-        fn = _by_row(fn, len(per_shard[0]), len(rows), len(inputs))
-        arguments = [TensorSpec((), variable.dtype) for variable in per_shard[0]]
-        arguments += [TensorSpec((CHUNK, *a.row), a.dtype) for a in (*rows, self.array)]
-        arguments += [TensorSpec(_known(t), t.dtype) for t in inputs]
-        described = [array.describe() for array in rows]
-        done = []
         with self._graph.as_default(), self._graph.name_scope(f"{self.name}/{name}"):
-            sums = self._sum(gradient)
-            for shard, own, given in zip(self.array.shards, per_shard, sums, strict=True):
-                attrs = self._attrs(arrays=described, shared=[v.spec.name for v in own])
-                body = HostProgram("table/push", attrs, True, self.name, fn=fn, arguments=arguments)
-                done.append(
-                    self._graph.add_operation(
-                        "TableUpdate",
-                        body,
-                        [*given, *inputs],
-                        name="push",
-                        colocate_with=shard.beside,
-                    )
-                )
-        return done
-
-    def _sum(self, gradient: RowGradient) -> list[tuple[Tensor, Tensor]]:
-        """Makes the unique ids and the sums of their gradients, for each shard."""
-        shards = range(len(self.array.shards))
-        some_rows: tuple[Shape, DType] = ((None, self.dim), self.dtype)
-        found = []
-        for lookup, values in gradient.parts:
-            if lookup.bags is not None:
-                values = self._divide(lookup, values)
-            op = self._graph.add_operation(
-                "TableSum",
-                Host("table/sum"),
-                [values, lookup.order, lookup.starts, *lookup.blocks],
-                [some_rows for _ in shards],
-                name="sum",
-                colocate_with=lookup.result.op,
-            )
-            found.append(list(zip(lookup.blocks, op.outputs, strict=True)))
-        if len(found) == 1:
-            return found[0]
-        joined = []
-        for parts in zip(*found, strict=True):
-            op = self._graph.add_operation(
-                "TableJoin",
-                Host("table/join"),
-                [*(ids for ids, _ in parts), *(values for _, values in parts)],
-                [_SOME_IDS, some_rows],
-                name="join",
-                colocate_with=gradient.parts[0][0].result.op,
-            )
-            joined.append((op.outputs[0], op.outputs[1]))
-        return joined
-
-    def _divide(self, lookup: Lookup, gradients: Tensor) -> Tensor:
-        """Makes the gradients of a lookup's rows, of those of its bags."""
-        return self._graph.add_operation(
-            "TableUnbag",
-            Host("table/unbag", dict(lookup.bags or {})),
-            [gradients, *lookup.bag_inputs],
-            [((None, self.dim), self.dtype)],
-            name="unbag",
-            colocate_with=lookup.result.op,
-        ).outputs[0]
-
-    def _attrs(self, **more: object) -> dict[str, object]:
-        paging = self.array.paging
-        return {
-            "table": self.name,
-            "container": "",
-            "rows": paging.rows,
-            "shift": paging.shift,
-            **more,
-        }
-
-    def _owners(self) -> list[int]:
-        """Returns the shard of each page."""
-        owners = {p: number for number, s in enumerate(self.array.shards) for p in s.pages}
-        return [owners[page] for page in range(self.array.paging.count)]
-
-    def _pull(self, shard: Shard, ids: Tensor) -> Tensor:
-        return self._graph.add_operation(
-            "TablePull",
-            Host("table/pull", self._attrs(array=self.array.describe()), resource=self.name),
-            [ids],
-            [((None, self.dim), self.dtype)],
-            name="pull",
-            colocate_with=shard.beside,
-        ).outputs[0]
+            return self.array.push(gradient.sum(), fn, slots, shared, inputs)
 
 
 def _as_integers(value: TensorLike, what: str, table: str) -> Tensor:
@@ -544,7 +490,7 @@ def _as_integers(value: TensorLike, what: str, table: str) -> Tensor:
     else:
         array = np.asarray(value)
         # An empty list has the dtype of floating point; integers keep their 64 bits.
-        array = array if array.size else array.astype(_INT64)
+        array = array if array.size else array.astype(INT64)
         tensor = constant(array, array.dtype if array.dtype.kind in "iu" else None, name=what)
     if tensor.dtype.kind not in "iu":
         raise InvalidArgumentError(
@@ -554,6 +500,15 @@ def _as_integers(value: TensorLike, what: str, table: str) -> Tensor:
     return _on_host(tensor, what, table)
 
 
+def _fits(rows: Shape | None, ids: Shape | None, dim: int) -> bool:
+    """Returns False if shapes show that there is not a row of ``dim`` for each id."""
+    if rows is None:
+        return True
+    pairs = zip(rows, (*ids, dim), strict=False) if ids is not None else [(rows[-1:], (dim,))]
+    same_rank = ids is None or len(rows) == len(ids) + 1
+    return same_rank and all(a == b or None in (a, b) for a, b in pairs)
+
+
 def _on_host(tensor: Tensor, what: str, table: str) -> Tensor:
     if not isinstance(tensor.op.body, Feed | Constant | Host):
         raise InvalidArgumentError(
@@ -561,26 +516,3 @@ def _on_host(tensor: Tensor, what: str, table: str) -> Tensor:
             f"become 32: compute {what} on the host and feed them"
         )
     return tensor
-
-
-def _by_row(fn: ArrayFn, shared: int, rows: int, inputs: int) -> ArrayFn:
-    """Returns the function of many rows, of which each is computed by itself.
-
-    Args:
-        fn: function of one row; see ``Table.update``.
-        shared: number of shared values, which come out once.
-        rows: number of rows of each id: the table's and those of slots.
-        inputs: number of values that are given to all rows.
-    """
-    once, each = (None,) * shared, (0,) * rows
-    found: ArrayFn = jax.vmap(
-        fn, in_axes=(*once, *each, 0, *(None,) * inputs), out_axes=(*once, *each)
-    )
-    return found
-
-
-def _known(tensor: Tensor) -> tuple[int, ...]:
-    shape = tensor.shape
-    if shape is None or None in shape:
-        raise InvalidArgumentError(f"{tensor.name!r} has no known shape")
-    return tuple(d for d in shape if d is not None)
