@@ -34,7 +34,7 @@ from runtime.master.run_orders import choose_receivers, find_holders, send_run_o
 from runtime.master.tasks import LocalTask, RemoteTask, Task, meet_tasks
 from runtime.master.times import ANSWER_SECS
 from runtime.observe.trace import merge as merge_stats
-from runtime.observe.trace import step_stats
+from runtime.observe.trace import nbytes, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import COMPUTE, PUSH, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
@@ -213,7 +213,11 @@ class MasterSession:
         if run.running:
             run.wait()
             watch.count(part)
-        times.add_step(watch.last - watch.began, prepared.wire_bytes)
+        carried = prepared.wire_bytes
+        # The size of rows is known now; other steps have no such tensors.
+        if prepared.described:
+            carried += nbytes([values[slot] for slot in prepared.described])
+        times.add_step(watch.last - watch.began, carried)
         # The computations that read this memory have finished only now.
         run.give_back()
         return run.fetch(prepared.plan.fetches)

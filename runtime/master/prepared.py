@@ -54,6 +54,7 @@ class PreparedPlan:
         exchange: makes the object for a step's calls to other tasks.
         times: the counters of the plan's steps.
         wire_bytes: bytes of tensors of fixed size in the messages of a step.
+        described: slots of the other tensors in the messages of a step.
         moves: the copies to accelerators, which begin when a value is there.
         traced: the same plan, registered with timing.
         pipeline: the overlapped steps of the plan, for a session with ``prefetch``.
@@ -64,6 +65,7 @@ class PreparedPlan:
     exchange: Callable[[StepRun], Exchange]
     times: StepTimes
     wire_bytes: int
+    described: tuple[int, ...]
     moves: Moves
     traced: PreparedPlan | None = None
     pipeline: Pipeline | None = None
@@ -142,7 +144,8 @@ def register_plan(
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
     phases = _make_phases(plan, calls)
     moves = _find_moves(plan, calls)
-    prepared = PreparedPlan(plan, phases, exchange, times, plan.wire_bytes(worker.task), moves)
+    carried = plan.wire_bytes(worker.task), plan.described_slots(worker.task)
+    prepared = PreparedPlan(plan, phases, exchange, times, *carried, moves)
     # A step under way holds its plan, so no stage is unregistered during a step.
     if registered:
         when_dropped(prepared, unregister)

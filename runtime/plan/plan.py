@@ -4,7 +4,7 @@ The planner makes a plan, and a master runs the plan. A plan is frozen and refer
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -289,14 +289,24 @@ class Plan:
         Args:
             own_task: the master's task.
         """
-        # Inputs from other tasks do not pass the master. A host stage declares no inputs, so its
-        # bytes are not counted.
-        total = 0
+        return sum(
+            s.nbytes for _, s in self._carried(own_task) if s is not None and not s.is_string
+        )
+
+    def described_slots(self, own_task: str) -> tuple[int, ...]:
+        """Returns the slots of further such tensors, whose size only a step knows, such as the rows of a table."""
+        return tuple(slot for slot, spec in self._carried(own_task) if spec is None)
+
+    def _carried(self, own_task: str) -> Iterator[tuple[int, TensorSpec | None]]:
+        """Yields slot and spec of each tensor that a step's master sends and receives."""
         for call in self.stages:
             stage = call.stage
             if stage.device.task_name == own_task:
                 continue
-            specs = [s for i, s in enumerate(stage.inputs or ()) if i not in call.remote]
-            specs += [stage.output_specs[i] for i in call.replies if stage.output_specs is not None]
-            total += sum(spec.nbytes for spec in specs if not spec.is_string)
-        return total
+            for number, slot in enumerate(call.inputs):
+                # Inputs from other tasks do not pass the master.
+                if number not in call.remote:
+                    yield slot, None if stage.inputs is None else stage.inputs[number]
+            for number in call.replies:
+                specs = stage.output_specs
+                yield call.outputs[number], None if specs is None else specs[number]
