@@ -109,8 +109,8 @@ test-h100-compile: cuda-setup ## Compile models, examples and tutorials for an H
 test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of properties (dev: 20, ci: 100, nightly: 2000).
 	$(PYTEST) $(TESTS)
 
-test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
-	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock \
+test-lowest: ## make test-unit and mnist with the lowest versions of all dependencies that pyproject.toml allows.
+	$(MAKE) --no-print-directory test-unit mnist VENV=.venv-lowest LOCK=requirements-lowest.lock \
 		TESTS="tests $(OF_SOURCE:%=--ignore=tests/test_%.py)"
 
 test-newest: ## make test-unit and mnist with the newest versions of all dependencies; they need Python 3.12: PYTHON=python3.13.

@@ -225,17 +225,20 @@ def _order_operations(
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
     reads, writes = _find_accesses(operations)
-    moved = False
+    readers_of: dict[Operation, list[Operation]] = defaultdict(list)
     for key, readers in reads.items():
         for writer in writes[key]:
-            # A read behind which the write comes stays there: the update of a counter computes with
-            # the old value. The set is the same for all readers, since no reader that goes behind
-            # the writer is in the set.
-            behind = reachable([writer], before.__getitem__)
-            for reader in readers:
-                if reader not in behind:
-                    before[reader].add(writer)
-                    moved = True
+            readers_of[writer] += readers
+    moved = False
+    for writer, readers in readers_of.items():
+        # A read behind which the write comes stays there: the update of a counter computes with
+        # the old value. The set is the same for all readers, since no reader that goes behind
+        # the writer is in the set.
+        behind = reachable([writer], before.__getitem__)
+        for reader in readers:
+            if reader not in behind:
+                before[reader].add(writer)
+                moved = True
     return _sort_oldest_first(before) if moved else list(operations)
 
 

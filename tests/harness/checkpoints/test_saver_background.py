@@ -277,18 +277,23 @@ def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("kind", "end", "how"),
     [
-        ("supervisor", "room", "ENDED WELL"),
-        ("monitored", "room", "ENDED WELL"),
-        (
+        pytest.param("supervisor", "room", "ENDED WELL", marks=pytest.mark.chaos),
+        pytest.param("monitored", "room", "ENDED WELL", marks=pytest.mark.nightly),
+        pytest.param(
             "supervisor",
             "none",
             r"ENDED WITH DiskFullError: .* is full.*; step \d+ is not saved, the newest check",
+            marks=pytest.mark.chaos,
         ),
-        ("supervisor", "SIGTERM", f"ENDED BY {exit_codes.PREEMPTED.plain}"),
+        pytest.param(
+            "supervisor",
+            "SIGTERM",
+            f"ENDED BY {exit_codes.PREEMPTED.plain}",
+            marks=pytest.mark.chaos,
+        ),
     ],
 )
 def test_full_disk_costs_checkpoints_only(

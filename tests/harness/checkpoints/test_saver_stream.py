@@ -258,8 +258,13 @@ def test_ps_death_in_stream_changes_nothing(
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("what", ["save", "restore"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("save", marks=pytest.mark.chaos),
+        pytest.param("restore", marks=pytest.mark.nightly),
+    ],
+)
 def test_chief_death_frees_the_ps(tmp_path: pathlib.Path, small_blocks: None, what: str) -> None:
     """A ps frees what it holds for a chief that died in a stream, and the next chief saves and
     restores.

@@ -84,7 +84,10 @@ def goes_on(task: Task, steps: int = 5) -> None:
     task.wait_for(lambda said: len(said) > goal)
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "sync",
+    [pytest.param(False, id="async", marks=pytest.mark.nightly), pytest.param(True, id="sync")],
+)
 @pytest.mark.parametrize(
     ("ps", "named"),
     [pytest.param(1, 2, id="1ps"), pytest.param(2, 0, id="2ps", marks=pytest.mark.nightly)],

@@ -154,6 +154,7 @@ def test_lost_host_requeues_the_job(
     job.wait("COMPLETED")
 
 
+@pytest.mark.nightly
 def test_heterogeneous_job_ends_by_scancel(slurm: Slurm, tmp_path: pathlib.Path) -> None:
     """A heterogeneous job has its ps on another host, and scancel ends all its tasks in time."""
     script = slurm.shared / "het.sbatch"  # as the file says: with one's own numbers
@@ -235,6 +236,7 @@ def test_other_jobs_join_and_leave(slurm: Slurm) -> None:
     assert job.state() == "RUNNING" and not re.search("restart|Traceback", job.output)
 
 
+@pytest.mark.nightly
 def test_wrong_task_count_is_one_line(slurm: Slurm) -> None:
     """A number of tasks that does not fit the roles gives one clear line."""
     job = slurm.submit(SCRIPT, sbatch=THREE_TASKS, WORKERS="4")

@@ -106,7 +106,7 @@ def place() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_command_serves_and_ends_by_sigterm(
     place: pathlib.Path,
 ) -> None:

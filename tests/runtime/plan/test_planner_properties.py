@@ -1,8 +1,10 @@
 """Cutting a step into stages changes nothing: any graph, placed anyhow, gives what it gives in one place."""
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import hypothesis
@@ -513,3 +515,29 @@ def test_shared_session_loses_no_update(cluster: dict[str, rt.Server], graph: rt
             t.join(60)
         assert not wrong
         np.testing.assert_array_equal(session.run(v), np.full(4, 100 * 36))
+
+
+def calls_of_partition(size: int) -> int:
+    """Returns the calls that it takes to partition an update of ``size`` variables by one program."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
+        variables = [rt.Variable(np.zeros(WIDTH, np.float32), name=f"v{i}") for i in range(size)]
+        gradients = [v.value() * 2 for v in variables]
+        step = rt.update(variables, lambda *values: (list(values[:size]), ()), gradients)
+    program = Program(graph, [step], {}, variables)
+    sys.setprofile(count)
+    try:
+        cuts_of(program, DEVICES)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_large_update_is_partitioned_linearly() -> None:
+    """Twice as many variables in an update take about twice the calls to partition the step."""
+    assert calls_of_partition(80) < 2.5 * calls_of_partition(40)

@@ -116,7 +116,7 @@ def test_sequence_lengths_are_obeyed() -> None:
     assert not backwards[0, 2:].any()
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_stacked_cells_with_dropout_train() -> None:
     """Stacked cells with dropout are trained."""
     with tf.Graph().as_default():

@@ -25,6 +25,7 @@ PAGE, DIFFERENT, NAMES = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("tf1", "tf1_differences", "tf1_names")
 )
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+LONG = ("04_work_on_several_devices", "06_mnist")
 
 
 def test_page_lists_all_names() -> None:
@@ -68,8 +69,14 @@ def test_named_functions_exist() -> None:
             value = getattr(value, part)
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.nightly if path.stem in LONG else pytest.mark.chaos)
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_tutorial_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A tutorial notebook runs."""
     if "mnist" in path.stem and real_mnist.NONE_HERE:

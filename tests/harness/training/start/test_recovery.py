@@ -424,7 +424,7 @@ def test_dead_worker_is_given_up() -> None:
         pytest.param(True, id="own-session-manager", marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("how", ["kill", "freeze"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.nightly), "freeze"])
 def test_dead_ps_does_not_hold_end(how: str, own_manager: bool) -> None:
     """A dead or frozen ps does not hold up the chief's end."""
     with cluster_kit.cluster(1, 1, grace_secs=1, own_manager=own_manager) as c:
@@ -443,7 +443,7 @@ def test_dead_ps_does_not_hold_end(how: str, own_manager: bool) -> None:
         pytest.param(True, id="monitored", marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("how", ["kill", "freeze"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.nightly), "freeze"])
 def test_dead_ps_holds_no_worker(how: str, monitored: bool) -> None:
     """A dead or frozen ps does not hold up a worker's end."""
     with cluster_kit.cluster(2, 2, grace_secs=1, monitored=monitored) as c:
