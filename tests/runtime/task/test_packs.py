@@ -1,5 +1,6 @@
 """Small arrays that travel between the host and a GPU as one, on the GPUs of ``tests.kit.stand_in_gpus``."""
 
+import pathlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import pallas
 
 import harness
 import runtime as rt
+from runtime.master import tasks
 from runtime.plan.packing import SMALL
 from tests.runtime.kit import TARGET, servers
 
@@ -96,3 +99,65 @@ def test_packs_change_no_bit(how: str) -> None:
     assert not copies.total()
     assert to_bytes(losses) == to_bytes(losses_alone)
     assert to_bytes(values) == to_bytes(values_alone)
+
+
+def halved(value: jax.Array) -> jax.Array:
+    """Half of an array by a Pallas kernel, with a gradient by the same kernel."""
+
+    def kernel(source: Any, target: Any) -> None:
+        target[...] = source[...] * 0.5
+
+    def call(value: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        halves: jax.Array = pallas.pallas_call(kernel, shape, interpret=True)(value)
+        return halves
+
+    half = jax.custom_vjp(call)
+    half.defvjp(lambda value: (call(value), None), lambda _, grad: (call(grad),))
+    result: jax.Array = half(value)
+    return result
+
+
+def kernel_loss_fn(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    """Returns a loss of which each weight goes through the kernel."""
+    terms = [(halved(w.astype(np.float32).reshape(-1, 1)) ** 2).sum() for w in weights if w.size]
+    return sum(terms, jnp.float32(0)) * x.mean()
+
+
+def values_after_death(logdir: pathlib.Path, device: str) -> list[Any]:
+    """Returns the variables after six steps between which a ps is replaced by an empty one."""
+    with servers(sockets=True, ps=PS, worker=1) as cluster, rt.Graph().as_default():
+        spec = cluster[TARGET].cluster
+        with rt.device(rt.replica_device_setter(cluster=spec, worker_device=TARGET + device)):
+            count = harness.get_or_create_global_step()
+            weights = [rt.Variable(value) for value in first_values()]
+            x = rt.placeholder(np.float32, [4], name="x")
+            loss = rt.call(kernel_loss_fn, x, *weights)
+            learn = harness.Optimizer(optax.adam(0.125)).minimize(loss, global_step=count)
+        supervisor = harness.Supervisor(
+            is_chief=True, logdir=str(logdir), global_step=count, save_model_secs=0
+        )
+        feed = {x: np.ones(4, np.float32)}
+        with supervisor.managed_session(cluster[TARGET].target) as session:
+            for _ in range(3):
+                session.run(learn, feed)
+            supervisor.saver.save(session, supervisor.save_path, count)
+            session.run(learn, feed)
+            lost = cluster["/job:ps/task:1"]
+            lost.stop()
+            with rt.Server(spec, "ps", 1) as again:
+                tasks.withdraw(again.address, again)
+                while session.run(count) < 6:
+                    session.run(learn, feed)
+                found: list[Any] = session.run(weights)
+                supervisor.stop()
+    return found
+
+
+def test_packs_serve_kernels_and_recovery(tmp_path: pathlib.Path) -> None:
+    """With a kernel of the user's own, and after the loss of a ps, packed steps have the bits of single arrays."""
+    packed = values_after_death(tmp_path / "gpu", "")
+    assert any((a != b).any() for a, b in zip(packed, first_values(), strict=True) if a.size)
+    clear()
+    assert to_bytes(packed) == to_bytes(values_after_death(tmp_path / "cpu", "/cpu:0"))
+    assert not COPIES.total()
