@@ -193,21 +193,21 @@ class Optimizer:
             pairs = [
                 (wire_precision.narrow_gradient(g, v), v) for g, v in self._prepare_gradients(pairs)
             ]
-            # One update for each task, in the order of the variables.
-            devices = dict.fromkeys(v.device for _, v in pairs)
-            updates = {
-                device: self._update_task([(g, v) for g, v in pairs if v.device == device])
-                for device in devices
-            }
             whole = self.clip_norm is not None or self.before_push is not None
             pushes = self._tables.update_all(rows, _as_tensors(self._extra_args), whole)
-            done = [*updates.values(), *pushes]
-            if global_step is not None:
-                beside = updates.get(global_step.device)
-                # A worker that dies between two messages must not have counted rows that it has not
-                # sent. So the count leaves with the rows, behind them.
-                computed = [g for g, _ in pairs] + [t for push in pushes for t in push.inputs]
-                done.append(_count_step(global_step, beside, computed))
+            # The worker adds rows up behind the gradients of variables, and sends all of a step
+            # together: a worker that dies has sent a ps all or nothing.
+            with rt.control_dependencies([t.op for push in pushes for t in push.inputs]):
+                # One update for each task, in the order of the variables.
+                devices = dict.fromkeys(v.device for _, v in pairs)
+                updates = {
+                    device: self._update_task([(g, v) for g, v in pairs if v.device == device])
+                    for device in devices
+                }
+                done = [*updates.values(), *pushes]
+                if global_step is not None:
+                    beside = updates.get(global_step.device)
+                    done.append(_count_step(global_step, beside, [g for g, _ in pairs]))
             return rt.group(*done, name="train")
 
     def get_slot_names(self) -> list[str]:

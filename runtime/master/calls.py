@@ -1,10 +1,16 @@
 """The calls of a step: registered stage calls, as a master runs them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.task.bundle import describe_calls
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
+from runtime.tensor_spec import Array
 from runtime.wire.codec import TensorBuffer, TensorLayout
+from runtime.wire.handles import BUNDLE
 from runtime.wire.peer import Peer
 
 
@@ -33,6 +39,7 @@ class RemoteCall:
             step.
         writes_state: True if running the call twice differs from running the call once.
         waits: True if the call may wait for effects of other calls.
+        bundle: the first array of a bundle; None for a call alone.
     """
 
     peer: Peer
@@ -47,9 +54,33 @@ class RemoteCall:
     reuse: bool
     writes_state: bool
     waits: bool
+    bundle: Array | None = None
 
     def __post_init__(self) -> None:
         assert not self.reuse or self.reply_layout is not None, "no memory fits such replies"
+
+    @classmethod
+    def join(cls, calls: Sequence[RemoteCall]) -> RemoteCall:
+        """Returns a bundle of calls to one task."""
+        first = calls[0]
+        if len(calls) == 1:
+            return first
+        assert len({call.peer for call in calls}) == 1, "a bundle goes to one task"
+        return cls(
+            first.peer,
+            first.task,
+            first.wave,
+            BUNDLE,
+            tuple(slot for call in calls for slot in call.inline),
+            None,
+            tuple(slot for call in calls for slot in call.reply_slots),
+            dynamic=True,
+            buffers=first.buffers,
+            reuse=False,
+            writes_state=any(call.writes_state for call in calls),
+            waits=False,
+            bundle=describe_calls((call.handle, len(call.inline)) for call in calls),
+        )
 
     def borrow(self) -> TensorBuffer:
         """Returns memory for one reply of a fixed layout.

@@ -15,6 +15,7 @@ from runtime import concurrency
 from runtime.master.calls import LocalCall, RemoteCall, StepPhase
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.plan.packing import Pack
+from runtime.task.bundle import open_reply
 from runtime.task.ending import StepEnding
 from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
@@ -202,6 +203,8 @@ class Exchange:
             if run.moves:
                 run.cut(call.inline)
             arrays = [np.asarray(values[slot]) for slot in call.inline]
+        if call.bundle is not None:
+            arrays = [call.bundle, *arrays]
         self._lanes[call].send(
             call.handle,
             run.step,
@@ -225,7 +228,7 @@ class Exchange:
         if run.ending is not None:
             run.ending.uncover((lane,))
         call.peer.release(lane)
-        return replies
+        return replies if call.bundle is None else open_reply(replies, call.task)
 
     def close(self) -> None:
         """Gives up the calls without a reply, and drops their connections."""

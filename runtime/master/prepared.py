@@ -252,16 +252,20 @@ def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall]) -> tuple[S
     phases = []
     for members in group_waves(plan):
         numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
-        inside = [calls[i] for i in numbers]
+        bundles: dict[object, list[RemoteCall]] = {}
+        for i in numbers:
+            call = calls[i]
+            if isinstance(call, RemoteCall):
+                key = call.peer if plan.stages[i].stage.joins_bundle else call
+                bundles.setdefault(key, []).append(call)
         phases.append(
             StepPhase(
                 parts[members[0]],
-                tuple(c for c in inside if isinstance(c, RemoteCall)),
-                tuple(c for c in inside if isinstance(c, LocalCall)),
+                tuple(map(RemoteCall.join, bundles.values())),
+                tuple(c for c in map(calls.__getitem__, numbers) if isinstance(c, LocalCall)),
                 _make_flow(plan, calls, numbers, parts),
             )
         )
-    assert sum(len(p.remote) + len(p.local) for p in phases) == len(calls)
     return tuple(phases)
 
 

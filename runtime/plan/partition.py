@@ -24,6 +24,8 @@ Solution: waves, and each operation moves to where the operation adds no stage.
     readers.
 3. Forward again, each write joins the first stage that is left and fits. So a variable is written
     early.
+4. Backward again, each stage as a whole moves to the last wave in which its task runs another stage,
+    since the calls of a wave to one task are one message.
 
 An operation that may wait, such as a dequeue, is a stage of its own. A stage waits for such an
 operation only if all its operations do. Otherwise an operation that feeds an enqueue could share a
@@ -66,6 +68,7 @@ def partition_operations(
     operations: Sequence[Operation],
     waits_for: Mapping[Operation, Sequence[Operation]],
     find_place: Callable[[Operation], Place],
+    find_task: Callable[[Operation], Hashable],
 ) -> list[StagePartition]:
     """Partitions ``operations`` into stages, in the order of their waves.
 
@@ -73,8 +76,10 @@ def partition_operations(
         operations: the operations of the step, in topological order.
         waits_for: for each operation, the operations before it.
         find_place: the function that returns the place of an operation.
+        find_task: the function that returns the task of an operation.
     """
     found = _WaveChoice(operations, waits_for, find_place)
+    found.bundle_stages(find_task)
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:
         members.setdefault((found.waves[op], found.spots[op]), []).append(op)
@@ -129,9 +134,6 @@ class _WaveChoice:
         self._find_earliest(find_place)
         self.waves = dict(self._earliest)
         self._join_writes(self._move_others_late())
-        assert all(
-            self._first_wave(op, self.spots[op], self.waves) <= self.waves[op] for op in operations
-        ), "a stage waits for its own result, or for a later stage"
 
     def _find_earliest(self, find_place: Callable[[Operation], Place]) -> None:
         """Finds the spot and the earliest wave of each operation."""
@@ -178,6 +180,29 @@ class _WaveChoice:
             self.waves[op] = min(found, default=max(first, self._earliest[op]))
             there.add(self.waves[op])
 
+    def bundle_stages(self, find_task: Callable[[Operation], Hashable]) -> None:
+        """Moves each stage as a whole to the last wave in which its task runs another stage.
+
+        The calls of a wave to one task are one message.
+        """
+        stages: dict[tuple[int, _StageSpot], list[Operation]] = defaultdict(list)
+        for op in self._operations:
+            stages[self.waves[op], self.spots[op]].append(op)
+        there: dict[Hashable, set[int]] = defaultdict(set)
+        # Later stages move first, so that a stage can follow its readers.
+        for (wave, spot), members in sorted(stages.items(), key=lambda s: s[0][0], reverse=True):
+            waves = there[find_task(members[0]), spot.behind]
+            moving = frozenset(members)
+            last = min(self._last_wave(op, spot, moving) for op in members)
+            if not may_wait(members[0].body):
+                wave = max((w for w in waves if wave < w <= last), default=wave)
+                waves.add(wave)
+            self.waves.update(dict.fromkeys(members, wave))
+        assert all(
+            self._first_wave(op, self.spots[op], self.waves) <= self.waves[op]
+            for op in self._operations
+        ), "a stage waits for its own result, or for a later stage"
+
     def _last_stage(
         self, op: Operation, stages: Mapping[_StageSpot, set[int]]
     ) -> tuple[int, _StageSpot]:
@@ -200,12 +225,14 @@ class _WaveChoice:
         """Returns the first wave in which ``op`` can be at ``spot``, after the operations that ``op`` waits for."""
         return max((waves[b] + (self.spots[b] != spot) for b in self._waits_for[op]), default=0)
 
-    def _last_wave(self, op: Operation, spot: _StageSpot) -> float:
+    def _last_wave(
+        self, op: Operation, spot: _StageSpot, moving: Collection[Operation] = frozenset()
+    ) -> float:
         """Returns the last wave in which ``op`` can be at ``spot``, before the operations that wait for ``op``.
 
-        Returns -1 if ``op`` would hold them up.
+        Returns -1 if ``op`` would hold them up. The operations in ``moving`` move with ``op``.
         """
-        followers = self._followers[op]
+        followers = [after for after in self._followers[op] if after not in moving]
         if any(not spot.behind <= self.spots[after].behind for after in followers):
             return -1
         return min(

@@ -165,6 +165,11 @@ class Stage:
         """Returns True if the stage may wait for effects of other stages."""
         return any(kernel_may_wait(call.kernel) for call in self.host)
 
+    @property
+    def joins_bundle(self) -> bool:
+        """Returns True if the stage may travel with others: it does not wait, and changes variables alone."""
+        return not self.may_wait and (self.updates or not self.writes_state)
+
 
 @dataclass(frozen=True)
 class RemoteInput:

@@ -74,7 +74,9 @@ def make_plan(
         # Another session may run a deferred update.
         return placed[op], op if runs_alone(op.body) else runs_on_host(op.body)
 
-    partitions = partition_operations(needed.operations, needed.waits_for, find_place)
+    partitions = partition_operations(
+        needed.operations, needed.waits_for, find_place, lambda op: placed[op].task_name
+    )
     assembly = _PlanAssembly(fetches, feeds, needed.given, partitions, placed, traced, devices)
     return assembly.make_plan(find_awaited_stages(partitions, needed.waits_for))
 

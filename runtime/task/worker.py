@@ -1,5 +1,6 @@
 """The worker of a task: registers and runs stages for masters in this process and over the tensor channel."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +28,7 @@ from runtime.state.ledger import Ledger
 from runtime.state.participants import TaskEnvironment
 from runtime.state.store import Store
 from runtime.state.write_gate import WriteGate
+from runtime.task.bundle import answer_bundle, open_bundle
 from runtime.task.call_waits import CallWaits
 from runtime.task.devices import local_devices
 from runtime.task.executor import Executor
@@ -46,13 +48,14 @@ from runtime.wire.connection import (
     caller_is_gone,
     current_lane,
 )
-from runtime.wire.handles import BACKUP, FETCH, ORDERS, PULL, PUSH
+from runtime.wire.handles import BACKUP, BUNDLE, FETCH, ORDERS, PULL, PUSH
 
 _FIXED: Mapping[int, TensorLayout | None] = {
     FETCH: None,
     BACKUP: None,
     PULL: TensorLayout([BYTE_RANGE_SPEC]),
     PUSH: None,
+    BUNDLE: None,
 }
 """The input layouts of the fixed handles, which are not registered."""
 assert _FIXED.keys() == ORDERS.keys(), "a fixed handle has no layout, or gives no order"
@@ -243,7 +246,7 @@ class Worker:
         filled = dict(zip(registered.inline, inline, strict=True))
         fetch, memory = registered.fetch or self._fetch_from, call_memory()
         for i, source in call.remote.items():
-            key = f"input {i}"
+            key = f"input {i} of {registered.handle}"
             if key not in memory:
                 memory[key] = fetch(source.task, session, step, source.slot)
             filled[i] = memory[key]
@@ -329,22 +332,24 @@ class Worker:
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
             return Reply(self.about_backup(inputs), dynamic=True)
-        registered = self.registry.get(handle)
+        if handle == BUNDLE:
+            calls = open_bundle(self.registry, client, inputs)
+        else:
+            calls = [(self.registry.get(handle), inputs)]
+        gated = any(registered.gated for registered, _ in calls)
+        answers = [functools.partial(self._answer, *call, client, step) for call in calls]
+        run = answers[0] if handle != BUNDLE else functools.partial(answer_bundle, answers)
         began = self.counters.begin()
         failed = True
         try:
-            if self.primary is None or not registered.call.stage.writes_state:
-                reply = self._answer(registered, client, step, inputs)
+            if self.primary is None or not any(c.call.stage.writes_state for c, _ in calls):
+                reply = run()
             else:
-                reply = self.primary.carry_out(
-                    lambda: self._answer(registered, client, step, inputs),
-                    client,
-                    gated=registered.gated,
-                )
+                reply = self.primary.carry_out(run, client, gated=gated)
             failed = False
             return reply
         finally:
-            self.counters.end(began, registered.gated, failed)
+            self.counters.end(began, gated, failed)
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about another task's backup."""
@@ -379,7 +384,7 @@ class Worker:
         return Reply([])
 
     def _answer(
-        self, registered: RegisteredCall, client: int, step: int, inputs: list[Array]
+        self, registered: RegisteredCall, inputs: list[Array], client: int, step: int
     ) -> Reply:
         while True:
             try:

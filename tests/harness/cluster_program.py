@@ -139,16 +139,20 @@ def _counting(me: harness.Member) -> Model:
 
 
 def _counting_rows(me: harness.Member) -> Model:
-    """A step adds 1 to some rows of a table, by the gradients of two lookups."""
+    """A step adds 1 to some rows of a table, by the gradients of two lookups, and to a variable."""
     with me.device():
         global_step = harness.get_or_create_global_step()
         zeros = jax.nn.initializers.zeros
         table = rt.Table("counts", rows=3 * SMALLEST, dim=2, initializer=zeros)
         rows = [table.lookup(page * SMALLEST + np.arange(SIZE)) for page in range(2)]
-        loss = rt.call(lambda *found: -sum(each.sum() for each in found), *rows)
+        dense = rt.Variable(np.zeros(SIZE, np.float32), name="dense")
+        loss = rt.call(lambda *found: -sum(each.sum() for each in found), *rows, dense)
         optimizer = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0))
         train = optimizer.minimize(loss, global_step)
-        flat = [rt.call(jnp.ravel, found) for found in rows]
+        flat = [rt.call(jnp.ravel, rows[0])]
+        flat.append(
+            rt.call(lambda *parts: jnp.concatenate([*map(jnp.ravel, parts)]), rows[1], dense)
+        )
         with rt.control_dependencies([train]):
             after = rt.identity(global_step)
         return Model(train, after, global_step, flat, {})

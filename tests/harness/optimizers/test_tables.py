@@ -261,3 +261,33 @@ def test_misuse_is_named() -> None:
             harness.Optimizer(clipping, tables=optax.sgd(0.1)).minimize(loss)
         with pytest.raises(rt.InvalidArgumentError, match="tables= begins with clip"):
             harness.Optimizer(optax.sgd(0.1), tables=clipping)
+
+
+def test_step_costs_frames_of_dense_step() -> None:
+    """A step with tables costs each ps two messages: pulls with reads, and pushes with update and count."""
+    with servers(sockets=True, ps=2, worker=1) as made, rt.Graph().as_default():
+        with rt.device(rt.replica_device_setter(ps_tasks=2, worker_device=TARGET)):
+            ids = rt.placeholder(np.int64, [None])
+            scales = [rt.Variable(np.ones(DIM, np.float32), name=f"scale{i}") for i in range(2)]
+            first = rt.Table("first", rows=ROWS, dim=DIM)
+            second = rt.Table("second", rows=ROWS, dim=DIM + 1)
+            found = [first.lookup(ids), second.lookup(ids), first.lookup([5])]
+            loss = rt.call(
+                lambda scales, found: sum(x.sum() for x in scales) * sum(x.sum() for x in found),
+                scales,
+                found,
+            )
+            step = harness.get_or_create_global_step()
+            optimizer = harness.Optimizer(optax.adam(0.1), tables=harness.rowwise_adagrad(0.1))
+            fetches = [optimizer.minimize(loss, step), step, loss]
+        with rt.Session(made[TARGET].target) as session:
+            session.run(rt.global_variables_initializer())
+            batch = {ids: EVERY_ROW[::7]}
+            session.run(fetches, batch)
+            channels = [made[f"/job:ps/task:{i}"].tensors for i in range(2)]
+            before = [channel.counters.calls for channel in channels]
+            for _ in range(5):
+                session.run(fetches, batch)
+            calls = [c.counters.calls - b for c, b in zip(channels, before, strict=True)]
+            assert calls == [10, 10]
+            assert session.run(step) == 6

@@ -242,7 +242,10 @@ def cuts_of(
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
     cuts = partition_operations(
-        needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host))
+        needed.operations,
+        needed.waits_for,
+        lambda op: (placed[op], isinstance(op.body, Host)),
+        lambda op: placed[op].task_name,
     )
     check_order(needed.operations, needed.waits_for, cuts)
     return cuts, needed.alias, needed.given
