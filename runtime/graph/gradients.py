@@ -8,6 +8,7 @@ merges the recomputed forward with the forward itself: the flop count is that of
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -99,11 +100,16 @@ def gradients(
                 )
             backward.add(y, _make_ones(y) if start is None else as_tensor(start))
         backward.run()
-        results = [
-            _find_result(backward, leaf, group) for leaf, group in zip(leaves, targets, strict=True)
+        # The results of a table's lookups have a gradient each.
+        found = [
+            [backward.find_gradient(part) for part in zip(group)]
+            if isinstance(leaf, HasLookups)
+            else [backward.find_gradient(group)]
+            for leaf, group in zip(leaves, targets, strict=True)
         ]
     with graph.name_scope(scope):
-        return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
+        results = map(functools.partial(_find_result, graph), leaves, targets, found)
+        return jax.tree.unflatten(tree, results)
 
 
 @runtime_checkable
@@ -117,11 +123,14 @@ class HasLookups(Protocol):
         """Returns the gradient by those of lookups' results; None without any."""
 
 
-def _find_result(backward: _BackwardPass, x: object, sources: Sequence[Tensor]) -> object:
-    """Returns the gradient of an x; for a table the rows of its lookups."""
+def _find_result(
+    graph: Graph, x: object, sources: Sequence[Tensor], found: Sequence[Tensor | None]
+) -> object:
+    """Returns the gradient of an x; for a table the rows of its lookups, whose gradients were found."""
+    after = [_after_control(graph, gradient) for gradient in found]
     if isinstance(x, HasLookups):
-        return x.make_gradient({t: backward.find_gradient([t]) for t in sources})
-    return backward.find_gradient(sources)
+        return x.make_gradient(dict(zip(sources, after, strict=True)))
+    return after[0]
 
 
 def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
@@ -135,15 +144,14 @@ def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
     return starts
 
 
-def _after_control(graph: Graph, gradient: object) -> object:
+def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     """Returns ``gradient`` after the operations of the open ``control_dependencies``.
 
     The backward operations are pure functions and need not wait. So the backward pass stays in the
     stage of the forward pass, and an update on another task before the gradient costs no round trip
     between the two passes.
     """
-    # The rows of a table are summed on the worker in any case.
-    if not isinstance(gradient, Tensor) or not graph.under_control:
+    if gradient is None or not graph.under_control:
         return gradient
     return identity(gradient, "gradient", colocate_with=gradient.op)
 

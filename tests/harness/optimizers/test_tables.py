@@ -291,3 +291,17 @@ def test_step_costs_frames_of_dense_step() -> None:
             calls = [c.counters.calls - b for c, b in zip(channels, before, strict=True)]
             assert calls == [10, 10]
             assert session.run(step) == 6
+
+
+def test_rows_come_after_dependencies() -> None:
+    """The gradient of a table that is made under control dependencies comes after them."""
+    with rt.Graph().as_default(), rt.Session() as session:
+        table = rt.Table("table", rows=10, dim=2)
+        loss = rt.call(jnp.sum, table.lookup([3]))
+        count = rt.Variable(0, name="count", trainable=False)
+        with rt.control_dependencies([count.assign_add(1)]):
+            pairs = [(rt.gradients(loss, [table])[0], table)]
+        train = harness.Optimizer(optax.sgd(0.1), tables=optax.sgd(0.1)).apply_gradients(pairs)
+        session.run(rt.global_variables_initializer())
+        session.run(train)
+        assert session.run(count) == 1
