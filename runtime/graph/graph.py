@@ -24,7 +24,7 @@ from runtime.graph.placement import (
     within_device_scopes,
 )
 from runtime.graph.tracing import x64_enabled
-from runtime.tensor_spec import DType, dtype_name
+from runtime.tensor_spec import Array, DType, dtype_name
 
 # TensorFlow 1's rule: the names become parts of event files and of checkpoints.
 _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
@@ -250,6 +250,8 @@ class Graph:
         """True after ``finalize``."""
         self.seed: int | None = None
         """Graph-level random seed. With a seed, every run of the program draws the same numbers."""
+        self.fixed: dict[Tensor, Array] = {}
+        """Tensors that gave sizes of operations, with the value of each; None for one that depends on shapes."""
 
     # -- what a subclass may add to ----------------------------------------------------------------------------
 

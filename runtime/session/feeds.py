@@ -44,7 +44,8 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
 
     Raises:
         TypeError: a key is no tensor of the graph, or a value does not suit its tensor.
-        InvalidArgumentError: a tensor is fed twice, or a shape does not fit.
+        InvalidArgumentError: a tensor is fed twice, a shape does not fit, or the graph was built with
+            another value.
     """
     if not isinstance(feed_dict, Mapping):
         raise TypeError(
@@ -64,6 +65,14 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
             if tensor in fed:
                 raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
             fed[tensor] = feed_value(tensor, value)
+    if graph.fixed:
+        for tensor in graph.fixed.keys() & fed.keys():
+            if not np.array_equal(graph.fixed[tensor], fed[tensor]):
+                raise InvalidArgumentError(
+                    f"{tensor.name!r} cannot be fed with another value: a size or an axis of the "
+                    "graph was made of its own. Build a graph for each value, or take the size "
+                    "from the shape of a fed tensor"
+                )
     return tuple(fed), list(fed.values())
 
 
@@ -176,20 +185,16 @@ def feed_value(tensor: Tensor, value: object) -> AnyArray:
         return _convert_value(tensor, value)
     # Written out, because a step pays for each call of a function here.
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
-        raise _shape_error(tensor, array)
+        _check_shape(tensor, array)
     return array
-
-
-def _shape_error(tensor: Tensor, array: AnyArray) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
-        f"{show_shape(tensor.shape)}"
-    )
 
 
 def _check_shape(tensor: Tensor, array: AnyArray) -> None:
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
-        raise _shape_error(tensor, array)
+        raise InvalidArgumentError(
+            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape "
+            f"{show_shape(tensor.shape)}"
+        )
 
 
 def _convert_value(tensor: Tensor, value: object) -> Array:
@@ -207,17 +212,12 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
             array = np.asarray(array.tolist())
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
-    # As in TensorFlow, an array of the wrong shape and dtype has the wrong shape.
-    _check_shape(tensor, array)
     unsafe = isinstance(tensor.op.body, Feed) and tensor.op.body.casting == "unsafe"
     if array.dtype.kind in "SUO" and not unsafe:
         # Numpy raises ValueError for a word, and so does TensorFlow.
         raise (TypeError if array.dtype.kind == "O" else InvalidArgumentError)(
             f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}"
         )
-    # An empty list has no dtype of its own.
-    if array.size == 0 and isinstance(value, list | tuple):
-        return array.astype(tensor.dtype)
     try:
         cast = _cast_array(array, tensor.dtype)
     # A word is no number, and None is no integer.
@@ -225,6 +225,7 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
         raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(
             f"{what}: {error}"
         ) from None
+    _check_shape(tensor, cast)
     # A cast of numpy changes values without an error.
     changed = _find_change(array, cast)
     if changed is None:

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 import runtime as rt
 from harness.tf1.ops.lift import is_tensor
+from harness.tf1.ops.static import is_default, static
 
 _Form = Mapping[rt.Tensor | None, int]
 """A sum: tensor -> how often it counts; None -> what is added."""
@@ -39,10 +40,10 @@ def _find_form(place: rt.TensorLike) -> _Form:
     tensor = rt.as_tensor(place)
     op, body = tensor.op, tensor.op.body
     if hasattr(body, "value") and tensor.shape == ():
-        return {None: int(body.value)}
+        return {None: int(static(tensor))}
     fn, tensors = getattr(body, "fn", None), (*op.inputs, *op.outputs)
     scalars = all(t.shape == () and t.dtype.kind in "iu" for t in tensors)
-    if fn is None or hasattr(body, "variables") or not scalars or not op.inputs:
+    if fn is None or hasattr(body, "variables") or not scalars or not op.inputs or is_default(op):
         return {tensor: 1}
     try:
         with jax.enable_x64(any(t.dtype.itemsize == 8 for t in tensors)):

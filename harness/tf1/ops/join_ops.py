@@ -359,18 +359,37 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None) -> A
             "where(condition) alone has no static shape: use x and y, or fetch and use "
             "numpy.argwhere"
         )
-    mask, shape = jnp.asarray(condition), jnp.shape(x)
+    mask = jnp.asarray(condition)
     if mask.dtype != np.bool_:
         raise WrongType(f"the condition must be bool, not {mask.dtype}")
-    # TensorFlow's rule: a vector chooses rows, and nothing else is broadcast.
-    masked = shape[:1] if mask.ndim == 1 else shape
-    if shape != jnp.shape(y) or mask.ndim and mask.shape != masked:
-        raise ValueError(f"these shapes do not go together: {mask.shape}, {shape}, {jnp.shape(y)}")
     if jnp.result_type(x) != jnp.result_type(y):
         raise WrongType(f"x is {jnp.result_type(x)}, and y is {jnp.result_type(y)}")
+    shapes = [jnp.shape(x), jnp.shape(y)]
+    # TensorFlow's rule: a vector chooses rows, and nothing else is broadcast.
+    if mask.ndim > 1:
+        shapes.append(mask.shape)
+    shape = _common_shape(*shapes)
     if mask.ndim == 1:
+        _common_shape(mask.shape, shape[:1])
         mask = mask.reshape(mask.shape + (1,) * (len(shape) - 1))
+    # Sizes that differ are symbols, and the result has a shape but no value.
+    if any(each != shape for each in shapes) or mask.ndim and mask.shape[0] != shape[0]:
+        return jnp.zeros(shape, jnp.result_type(x))
     return jnp.where(mask, x, y)
+
+
+def _common_shape(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the shape of arrays of one shape; a number counts before the symbol of an unknown size.
+
+    Raises ValueError for different numbers, or ranks.
+    """
+    found = [
+        {size for size in sizes if isinstance(size, int)} or set(sizes[:1])
+        for sizes in zip(*shapes, strict=False)
+    ]
+    if len(set(map(len, shapes))) > 1 or any(len(sizes) > 1 for sizes in found):
+        raise ValueError(f"these shapes do not go together: {', '.join(map(str, shapes))}")
+    return tuple(size for sizes in found for size in sizes)
 
 
 @op("TopKV2")

@@ -63,9 +63,9 @@ def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static) -> Arr
     return jnp.where(jnp.all(jnp.stack(inside)), picked, nothing)
 
 
-def _is_computed(place: object) -> TypeGuard[rt.Tensor | rt.Variable]:
-    """Returns True for a tensor whose value is known only in the step."""
-    return is_tensor(place) and not known_while_tracing(rt.as_tensor(place))
+def _is_computed(place: object, defaults: bool = False) -> TypeGuard[rt.Tensor | rt.Variable]:
+    """Returns True for a tensor whose value is known only in the step; see ``known_while_tracing``."""
+    return is_tensor(place) and not known_while_tracing(rt.as_tensor(place), defaults)
 
 
 def _size_unknown(what: str) -> rt.InvalidArgumentError:
@@ -87,7 +87,8 @@ def slice(
     firsts, sizes = _parts(begin), _parts(size)
     if _are_numbers_of_strings(input_, firsts, sizes):
         return _slice_strings(convert_to_tensor(input_), firsts, sizes, name)
-    if any(map(_is_computed, sizes)):
+    # A size becomes a part of the program, and a place need not.
+    if any(_is_computed(size, defaults=True) for size in sizes):
         raise _size_unknown("tf.slice")
     moved = [axis for axis, b in enumerate(firsts) if _is_computed(b)]
     if not moved:
@@ -186,9 +187,11 @@ def _find_window(place: Any) -> tuple[Any, int, object] | None:
     first = 0 if place.start is None else place.start
     known = place.stop is not None and place.step in (None, 1)
     size = distance(first, place.stop) if known else None
-    if size is None:
+    if size is not None:
+        return first, max(size, 0), _ALL
+    if any(_is_computed(end, defaults=True) for end in ends):
         raise _size_unknown("x[a:b]")
-    return first, max(size, 0), _ALL
+    return None
 
 
 def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -> rt.Tensor:
@@ -208,7 +211,7 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
         # The number of axes that an ellipsis stands for is unknown, so those behind it are counted
         # from the end.
         axis += -taken if place is ... else place is not None
-    cut: rt.Tensor = _computed(tensor, starts, axes, sizes, name)
+    cut: rt.Tensor = _computed(tensor, starts, axes, sizes, name) if starts else tensor
     if all(place == _ALL for place in left):
         return cut
     rest: rt.Tensor = _by_places(cut, left)

@@ -51,6 +51,11 @@ def known_unless_fed(tensor: rt.Tensor) -> rt.Tensor:
     return tensor
 
 
+def is_default(op: rt.Operation) -> bool:
+    """Returns True for an operation that ``known_unless_fed`` has marked."""
+    return op in _default_ops
+
+
 @dataclass(frozen=True, eq=False)
 class Deferred:
     """A value that is found while a step is traced.
@@ -97,8 +102,13 @@ def takes_shapes_only(op: rt.Operation) -> bool:
     return op in _shape_ops
 
 
-def known_while_tracing(tensor: rt.Tensor) -> bool:
-    """Returns True if the value depends on constants and on shapes of other tensors only."""
+def known_while_tracing(tensor: rt.Tensor, defaults: bool = False) -> bool:
+    """Returns True if the value depends on constants and on shapes of other tensors only.
+
+    Args:
+        tensor: the tensor of the value.
+        defaults: whether a default that a step may feed counts as a constant.
+    """
     seen: set[rt.Operation] = set()
     stack = [tensor.op]
     while stack:
@@ -106,7 +116,7 @@ def known_while_tracing(tensor: rt.Tensor) -> bool:
         # What lies behind a shape does not count, whatever computes it.
         if op in seen or takes_shapes_only(op) or hasattr(op.body, "value"):
             continue
-        if not op.inputs or not _is_pure(op) or op in _default_ops:
+        if not op.inputs or not _is_pure(op) or not defaults and is_default(op):
             return False
         seen.add(op)
         stack.extend(t.op for t in op.inputs)
@@ -147,7 +157,7 @@ def _tensors(structure: object) -> list[rt.Tensor]:
 
 
 def _collect(tensor: rt.Tensor, sources: dict[rt.Tensor, None]) -> None:
-    """Adds the tensors that the value of ``tensor`` is found from while tracing."""
+    """Adds the tensors that the value of ``tensor`` is found from while tracing, and fixes all values between."""
     op = tensor.op
     # Only the shape of the input counts, so what lies behind the input does not.
     if op in _shape_ops:
@@ -157,6 +167,14 @@ def _collect(tensor: rt.Tensor, sources: dict[rt.Tensor, None]) -> None:
             _collect(each, sources)
     elif not hasattr(op.body, "value"):
         sources[tensor] = None
+        return
+    op.graph.fixed.setdefault(tensor, np.asarray(_default_of(op)))
+
+
+def _default_of(op: rt.Operation) -> rt.lowlevel.Array | None:
+    """Returns the value of a constant, or of a default; None for other operations."""
+    value: rt.lowlevel.Array | None = getattr(op.body, "value", None)
+    return _default_of(op.inputs[0].op) if is_default(op) else value
 
 
 def _on_host(tensor: rt.Tensor) -> bool:

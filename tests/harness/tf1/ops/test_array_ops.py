@@ -1,5 +1,8 @@
 """Making, joining, cutting and reshaping: argument orders of 1.0 and 0.8, shapes that come from tensors."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -193,6 +196,45 @@ def test_placeholder_default_may_be_fed() -> None:
         with tf.Session() as sess:
             assert sess.run(doubled).tolist() == [2, 4]
             assert sess.run(doubled, {x: [5.0, 6.0]}).tolist() == [10, 12]
+
+
+SIZES: dict[str, Callable[[Any], Any]] = {
+    "reshape": lambda n: tf.reshape(tf.zeros([12]), [n, -1]),
+    "reshape from a sum": lambda n: tf.reshape(tf.zeros([12]), tf.stack([n * 2, -1])),
+    "zeros": lambda n: tf.zeros([n, 2]),
+    "tile": lambda n: tf.tile(tf.constant([1.0]), [n]),
+    "slice": lambda n: tf.slice(tf.range(5.0), [0], [n]),
+    "end of a slice": lambda n: tf.range(5.0)[:n],
+    "axis": lambda n: tf.reduce_sum(tf.zeros([2, 3, 4]), n),
+    "range": lambda n: tf.range(n),
+    "beside a shape": lambda n: tf.zeros([tf.shape(tf.zeros([4]))[0], n]),
+}
+
+
+@pytest.mark.parametrize("make", [tf.placeholder_with_default, lambda value, _: tf.constant(value)])
+@pytest.mark.parametrize("use", SIZES.values(), ids=SIZES)
+def test_value_of_a_size_stays(
+    make: Callable[[int, list[int]], Any], use: Callable[[Any], Any]
+) -> None:
+    """A default or a constant that gave a shape takes its own value alone, and another one is an error."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        n = make(2, [])
+        made = use(n)
+        assert sess.run(made, {n: 2}).shape == sess.run(made).shape
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"'{n.name}' cannot be fed with another"
+        ):
+            sess.run(made, {n: 1})
+
+
+def test_place_of_a_slice_changes() -> None:
+    """A default that is a place and no size takes any value."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        n = tf.placeholder_with_default(1, [])
+        x = tf.range(6)
+        pair = [x[n : n + 2], x[n], tf.slice(x, [n], [2])]
+        assert [v.tolist() for v in sess.run(pair)] == [[1, 2], 1, [1, 2]]
+        assert [v.tolist() for v in sess.run(pair, {n: 4})] == [[4, 5], 4, [4, 5]]
 
 
 @pytest.mark.cluster

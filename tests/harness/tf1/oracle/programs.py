@@ -839,6 +839,24 @@ def derivative_of_a_fed_result(tf: Any) -> Any:
 
 
 @case
+def where_of_unknown_rank_and_sizes(tf: Any) -> Any:
+    found = []
+    for condition in ([1, 3], [None], [], None):
+        mask = tf.placeholder(tf.bool, condition)
+        for one in (None, [None, None], [None, 3], [2, None], [1, 3]):
+            for other in ([None, None], [None, 3], [1, 3]):
+                x, y = tf.placeholder(tf.float32, one), tf.placeholder(tf.float32, other)
+                try:
+                    found.append(str(tf.where(mask, x, y).get_shape()))
+                except ValueError:
+                    found.append("refused")
+    x = tf.py_func(lambda a: a, [tf.constant([[1.0, 2.0, 3.0]])], tf.float32)
+    y = tf.placeholder_with_default([[7.0, 8.0, 9.0]], [1, 3])
+    chosen = tf.where(tf.constant([[True, False, True]]), x, y)
+    return [found, run(tf, chosen), run(tf, tf.gradients(chosen, y))]
+
+
+@case
 def turns_by_a_placeholder_with_default(tf: Any) -> Any:
     n = tf.placeholder_with_default(1, [])
     turns = tf.while_loop(lambda i, x: i < n, lambda i, x: (i + 1, 2.0 * x), [0, 1.0])
@@ -849,6 +867,18 @@ def turns_by_a_placeholder_with_default(tf: Any) -> Any:
 def feeds_of_wrong_shape_and_dtype(tf: Any) -> Any:
     texts = tf.placeholder(tf.string, [2])
     return run(tf, tf.identity(texts), {texts: np.zeros(3, np.float32)})
+
+
+@case
+def none_for_placeholders(tf: Any) -> Any:
+    found = []
+    for dtype, shape in ((tf.int64, [None, 4]), (tf.int32, []), (tf.float32, [None, 4])):
+        x = tf.placeholder(dtype, shape)
+        try:
+            found.append(run(tf, tf.identity(x), {x: None}))
+        except (TypeError, ValueError) as error:
+            found.append("type" if isinstance(error, TypeError) else "value")
+    return found
 
 
 @case
