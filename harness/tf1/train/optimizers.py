@@ -8,7 +8,7 @@ worker and travels with the gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -77,7 +77,7 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
     """
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
-    _slot_names: Mapping[str, str] = {}
+    _slot_names: dict[str, str] = {}
 
     def __init__(
         self,
@@ -97,21 +97,21 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
         return super().get_slot(variable, self._slot_names.get(name, name))
 
     def get_slot_names(self) -> list[str]:
-        """Returns TensorFlow's names of the slots, and the harness's name of any other slot."""
-        by_state = {state: name for name, state in self._slot_names.items()}
-        return sorted(by_state.get(name, name) for name in super().get_slot_names())
+        """Returns TensorFlow's names of the slots, without a count that TensorFlow has no slot for."""
+        made = super().get_slot_names()
+        return sorted(name for name, state in self._slot_names.items() if state in made)
 
     def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
         made = variable not in self._slots
         slots = super()._slots_of(variable)
         part, graph = variable.save_slice_info, variable.graph
         for name, slot in slots.items() if made else ():
-            key = f"{variable.spec.name if part is None else part.key}/{name}"
             # Checkpoints of 0.1 have the names of the state, those of a second optimizer with a
             # number, which the graph counts again. Parts of one array share a key.
-            if part is None:
-                with rt.name_scope(None):
-                    key = graph.unique_name(f"former/{key}").removeprefix("former/")
+            with rt.name_scope(None):
+                former = graph.unique_name(f"former/{variable.spec.name}/{name}")
+            owner = variable.spec.name if part is None else part.key
+            key = f"{owner}/{former.removeprefix(f'former/{variable.spec.name}/')}"
             graph.add_to_collection(FORMER_KEYS, (slot, key))
         return slots
 
@@ -268,12 +268,35 @@ class AdamOptimizer(_Optimizer):
         super().__init__(name, learning_rate, scale_by_adam(beta1, beta2, epsilon))
 
 
+class RStdDevState(NamedTuple):
+    """The state of ``scale_by_stddev``: optax's moments, in TensorFlow's order, which numbers the slots."""
+
+    nu: Any
+    mu: Any
+
+
+def scale_by_stddev(decay: float, epsilon: float) -> optax.GradientTransformation:
+    """Scales as optax.scale_by_stddev with a mean square that begins at 1."""
+    whole = optax.scale_by_stddev(decay, epsilon, 1.0)
+
+    def init(params: Any) -> RStdDevState:
+        made = whole.init(params)
+        return RStdDevState(made.nu, made.mu)
+
+    def update(updates: Any, state: RStdDevState, params: Any = None) -> tuple[Any, RStdDevState]:
+        before = optax.ScaleByRStdDevState(mu=state.mu, nu=state.nu)
+        changed, made = whole.update(updates, before, params)
+        return changed, RStdDevState(made.nu, made.mu)
+
+    return optax.GradientTransformation(init, update)
+
+
 @public.add()
 class RMSPropOptimizer(_Optimizer):
     """``s = decay * s + (1 - decay) * g * g; a = momentum * a + learning_rate * g / sqrt(s + epsilon); v -= a``.
 
     optax.scale_by_rms with s beginning at 1 (``centered``: optax.scale_by_stddev), then
-    optax.trace; slots "rms" and "momentum".
+    optax.trace; slots "rms", centered "mg", and with a momentum "momentum".
     """
 
     _slot_names = {"rms": "rms/nu", "momentum": "trace/trace"}
@@ -288,10 +311,13 @@ class RMSPropOptimizer(_Optimizer):
         centered: bool = False,
         name: str = "RMSProp",
     ) -> None:
-        scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         # TensorFlow's mean square begins at 1, and the rate is inside the momentum.
+        scale = optax.scale_by_rms(decay, epsilon, 1.0)
+        if centered:
+            scale = scale_by_stddev(decay, epsilon)
+            self._slot_names = self._slot_names | {"rms": "r_std_dev/nu", "mg": "r_std_dev/mu"}
         after = [optax.trace(momentum)] if momentum else []
-        super().__init__(name, learning_rate, scale(decay, epsilon, 1.0), after=after)
+        super().__init__(name, learning_rate, scale, after=after)
 
 
 @public.add()

@@ -820,14 +820,14 @@ def names_of_slots(tf: Any) -> Any:
         tf.train.AdamOptimizer,
         tf.train.AdamOptimizer,
         lambda: tf.train.AdamOptimizer(name="Mine"),
+        lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.5, centered=True, name="Centered"),
     )
     names = []
     for number, make in enumerate(makers):
         with tf.variable_scope("net" if number % 2 else tf.get_variable_scope()):
             optimizer = make()
             optimizer.minimize(loss)
-        slots = [s for s in optimizer.get_slot_names() if "count" not in s]
-        names += [f"{s} {optimizer.get_slot(v, s).name}" for s in slots]
+        names += [f"{s} {optimizer.get_slot(v, s).name}" for s in optimizer.get_slot_names()]
     return names
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import harness
 import harness.tf1 as tf
 
 START = np.array([1.0, -2.0, 3.0], np.float32)
@@ -194,6 +195,60 @@ def test_slots_restore_from_their_former_names(tmp_path: pathlib.Path) -> None:
         again = saver.save(sess, tmp_path / "later.ckpt")
     names = [name for name, _ in tf.train.list_variables(again)]
     assert names == sorted([slot.op.name for slot in slots] + ["v"])
+
+
+def test_centered_slots_restore_by_former_names(tmp_path: pathlib.Path) -> None:
+    """The slots of a centered RMSProp restore from a checkpoint of 0.1."""
+    former = "v/r_std_dev/mu", "v/r_std_dev/nu", "v/trace/trace"
+    with tf.Graph().as_default(), tf.Session() as sess:
+        for number, name in enumerate(("v", *former)):
+            tf.Variable(float(number), name=name)
+        sess.run(tf.global_variables_initializer())
+        saved = tf.train.Saver().save(sess, tmp_path / "model.ckpt")
+    with tf.Graph().as_default(), tf.Session() as sess:
+        v = tf.Variable(1.0, name="v")
+        optimizer = tf.train.RMSPropOptimizer(0.1, momentum=0.5, centered=True)
+        optimizer.minimize(tf.square(v))
+        tf.train.Saver().restore(sess, saved)
+        slots = [optimizer.get_slot(v, name) for name in ("mg", "rms", "momentum")]
+        assert sess.run(slots) == [1, 2, 3]
+
+
+def test_parts_have_slots_of_each_optimizer(tmp_path: pathlib.Path) -> None:
+    """Two optimizers of partitioned variables have keys of their own, restored into other parts, and from those of 0.1."""
+
+    def build(parts: int) -> list[tf.Variable]:
+        sizes = [6 // parts] * parts
+        table = [tf.Variable(tf.zeros([n]), name=f"table/part_{i}") for i, n in enumerate(sizes)]
+        harness.partitioned("table", table)
+        optimizers = tf.train.MomentumOptimizer(0.1, 0.5), tf.train.MomentumOptimizer(0.1, 0.5)
+        for optimizer in optimizers:
+            optimizer.minimize(tf.add_n([tf.reduce_sum(part) for part in table]))
+        return [o.get_slot(part, "momentum") for o in optimizers for part in table]
+
+    values = np.arange(12, dtype=np.float32)
+    for number, keys in enumerate(
+        (["table/Momentum", "table/Momentum_1"], ["table/trace/trace", "table/trace/trace_1"])
+    ):
+        path = tmp_path / f"{number}.ckpt"
+        with tf.Graph().as_default(), tf.Session() as sess:
+            slots = build(2)
+            sess.run(tf.global_variables_initializer())
+            sess.run([tf.assign(s, v) for s, v in zip(slots, values.reshape(4, 3), strict=True)])
+            if number == 0:
+                saved = tf.train.Saver().save(sess, path)
+            else:
+                whole = {"table": tf.Variable(tf.zeros([6]), name="whole")}
+                whole |= dict(
+                    zip(keys, (tf.Variable(v) for v in values.reshape(2, 6)), strict=True)
+                )
+                sess.run([v.initializer for v in whole.values()])
+                saved = tf.train.Saver(whole).save(sess, path)
+        assert {name for name, _ in tf.train.list_variables(saved)} == {"table", *keys}
+        with tf.Graph().as_default(), tf.Session() as sess:
+            slots = build(3)
+            tf.train.Saver().restore(sess, saved)
+            np.testing.assert_array_equal(sess.run(slots), values.reshape(6, 2))
 
 
 def test_decays_follow_their_formulas() -> None:
