@@ -9,6 +9,8 @@ import importlib
 import importlib.util
 import pathlib
 
+from harness.training.stop import tracebacks
+
 
 def _read_names() -> dict[str, str]:
     """The public names, and the module that each is imported from."""
@@ -41,6 +43,7 @@ def _check_runtime() -> None:
 
 
 _check_runtime()
+tracebacks.shorten_uncaught()
 _HOMES = _read_names()
 __all__ = sorted(_HOMES)
 

@@ -61,7 +61,7 @@ def with_a_callback() -> None:
         return a * 2
 
     x = tensor()
-    doubled = rt.call(shown, x)
+    doubled = rt.call(shown, x * 3) + 1
     with local() as session:
         session.run(doubled, {x: np.zeros(2)})
 
@@ -162,7 +162,7 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "jax.debug.print in a step",
         with_a_callback,
         ValueError,
-        r"\[shown\].*it has a callback.*rt\.Print",
+        r"\[shown\].*it has a callback.*rt\.Print.*is fed",
     ),
     (
         "a ps without join",

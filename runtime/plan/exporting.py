@@ -24,6 +24,13 @@ from runtime.tensor_spec import TensorSpec
 
 _CALLBACK = re.compile(r"custom_call @xla_\w*python\w*callback|stablehlo\.send")
 """The calls of Python in the text of a module; on a TPU a program sends to the host."""
+_CALLBACK_NAME = re.compile(r"\b(debug_print|\w+_callback)\[")
+"""The calls of Python in the text of a jaxpr."""
+
+
+def calls_python(jaxpr: jax.extend.core.ClosedJaxpr | None) -> bool:
+    """Returns True if a function has a callback, such as ``jax.debug.print`` or ``jax.pure_callback``."""
+    return bool(_CALLBACK_NAME.search(str(jaxpr)))
 
 
 def own_program(
@@ -63,7 +70,8 @@ def own_program(
     # A step that was cut off may run again. The effects of a Python callback cannot be taken back.
     if _CALLBACK.search(module):
         raise InvalidArgumentError(
-            "it has a callback; a program of a step calls no Python: rt.Print prints in a step"
+            "it has a callback; a program of a step calls no Python: rt.Print prints in a step, and "
+            "a value that Python computes is fed"
         )
     count = mesh.size if mesh else 1
     if f"mhlo.num_partitions = {count} " not in module:

@@ -30,7 +30,7 @@ from runtime.graph.op_kinds import (
 )
 from runtime.graph.tracing import aval, needs_64_bit, resize, trace
 from runtime.plan.draws import describe_jaxpr, draw_alike
-from runtime.plan.exporting import own_program, write_program
+from runtime.plan.exporting import calls_python, own_program, write_program
 from runtime.plan.packing import Pack, Value, cut_packs, join_packs
 from runtime.plan.partition import is_write
 from runtime.plan.place import Device
@@ -494,8 +494,9 @@ def _make_program(
         ) from error
     # A callback in an operation, or an operation that this platform does not have.
     except Exception as error:
+        guilty = list(filter(lambda op: calls_python(traced.jaxprs.get(op)), operations))
         raise InvalidArgumentError(
-            f"operations [{_join_names(operations)}] cannot become a program for {device.name}: "
+            f"operations [{_join_names(guilty or operations)}] cannot become a program for {device.name}: "
             f"{one_line(error)}"
         ) from error
 

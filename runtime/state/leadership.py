@@ -123,7 +123,7 @@ class Leader:
         if leadership.owner != obeyed.owner:
             raise deposed(
                 f"refused to {what}: {self.name} has taken the lead (a run has one chief at a time: "
-                "one task has is_chief=True)",
+                "give is_chief=me.is_chief, which is True on one task)",
                 task=task,
             )
         if leadership != obeyed:

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 import runtime as rt
 from harness import exit_codes
-from harness.training.stop import tracebacks
 from harness.training.stop.preemption import preemptible
 
 _CHIEFS = ("chief", "master")
@@ -214,7 +213,6 @@ def join_cluster(
                 yield Member(cluster, me.job, me.index, server)
             except Exception as error:
                 row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
-                tracebacks.shorten(error)
                 exit_codes.end_with(row, error)
                 raise
 

@@ -11,8 +11,11 @@ from types import TracebackType
 VARIABLE = "BELLWETHER_TRACEBACK"
 """``full`` in this environment variable has Python print what it always prints."""
 
+_OURS = tuple(
+    f"{pathlib.Path(__file__).parents[3] / name}{os.sep}" for name in ("harness", "runtime")
+)
 _LIBRARIES = (
-    *(f"{pathlib.Path(__file__).parents[3] / name}{os.sep}" for name in ("harness", "runtime")),
+    *_OURS,
     sysconfig.get_path("purelib"),
     contextlib.__file__,
     "<frozen",
@@ -21,19 +24,21 @@ _LIBRARIES = (
 _LEFT_OUT = f"(frames of libraries are left out: {VARIABLE}=full shows them)"
 
 
-def shorten(error: BaseException) -> None:
-    """Makes Python print the short traceback of an uncaught error.
+def shorten_uncaught() -> None:
+    """Makes Python print the short traceback of an uncaught error that has come through this library.
 
     A program with another ``sys.excepthook`` continues to print tracebacks with the program's own
     hook.
     """
     # A debugger or a notebook has set a hook of its own, which knows better how to print.
     show = sys.excepthook
-    if show is not sys.__excepthook__ or os.environ.get(VARIABLE) == "full":
+    if show is not sys.__excepthook__:
         return
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is error:
+        frames = traceback.extract_tb(trace)
+        came = isinstance(value, Exception) and any(f.filename.startswith(_OURS) for f in frames)
+        if came and os.environ.get(VARIABLE) != "full":
             print(short(value), file=sys.stderr, flush=True)
         else:
             show(kind, value, trace)

@@ -78,8 +78,33 @@ def test_mistake_has_only_own_frames(step: str, said: str, tmp_path: pathlib.Pat
         assert program.wait() != 0
         program.expect(said)
         # The process that tests fork programs from is no library.
-        files = program.lines(r'^ *File "(?!<string>|.*zygote\.py)')
+        files = program.lines(r'^ *File "(?!<string>|<frozen|.*zygote\.py)')
         assert files and all('train.py"' in f for f in files), program.story()
+
+
+ALONE = """
+    import json
+    import harness
+    import runtime as rt
+
+    x = rt.placeholder("float32", [2], name="x")
+    with rt.Server.create_local_server() as server, rt.Session(server.target) as session:
+        {act}
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("act", "others"), [("session.run(x, {x: [1.0]})", False), ("json.loads('')", True)]
+)
+def test_each_program_has_short_tracebacks(act: str, others: bool, tmp_path: pathlib.Path) -> None:
+    """An error of this library loses its frames without ``join_cluster`` too; any other error keeps all."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(ALONE.replace("{act}", act)))
+    with Program("python", "train.py", cwd=tmp_path) as program:
+        assert program.wait() == 1
+        program.expect(r'File ".*train\.py", line 8')
+        assert bool(program.lines(r'File ".*(runtime|json)/')) == others, program.story()
+        assert bool(program.lines("frames of libraries are left out")) != others
 
 
 def test_installed_program_keeps_its_frames() -> None:
