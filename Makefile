@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-busy test-unit test-stand-ins test-rest test-nightly test-gpu test-h100-compile test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-gpu bench-setup cuda-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole recommender test test-busy test-unit test-stand-ins test-rest test-nightly test-gpu test-h100-compile test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-gpu bench-setup cuda-setup lint format tf1-oracle tf1-drawn proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -69,6 +69,11 @@ mnist: $(TRAINS) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends w
 cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends with the mean score, 500 at the most.
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
+
+recommender: $(STAMP) ## Learn which films people like with tables on 1 ps, and 2 workers; prints recall@10, AUC and nearest films.
+	$(BIN)/python -m models.recommender.data
+	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
+		$(BIN)/python -m models.recommender.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=recommender-%)
 
 # Most of what tests compile runs once: optimising it would take longer. test-rest and all examples compile as users do.
 test test-stand-ins test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1

@@ -1,0 +1,1 @@
+"""Films for people who like films, learned on parameter servers with tables."""
