@@ -29,7 +29,7 @@ from runtime.graph.deferred_update import ALL_WORKERS, Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
 from runtime.graph.graph import set_default_graph_type
 from runtime.graph.host_ops import host_call
-from runtime.graph.operators import pick_item
+from runtime.graph.operators import Operators, pick_item
 from runtime.graph.python_calls import python_call
 from runtime.graph.tracing import needs_64_bit, sizes_are_guesses
 from runtime.graph.variable import path_name
@@ -61,6 +61,7 @@ __all__ = [
     "DiskAwayError",
     "DiskFullError",
     "MissingFeedError",
+    "Operators",
     "PagedArray",
     "Quorum",
     "RunRecordView",

@@ -58,7 +58,8 @@ _BESIDE = {
 """Modules that stand for others of TensorFlow's, which were not in ``tf``."""
 
 _IN_TF = """
-    graph.initializers graph.messages graph.scopes graph.variables inputs.parsing inputs.queues inputs.readers
+    graph.initializers graph.messages graph.partitions graph.scopes graph.variables inputs.parsing inputs.queues
+    inputs.readers
     loops.control_flow loops.row_loops loops.tensor_array loops.while_loops names.compat ops.array_ops ops.clip_ops
     ops.join_ops ops.math_ops ops.python_ops ops.random_ops ops.slices ops.sparse ops.string_ops ops.value_ops train.summary
     """

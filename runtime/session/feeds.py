@@ -55,7 +55,7 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
     fed: dict[Tensor, AnyArray] = {}
     for given, values in feed_dict.items():
         for key, value in (
-            _flatten_feed(given, values) if isinstance(given, tuple) else ((given, values),)
+            ((given, values),) if type(given) is Tensor else _flatten_feed(given, values)
         ):
             tensor = (
                 key
@@ -77,11 +77,14 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
 
 
 def _flatten_feed(key: object, value: object) -> Iterator[tuple[object, object]]:
-    """Yields the feeds of a key; a tuple of keys has a value of the same structure.
+    """Yields the feeds of a key; a tuple of keys, or a pytree of tensors, has a value of the same structure.
 
     Raises:
         ValueError: The structures differ.
     """
+    # A pytree other than a tuple, such as a sparse tensor, has the values of its leaves.
+    if not isinstance(key, tuple) and (leaves := jax.tree.leaves(key)) != [key]:
+        key = tuple(leaves)
     if isinstance(key, tuple) and isinstance(value, Mapping):
         # TensorFlow takes the values of a dict in the order of its keys.
         value = [value[name] for name in sorted(value)]

@@ -31,7 +31,14 @@ class Initializer:
         self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: object = None
     ) -> rt.Tensor:
         """Returns the initial value as a tensor of ``shape`` and ``dtype``."""
-        return self._make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
+        wanted = as_dtype(self.dtype if dtype is None else dtype).dtype
+        full_shape = getattr(partition_info, "full_shape", shape)
+        return self._make_part(list(shape), list(full_shape), wanted)
+
+    def _make_part(
+        self, shape: list[int], full_shape: list[int], dtype: rt.lowlevel.DType
+    ) -> rt.Tensor:
+        return self._make(shape, dtype)
 
     def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         raise TypeError(f"{type(self).__name__} makes no values")
@@ -138,8 +145,10 @@ class variance_scaling_initializer(Initializer):
         if wrong:
             raise ValueError(f"variance_scaling_initializer: {wrong}")
 
-    def _make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        fan_in, fan_out = fans(shape)
+    def _make_part(
+        self, shape: list[int], full_shape: list[int], dtype: rt.lowlevel.DType
+    ) -> rt.Tensor:
+        fan_in, fan_out = fans(full_shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         assert n >= 0 and self.scale > 0
         # A layer without inputs has a fan of 0.

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.graph.initializers import glorot_uniform_initializer, zeros_initializer
+from harness.tf1.graph.partitions import Partitioner, count_parts, make_parts
 from harness.tf1.graph.variables import Variable
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Public, is_tensor
@@ -43,6 +44,7 @@ class VariableScope:
         dtype: default dtype.
         original_name_scope: the name scope that it opened, with a slash at its end.
         custom_getter: a function around ``get_variable``.
+        partitioner: default partitioner.
     """
 
     name: str = ""
@@ -52,6 +54,7 @@ class VariableScope:
     dtype: DTypeLike = np.float32
     original_name_scope: str = ""
     custom_getter: Callable[..., Any] | None = None
+    partitioner: Partitioner | None = None
 
     def reuse_variables(self) -> None:
         """Finds variables in this scope from here on, and makes none."""
@@ -64,6 +67,10 @@ class VariableScope:
     def set_regularizer(self, regularizer: Regularizer | None) -> None:
         """Changes the default regularizer."""
         self.regularizer = regularizer
+
+    def set_partitioner(self, partitioner: Partitioner | None) -> None:
+        """Changes the default partitioner."""
+        self.partitioner = partitioner
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls ``tf.get_variable`` in this scope."""
@@ -150,7 +157,7 @@ def variable_scope(
     initializer: Any = None,
     regularizer: Regularizer | None = None,
     caching_device: object = None,
-    partitioner: object = None,
+    partitioner: Partitioner | None = None,
     custom_getter: Callable[..., Any] | None = None,
     reuse: Any = None,
     dtype: DTypeLike | None = None,
@@ -162,7 +169,6 @@ def variable_scope(
     # TensorFlow's rule: a scope with a made-up name never reuses, since the name is new.
     if name_or_scope is None and reuse:
         raise ValueError("reuse=True cannot be used without a name_or_scope")
-    _no_partitioner(partitioner)
     outer = get_variable_scope()
     again = isinstance(name_or_scope, VariableScope)
     if again:
@@ -184,6 +190,7 @@ def variable_scope(
             regularizer=base.regularizer if regularizer is None else regularizer,
             dtype=base.dtype if dtype is None else as_dtype(dtype).dtype,
             custom_getter=base.custom_getter if custom_getter is None else custom_getter,
+            partitioner=base.partitioner if partitioner is None else partitioner,
             original_name_scope=base.original_name_scope if again else opened,
         )
         with _inside(scope):
@@ -251,7 +258,7 @@ def get_variable(
     trainable: bool = True,
     collections: Sequence[str] | None = None,
     caching_device: object = None,
-    partitioner: object = None,
+    partitioner: Partitioner | None = None,
     validate_shape: bool = True,
     use_resource: object = None,
     custom_getter: Callable[..., Any] | None = None,
@@ -262,7 +269,6 @@ def get_variable(
     initializer, all others with zeros. An initial value keeps its own dtype.
     """
     scope = get_variable_scope()
-    _no_partitioner(partitioner)
     getter = custom_getter or scope.custom_getter
     options = dict(
         shape=shape,
@@ -271,6 +277,7 @@ def get_variable(
         regularizer=regularizer,
         trainable=trainable,
         collections=collections,
+        partitioner=scope.partitioner if partitioner is None else partitioner,
     )
     full = f"{scope.name}/{name}" if scope.name else name
     # TensorFlow gives a custom getter the full name, and takes the name that the getter passes on
@@ -299,6 +306,7 @@ def _get_or_make(
     regularizer: Regularizer | None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
+    partitioner: Partitioner | None = None,
     **unused: Any,
 ) -> Any:
     variables = _made.setdefault(rt.get_default_graph(), {})
@@ -322,6 +330,24 @@ def _get_or_make(
             "mean to set reuse=None in variable_scope?"
         )
     initializer = scope.initializer if initializer is None else initializer
+    # A scalar is never divided.
+    if partitioner is not None and sizes != []:
+        if sizes is None or None in sizes:
+            raise ValueError(
+                f"variable {full}: a partitioned variable needs a fully defined shape and an "
+                "initializer that is a function"
+            )
+
+        def make_part(name: str, shape: tuple[int, ...], own: object) -> Any:
+            # Each part is a variable that reuse finds by the part's own name.
+            return _get_or_make(
+                scope, name, shape, wanted, own, regularizer, trainable, collections
+            )
+
+        counts = count_parts(partitioner, sizes, wanted)
+        whole = make_parts(full, sizes, counts, initializer, make_part)
+        variables[full] = whole
+        return whole
     made = _make_variable(full, sizes, wanted, initializer, trainable, collections)
     variables[full] = made
     chosen = scope.regularizer if regularizer is None else regularizer
@@ -388,9 +414,27 @@ def _make_variable(
         )
 
 
-def _no_partitioner(partitioner: object) -> None:
-    if partitioner is not None:
-        raise ValueError(
-            "partitioners are not in harness.tf1: make one variable for each part, on a device of "
-            "its own"
+@public.add()
+def create_partitioned_variables(
+    shape: ShapeLike,
+    slicing: Sequence[int],
+    initializer: Any,
+    dtype: DTypeLike = np.float32,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
+    reuse: Any = None,
+) -> list[Any]:
+    """Makes a partitioned variable with ``slicing`` parts along each axis; returns the parts."""
+    with variable_scope(name, "PartitionedVariable", reuse=reuse) as scope:
+        whole = _get_or_make(
+            scope,
+            scope.name,
+            shape=shape,
+            dtype=dtype,
+            initializer=initializer,
+            trainable=trainable,
+            collections=collections,
+            partitioner=lambda **unused: slicing,
         )
+        return list(whole)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import runtime as rt
@@ -160,8 +162,19 @@ _ROW_CHANGES: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda rows, given: rows.add(given),
     "sub": lambda rows, given: rows.add(-given),
     "mul": lambda rows, given: rows.multiply(given),
+    "div": lambda rows, given: _divide_rows(rows, given),
+    "min": lambda rows, given: rows.min(given),
+    "max": lambda rows, given: rows.max(given),
 }
 """End of the name of a ``tf.scatter_`` function -> the change of ``array.at[rows]`` by the given rows."""
+
+
+def _divide_rows(rows: Any, given: Any) -> Any:
+    found = rows.get()
+    # Integers are cut towards zero; of two quotients for one row, the last one stays.
+    if found.dtype.kind in "iu":
+        return rows.set(jax.lax.div(found, jnp.broadcast_to(given, found.shape)))
+    return rows.divide(given)
 
 
 def _add_scatter(kind: str, change_rows: Callable[[Any, Any], Any]) -> None:

@@ -6,6 +6,7 @@ from harness.tf1.layers import conv as _conv  # noqa: F401
 from harness.tf1.layers import nn_ops as _nn_ops  # noqa: F401
 from harness.tf1.layers import rnn as _rnn  # noqa: F401
 from harness.tf1.layers import sampling as _sampling  # noqa: F401
+from harness.tf1.layers import sparse_lookup as _sparse_lookup  # noqa: F401
 from harness.tf1.names.missing import Namespace, namespace
 from harness.tf1.names.table import add_names
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.graph.framework import stop_gradient
+from harness.tf1.graph.partitions import PartitionedVariable
 from harness.tf1.names.table import TABLE
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.indices import axis_size, check_known, inside
@@ -500,7 +501,8 @@ def embedding_lookup(
         ValueError: no parts, or another strategy.
         InvalidArgumentError: a literal id is no row.
     """
-    tables = list(params) if isinstance(params, list | tuple) else [params]
+    parts: Any = params if isinstance(params, list | tuple | PartitionedVariable) else [params]
+    tables = list(parts)
     if not tables or partition_strategy not in ("mod", "div"):
         raise ValueError(
             f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' "

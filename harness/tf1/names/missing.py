@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.tf1.names.table import TABLE, look_up
 
-_PARTS = "one variable for each part, on a device of its own"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
 
 INSTEAD: dict[str, str] = {
@@ -32,8 +31,6 @@ INSTEAD: dict[str, str] = {
         "estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
         "contrib.session_bundle saved_model": "jax.export",
         "count_up_to": "tf.assign_add, and stop in Python",
-        "create_partitioned_variables PartitionedVariable": _PARTS,
-        "fixed_size_partitioner min_max_variable_partitioner variable_axis_size_partitioner": _PARTS,
         "debug": "tf.Print and tf.Assert, or jax.debug inside rt.call",
         "depth_to_space space_to_depth": "tf.reshape and tf.transpose",
         "distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
@@ -64,7 +61,6 @@ INSTEAD: dict[str, str] = {
         "nn.conv3d": "jax.lax.conv_general_dilated inside rt.call",
         "nn.crelu": "tf.concat of tf.nn.relu(x) and tf.nn.relu(-x)",
         "nn.ctc_loss": "optax.ctc_loss inside rt.call",
-        "nn.embedding_lookup_sparse": "tf.nn.embedding_lookup and tf.unsorted_segment_sum",
         "nn.fixed_unigram_candidate_sampler nn.learned_unigram_candidate_sampler": (
             "tf.nn.log_uniform_candidate_sampler"
         ),
@@ -77,10 +73,6 @@ INSTEAD: dict[str, str] = {
         "random_poisson": "rt.random.poisson",
         "segment_mean": "tf.unsorted_segment_sum of the values and of ones",
         "segment_sum": "tf.unsorted_segment_sum, which is told the number of segments",
-        "sparse_placeholder sparse_tensor_dense_matmul": (
-            "use a dense tensor, or jax.experimental.sparse inside rt.call"
-        ),
-        "string_to_hash_bucket_fast": "strings travel, but nothing is computed of them: do it in Python before feeding",
         "summary.tensor_summary": "tf.summary.histogram, or tf.summary.text",
         "train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
         "train.batch_join train.limit_epochs train.shuffle_batch_join": "tf.train.batch and shuffle_batch, or tf.data",

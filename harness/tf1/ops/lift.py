@@ -37,7 +37,7 @@ _Defined = TypeVar("_Defined", bound=Callable[..., Any])
 
 def is_tensor(value: object) -> TypeGuard[rt.Tensor | rt.Variable]:
     """Returns True for tensors and for variables, which stand for their value."""
-    return isinstance(value, rt.Tensor | rt.Variable)
+    return isinstance(value, rt.lowlevel.Operators)
 
 
 def constant(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.lift import Array, Public, Static
-from harness.tf1.ops.python_ops import host_op
+from harness.tf1.ops.python_ops import host_op, host_ops
 from harness.tf1.ops.shapes import TensorShape
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array as HostArray
@@ -140,3 +142,104 @@ def _sparse_to_dense(
     dense = jnp.full(tuple(output_shape), default_value, values.dtype)
     # A compiled program cannot raise, so places beyond the shape are left out.
     return dense.at[tuple(places.T)].set(values, mode="drop")
+
+
+@public.add()
+def sparse_placeholder(
+    dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None
+) -> SparseTensor:
+    """Makes a sparse tensor to be fed: a ``SparseTensorValue``, or indices, values and shape.
+
+    ``shape`` is the dense shape; the number of its axes is known then, and the shape is fed too.
+    """
+    rank = None if shape is None else len(shape)
+    with rt.name_scope(name or "SparsePlaceholder"):
+        return SparseTensor(
+            rt.placeholder(np.int64, [None, rank], name="indices"),
+            rt.placeholder(as_dtype(dtype).dtype, [None], name="values"),
+            rt.placeholder(np.int64, [rank], name="shape"),
+        )
+
+
+@public.add("sparse_tensor_dense_matmul")
+def sparse_matmul(
+    sp_a: SparseTensor,
+    b: rt.TensorLike,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    name: str | None = None,
+) -> rt.Tensor:
+    """Multiplies a sparse matrix by a dense one; the gradients are those of the values and of ``b``.
+
+    Indices beyond the shape are left out, as a compiled program cannot raise.
+    """
+    sizes = sp_a.shape.dims
+    known = None if sizes is None else sp_a.shape.as_list()[1 if adjoint_a else 0]
+    # The array has the length of the result, which a program must know before the program runs.
+    (length,) = host_ops(
+        lambda shape: [np.zeros(int(shape[1 if adjoint_a else 0]), bool)],
+        [sp_a.dense_shape],
+        [((known,), np.bool_)],
+        None,
+        "Rows",
+    )
+
+    def multiply(indices: Array, values: Array, dense: Array, length: Array) -> Array:
+        into, of = (indices[:, 1], indices[:, 0]) if adjoint_a else (indices[:, 0], indices[:, 1])
+        factors = jnp.conj(values) if adjoint_a else values
+        right = jnp.conj(dense).T if adjoint_b else dense
+        rows = factors[:, None] * jnp.take(right, of, axis=0, mode="fill", fill_value=0)
+        return jnp.zeros((length.shape[0], right.shape[1]), rows.dtype).at[into].add(rows)
+
+    product: rt.Tensor = rt.call(
+        multiply,
+        sp_a.indices,
+        sp_a.values,
+        convert_to_tensor(b),
+        length,
+        name=name or "SparseTensorDenseMatMul",
+    )
+    return product
+
+
+@public.add()
+def sparse_reorder(sp_input: SparseTensor, name: str | None = None) -> SparseTensor:
+    """Sorts the values of a sparse tensor by row, then by column."""
+    return _pick(sp_input, lambda indices: np.lexsort(indices.T[::-1]), [], name, "SparseReorder")
+
+
+@public.add()
+def sparse_retain(sp_input: SparseTensor, to_retain: rt.TensorLike) -> SparseTensor:
+    """Keeps the values where ``to_retain``, a bool for each value, is True."""
+    keep = convert_to_tensor(to_retain)
+    return _pick(sp_input, lambda indices, kept: np.flatnonzero(kept), [keep], None, "SparseRetain")
+
+
+def _pick(
+    sparse: SparseTensor,
+    choose: Callable[..., HostArray],
+    inputs: Sequence[rt.Tensor],
+    name: str | None,
+    kind: str,
+) -> SparseTensor:
+    """Returns a sparse tensor of the values at the places that ``choose`` finds on the host."""
+    axes = sparse.indices.shape[1] if sparse.indices.shape else None
+
+    def pick(indices: HostArray, *more: HostArray) -> list[HostArray]:
+        places = choose(indices, *more).astype(np.int64)
+        return [places, indices[places]]
+
+    places, indices = host_ops(
+        pick,
+        [sparse.indices, *inputs],
+        [((None,), np.int64), ((None, axes), np.int64)],
+        name,
+        kind,
+    )
+    # Values of a compiled program keep their gradient.
+    values: rt.Tensor = (
+        host_op(lambda v, p: v[p], [sparse.values, places], (None,), sparse.dtype, None, "Values")
+        if sparse.dtype.hasobject
+        else rt.call(lambda v, p: v[p], sparse.values, places, name="values")
+    )
+    return SparseTensor(indices, values, sparse.dense_shape)

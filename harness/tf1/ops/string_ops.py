@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.fingerprints import fingerprint64
 from harness.tf1.ops.lift import Public
 from harness.tf1.ops.python_ops import each_string, host_op, host_ops, strings
 from harness.tf1.ops.sparse import SparseTensor, matrix_of_rows
@@ -197,3 +198,18 @@ def as_string(
         return strings([write(value) for value in given.ravel().tolist()], given.shape)
 
     return host_op(written, [tensor], tensor.shape, object, name, "AsString")
+
+
+@public.add()
+def string_to_hash_bucket_fast(
+    input: rt.TensorLike, num_buckets: int, name: str | None = None
+) -> rt.Tensor:
+    """Converts each string to a number in [0, ``num_buckets``): the remainder of the string's Fingerprint64."""
+    if num_buckets < 1:
+        raise ValueError(f"string_to_hash_bucket_fast: num_buckets={num_buckets} must be positive")
+    texts = convert_to_tensor(input)
+
+    def hash_each(given: Array) -> Array:
+        return each_string(lambda text: fingerprint64(text) % num_buckets, given, np.int64)
+
+    return host_op(hash_each, [texts], texts.shape, np.int64, name, "StringToHashBucketFast")

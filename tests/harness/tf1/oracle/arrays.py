@@ -686,7 +686,7 @@ for _op in ("assign", "assign_add", "assign_sub"):
     CASES.add(_op, "other shape", Var([1.0, 2.0]), Fed([3.0]))
     CASES.add(_op, "scalar", Var([1.0, 2.0]), 3.0)
     CASES.add(_op, "named", Var(1.0), 2.0, name="mine")
-for _kind in ("add", "sub", "update", "mul"):
+for _kind in ("add", "sub", "update", "mul", "div", "min", "max"):
     _op = f"scatter_{_kind}"
     CASES.add(_op, "rows", Var(ROWS), Fed([2, 0], "int32"), Fed([[10.0, 10.0], [20.0, 20.0]]))
     CASES.add(_op, "literal", Var(ROWS), [2, 0], [[10.0, 10.0], [20.0, 20.0]])

@@ -169,7 +169,7 @@ DIFFERENCES = (
     Difference(
         "Computing with strings: `tf.equal`, `tf.reshape`, `tf.fill`",
         "works",
-        "is refused: strings travel and are sliced, but nothing else is computed of them",
+        "is refused: strings travel, are sliced and hashed, but nothing else is computed of them",
         {"equal/strings": REFUSES, "reshape/strings": REFUSES, "fill/string": REFUSES},
     ),
     Difference(

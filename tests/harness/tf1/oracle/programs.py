@@ -1019,3 +1019,141 @@ cases(
         ),
     ),
 )
+
+
+# -- partitioned variables and sparse ids ------------------------------------------------------------------------------
+
+
+@case
+def partitioners(tf: Any) -> Any:
+    """The number of parts along each axis."""
+    made = [
+        tf.fixed_size_partitioner(3),
+        tf.fixed_size_partitioner(9),
+        tf.fixed_size_partitioner(2, axis=1),
+        tf.variable_axis_size_partitioner(40),
+        tf.variable_axis_size_partitioner(16, max_shards=2),
+        tf.variable_axis_size_partitioner(1),
+        tf.min_max_variable_partitioner(5, min_slice_size=16),
+        tf.min_max_variable_partitioner(3, min_slice_size=16),
+        tf.min_max_variable_partitioner(3),
+    ]
+    shape = tf.TensorShape([7, 2])
+    return [list(partition(shape=shape, dtype=tf.float32)) for partition in made]
+
+
+def rows_of_part(tf: Any) -> Any:
+    """An initializer of consecutive numbers, which asks for the place of its part."""
+
+    def initializer(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+        whole = np.arange(np.prod(partition_info.full_shape), dtype=np.float32)
+        first = partition_info.var_offset[0]
+        return tf.constant(whole.reshape(partition_info.full_shape)[first : first + shape[0]])
+
+    return initializer
+
+
+@case
+def partitioned_variables(tf: Any) -> Any:
+    """The parts of variables in names, values, lookups, gradients and a training step."""
+    with tf.variable_scope("s", partitioner=tf.fixed_size_partitioner(3)):
+        w = tf.get_variable("w", [7, 2], initializer=rows_of_part(tf))
+        bias = tf.get_variable("bias", [], initializer=tf.ones_initializer())
+    with tf.variable_scope("s", reuse=True, partitioner=tf.fixed_size_partitioner(3)):
+        again = tf.get_variable("w", [7, 2])
+    with tf.variable_scope("s", reuse=True):
+        part = tf.get_variable("w/part_1", [2, 2])
+    plain = tf.create_partitioned_variables([5, 2], [2, 1], tf.zeros_initializer(), name="plain")
+    by_rows = tf.nn.embedding_lookup(w, [0, 3, 6], partition_strategy="div")
+    by_parts = tf.nn.embedding_lookup(w, [0, 3, 6])
+    loss = tf.reduce_sum(tf.square(by_rows)) + tf.reduce_sum(tf.matmul(w, [[1.0], [2.0]])) * bias
+    slopes = tf.gradients(loss, [*w, bias])
+    train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    told = [again is w, part.name, w.name, w.get_shape().as_list(), bias.name]
+    told += [[v.name, v.get_shape().as_list()] for v in [*w, *plain, *tf.trainable_variables()]]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        slopes = [tf.convert_to_tensor(slope) for slope in slopes]
+        before = sess.run([by_rows, by_parts, loss, w.as_tensor(), *slopes])
+        sess.run(train)
+        return [*told, *before, *sess.run([tf.convert_to_tensor(w), bias])]
+
+
+@case
+def partitioned_variables_with_mistakes(tf: Any) -> Any:
+    """A number of parts that does not fit."""
+    return tf.get_variable("w", [2, 2], partitioner=lambda **unused: [5, 1])
+
+
+IDS, SHAPE = [[0, 0], [0, 1], [2, 0]], [4, 2]
+
+
+@case
+def lookups_of_sparse_ids(tf: Any) -> Any:
+    """Rows that are combined, and the gradients of table and weights."""
+    table = tf.Variable(np.reshape(np.sin(np.arange(12.0)), [4, 3]).astype(np.float32))
+    numbers = tf.constant([1.0, 2.0, 0.5])
+    ids = tf.SparseTensor(IDS, [1, 3, 1], SHAPE)
+    weights = tf.SparseTensor(IDS, numbers, SHAPE)
+    found = []
+    for combiner in ("sum", "mean", "sqrtn"):
+        plain = tf.nn.embedding_lookup_sparse(table, ids, None, combiner=combiner)
+        weighted = tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+        parts = tf.nn.embedding_lookup_sparse([table, table], ids, weights, combiner=combiner)
+        limited = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="sum", max_norm=0.5)
+        slopes = tf.gradients(tf.reduce_sum(tf.square(weighted)), [table, numbers])
+        found += [plain, weighted, parts, limited, *map(tf.convert_to_tensor, slopes)]
+    return run(tf, found)
+
+
+@case
+def safe_lookups_of_sparse_ids(tf: Any) -> Any:
+    """Negative ids, weights of zero, examples without an id, and three dimensions."""
+    table = tf.Variable(np.reshape(np.sin(np.arange(12.0)), [4, 3]).astype(np.float32))
+    ids = tf.SparseTensor([*IDS, [2, 1]], [1, 3, 1, -1], SHAPE)
+    weights = tf.SparseTensor([*IDS, [2, 1]], [1.0, 0.0, 2.0, 3.0], SHAPE)
+    deep = tf.SparseTensor([[0, 0, 1], [1, 1, 0], [1, 1, 1]], [2, 0, 3], [2, 2, 2])
+    found = []
+    for combiner in ("sum", "mean", "sqrtn"):
+        for default in (None, 2):
+            options = {"combiner": combiner, "default_id": default}
+            found.append(tf.nn.safe_embedding_lookup_sparse([table], ids, **options))
+            found.append(tf.nn.safe_embedding_lookup_sparse([table], ids, weights, **options))
+            found.append(tf.nn.safe_embedding_lookup_sparse([table], deep, **options))
+    slopes = tf.gradients(tf.reduce_sum(tf.square(found[-2])), [table])
+    return run(tf, [*found, *map(tf.convert_to_tensor, slopes)])
+
+
+@case
+def lookup_with_another_combiner(tf: Any) -> Any:
+    ids = tf.SparseTensor(IDS, [1, 3, 1], SHAPE)
+    return tf.nn.embedding_lookup_sparse(tf.constant([[1.0]]), ids, None, combiner="max")
+
+
+@case
+def products_of_sparse_tensors(tf: Any) -> Any:
+    """A sparse tensor that is fed in both forms, products, gradients, an order and a choice."""
+    dense = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    fed = tf.sparse_placeholder(tf.float32, [None, 2])
+    product = tf.sparse_tensor_dense_matmul(fed, dense)
+    slopes = tf.gradients(tf.square(product), [fed.values, dense])
+    known = tf.SparseTensor([[1, 0], [0, 1], [0, 0]], [1.0, 2.0, 3.0], [2, 2])
+    turned = tf.sparse_tensor_dense_matmul(known, dense, adjoint_a=True, adjoint_b=True)
+    value = tf.SparseTensorValue(np.array([[0, 1], [2, 0]]), np.float32([5, 7]), np.array([3, 2]))
+    fetches = [product, *slopes, turned, tf.sparse_reorder(known)]
+    fetches.append(tf.sparse_retain(known, [True, False, True]))
+    with tf.Session() as sess:
+        once = sess.run(fetches, {fed: value})
+        twice = sess.run(product, {fed: (value.indices, value.values, value.dense_shape)})
+    return [*once[:4], *once[4], *once[5], twice]
+
+
+@case
+def hashes_of_strings(tf: Any) -> Any:
+    """Strings of every length at which the hash takes another way."""
+    texts = ["".join(chr(97 + i * i % 26) for i in range(size)) for size in range(0, 200, 3)]
+    buckets = [
+        tf.string_to_hash_bucket_fast(texts, 2**62),
+        tf.string_to_hash_bucket_fast([texts], 7),
+    ]
+    return run(tf, buckets)
