@@ -25,6 +25,7 @@ from harness.optimizers.optimizer import (
     WrappedOptimizer,
     updates_of,
 )
+from harness.optimizers.tables import table_of
 from harness.training.run.monitored_session import MonitoredSession
 from harness.training.start.global_step import get_or_create_global_step
 from harness.training.start.managed_session import is_chief
@@ -364,10 +365,11 @@ class _CountedOptimizer(WrappedOptimizer):
         """
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
+        where = self._shards.table.device
         # In one atomic update with the step: a batch is done exactly when its gradient counts.
-        beside = [op for op in updates if op.device == self._shards.table.device]
+        # Rows are updated by a kernel, but in the same message.
+        beside = [op for op in updates if op.device == where and not table_of(op)]
         if not beside:
-            where = self._shards.table.device
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: this optimizer updates nothing on {where!r}, where the "
                 "table of leases is: give apply_gradients the global step"

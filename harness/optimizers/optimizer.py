@@ -193,10 +193,10 @@ class Optimizer:
             pairs = [
                 (wire_precision.narrow_gradient(g, v), v) for g, v in self._prepare_gradients(pairs)
             ]
-            whole = self.clip_norm is not None or self.before_push is not None
+            clips = self.clip_norm is not None and not mean_is_clipped.get()
+            whole = clips or self.before_push is not None
             pushes = self._tables.update_all(rows, _as_tensors(self._extra_args), whole)
-            # The worker adds rows up behind the gradients of variables, and sends all of a step
-            # together: a worker that dies has sent a ps all or nothing.
+            # All of a step leaves together: a worker that dies has sent a ps all or nothing.
             with rt.control_dependencies([t.op for push in pushes for t in push.inputs]):
                 # One update for each task, in the order of the variables.
                 devices = dict.fromkeys(v.device for _, v in pairs)
@@ -472,14 +472,7 @@ def updates_of(train: rt.Operation) -> list[rt.Operation]:
     out.
     """
     before = train.graph.under_control
-    updates = [op for op in train.control_inputs if op not in before]
-    for op in updates:
-        if op.type == "TableUpdate":
-            raise rt.InvalidArgumentError(
-                f"{op.name!r} updates a table, which is trained asynchronously only: not with "
-                "SyncReplicas, max_staleness or DataShards"
-            )
-    return updates
+    return [op for op in train.control_inputs if op not in before]
 
 
 class WrappedOptimizer:
@@ -512,7 +505,8 @@ class WrappedOptimizer:
         """
         updated = [v for g, v in grads_and_vars if g is not None]
         # A checksum keeps the name short, and is the same in every process.
-        digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())
+        names = [v.name if isinstance(v, rt.Table) else v.spec.name for v in updated]
+        digest = zlib.crc32("\n".join(names).encode())
         return updated[0].graph.unique_name(f"{self.name}/{digest:08x}")
 
     # A loss is minimised by the two methods below, which may be those of another optimizer.

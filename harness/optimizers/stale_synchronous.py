@@ -10,6 +10,7 @@ from harness.optimizers.optimizer import (
     updates_of,
 )
 from harness.optimizers.sync_replicas import worker_of
+from harness.optimizers.tables import table_of
 
 
 class StaleSynchronous(WrappedOptimizer):
@@ -58,6 +59,12 @@ class StaleSynchronous(WrappedOptimizer):
             )
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
+        for op in updates:
+            if table := table_of(op):
+                raise rt.InvalidArgumentError(
+                    f"{self.name}: table {table!r} is trained, and max_staleness bounds no age of "
+                    "rows: it is not supported with tables"
+                )
         # The wait is part of the update on one ps, so a worker that waits has pushed all its
         # gradients.
         beside = [op for op in updates if op.device == global_step.device]

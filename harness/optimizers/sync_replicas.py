@@ -1,6 +1,7 @@
 """Synchronous training: the gradients of several workers are averaged and applied once."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from harness.optimizers.optimizer import (
 )
 from harness.optimizers.separable import what_mixes
 from harness.optimizers.sync_chief import SyncRunner, make_orders
+from harness.optimizers.tables import table_of, variables_of
 from harness.tensorboard import summary
 
 _TASK = re.compile(r"/task:(\d+)")
@@ -35,10 +37,10 @@ class _MadeOperations(NamedTuple):
 class SyncReplicas(WrappedOptimizer):
     """A synchronous optimizer: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
 
-    A worker pushes all its gradients for one ps in one message, with the step at which it read the
-    variables, and is answered when that step is over. Gradients of another step are dropped and
-    counted. Each of the gradients in an aggregate comes from another worker, unless there are more
-    to aggregate than workers. See ``docs/sync.md``.
+    A worker pushes all its gradients for one ps in one message, and the rows of each table in one
+    more, with the step at which it read the variables, and is answered when that step is over.
+    Gradients of another step are dropped and counted. Each of the gradients in an aggregate comes
+    from another worker, unless there are more to aggregate than workers. See ``docs/sync.md``.
 
         opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
         train_op = opt.minimize(loss, global_step=global_step)
@@ -200,10 +202,7 @@ class SyncReplicas(WrappedOptimizer):
         worker: int | None,
     ) -> rt.Operation:
         assert worker is None or 0 <= worker < self._total, "a worker beyond the last"
-        # The task with the global step comes first, and leads.
-        groups: dict[str, list[rt.Operation]] = {global_step.device: []}
-        for op in applied:
-            groups.setdefault(op.device, []).append(op)
+        groups = _group_updates(applied, global_step)
         alone = len(groups) == 1
         quorums = self._make_quorums(list(groups), grads_and_vars, global_step)
         # Gradients carry the step at which their variables were read.
@@ -231,32 +230,34 @@ class SyncReplicas(WrappedOptimizer):
 
     def _make_quorums(
         self,
-        devices: Sequence[str],
+        parts: Sequence[tuple[str, str]],
         grads_and_vars: Sequence[GradientAndVariable],
         global_step: rt.Variable,
     ) -> list[rt.lowlevel.Quorum]:
-        """Makes the quorum of each task, beside a variable of that task."""
+        """Makes a quorum for each device and table, "" for variables, beside a variable of that device."""
         # A quorum lies where its variable lies.
-        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {
-            global_step.device: global_step
-        }
+        trained = [v for g, v in grads_and_vars if g is not None]
+        beside = {v.device: v for of in trained for v in variables_of(of)}
+        beside[global_step.device] = global_step
+        # The gradients are the first inputs of a task's updates, one for each pair.
+        clipped = Counter(v.device for v in trained if not isinstance(v, rt.Table))
         shared_name = self.shared_name(grads_and_vars)
         return [
             rt.lowlevel.Quorum(
                 beside[device],
                 needed=self._needed,
                 total=self._total,
-                alone=len(devices) == 1,
-                leads=device == global_step.device,
+                alone=len(parts) == 1,
+                leads=device == global_step.device and not table,
                 timeout_secs=self._timeout_secs,
-                tasks=[d.split("/device:")[0] for d in devices],
+                tasks=[d.split("/device:")[0] for d, _ in parts],
                 elastic=self._elastic,
                 clip_norm=self._innermost.clip_norm,
-                # The gradients are the first inputs of a task's updates, one for each pair.
-                clipped=sum(g is not None and v.device == device for g, v in grads_and_vars),
+                clipped=1 if table else clipped[device],
                 name=shared_name,
+                table=table,
             )
-            for device in devices
+            for device, table in parts
         ]
 
     @property
@@ -308,6 +309,17 @@ class SyncReplicas(WrappedOptimizer):
         return self._made_operations.runner
 
 
+def _group_updates(
+    updates: Sequence[rt.Operation], global_step: rt.Variable
+) -> dict[tuple[str, str], list[rt.Operation]]:
+    """Returns the updates of each quorum by device and table, "" for variables."""
+    # The task with the global step comes first, and leads.
+    groups: dict[tuple[str, str], list[rt.Operation]] = {(global_step.device, ""): []}
+    for op in updates:
+        groups.setdefault((op.device, table_of(op)), []).append(op)
+    return groups
+
+
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
     """Returns the number of the worker on whose device the gradients are computed.
 
@@ -320,7 +332,7 @@ def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
     found = {
         match.group(1)
         for g, v in grads_and_vars
-        if g is not None and g.device != v.device and (match := _TASK.search(g.device))
+        if (match := _TASK.search(_device_elsewhere(g, v)))
     }
     return int(found.pop()) if len(found) == 1 else None
 
@@ -328,8 +340,13 @@ def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
 def on_chief(grads_and_vars: Sequence[GradientAndVariable]) -> bool:
     """Returns True if gradients are computed by the task of a job that is called chief."""
     return any(
-        g is not None
-        and g.device != v.device
-        and g.device.startswith(("/job:chief/", "/job:master/"))
+        _device_elsewhere(g, v).startswith(("/job:chief/", "/job:master/"))
         for g, v in grads_and_vars
     )
+
+
+def _device_elsewhere(gradient: rt.Tensor | rt.RowGradient | None, of: rt.Variable) -> str:
+    """Returns the device of a gradient; "" if its variable lies there, or there is no gradient."""
+    if gradient is None or gradient.device in {v.device for v in variables_of(of)}:
+        return ""
+    return gradient.device

@@ -83,6 +83,21 @@ class _Leaf(NamedTuple):
     is_shared: bool
 
 
+def variables_of(trained: rt.Variable | rt.Table) -> list[rt.Variable]:
+    """Returns a variable on each task of what is trained: the variable itself, or pages of a table."""
+    if not isinstance(trained, rt.Table):
+        return [trained]
+    return [trained.array.pages[shard.pages[0]] for shard in trained.array.shards]
+
+
+def table_of(update: rt.Operation) -> str:
+    """Returns the name of the table that an operation updates; "" for an update of variables."""
+    if update.type != "TableUpdate":
+        return ""
+    assert isinstance(update.body, rt.lowlevel.op_kinds.Host)
+    return str(update.body.attrs["table"])
+
+
 class TableOptimizer:
     """The updates of tables by one optax transformation, row by row.
 
@@ -144,6 +159,7 @@ class TableOptimizer:
         for gradient in gradients:
             table = gradient.table
             self._check_given(table)
+            # A device computes the norm, and the rows of a step have no fixed number.
             if whole:
                 raise rt.InvalidArgumentError(
                     f"{self._name}: clip_by_global_norm and before_push see gradients of variables "

@@ -1,6 +1,7 @@
 """Deferred updates of a graph: quorums of synchronous training, and the bound of semi-synchronous training."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.extend
@@ -14,6 +15,7 @@ from runtime.graph.op_kinds import (
     Constant,
     Deferred,
     Host,
+    HostProgram,
     Shape,
     Update,
     VariableSpec,
@@ -52,6 +54,7 @@ class Quorum:
         clip_norm: Largest norm of the mean over all tasks; None for no limit.
         clipped: Number of the inputs of the updates, the first ones, that the limit is for.
         name: Name of the quorum, equal on all tasks and for all sessions.
+        table: Name of the table whose rows the quorum collects; "" for variables.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Quorum:
         clip_norm: float | None = None,
         clipped: int = 0,
         name: str = "quorum",
+        table: str = "",
     ) -> None:
         if needed < 1 or total < 1:
             raise InvalidArgumentError(
@@ -78,11 +82,14 @@ class Quorum:
         self.beside = beside
         """A variable on the quorum's task."""
         self._leads = leads
-        self.name = name
+        # A task may have a quorum of variables, and one of each table.
+        self.name = f"{name}/{table}" if table else name
         # The description travels as JSON, and a task compares the descriptions of all sessions. So
         # the values have Python's own types.
         self._described = {
-            "name": name,
+            "name": self.name,
+            "group": name,
+            "of_rows": bool(table),
             "container": "",
             "needed": int(needed),
             "total": int(total),
@@ -123,6 +130,8 @@ class Quorum:
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
+        if self._described["of_rows"]:
+            return self._push_rows(updates, stamp, attrs, outputs)
         return defer_updates(
             self.beside,
             updates,
@@ -133,6 +142,28 @@ class Quorum:
             name=name,
             returns_step=self._leads,
         )
+
+    def _push_rows(
+        self,
+        updates: Sequence[Operation],
+        stamp: Tensor,
+        attrs: Attrs,
+        outputs: Sequence[tuple[Shape, DType]],
+    ) -> Operation:
+        (update,) = updates
+        assert isinstance(update.body, HostProgram), "a table is updated by a kernel with a program"
+        body = replace(update.body, kernel="table/push_mean", attrs={**update.body.attrs, **attrs})
+        # As in ``defer_updates``, the update has dependencies of its own.
+        with self.beside.graph.control_dependencies(None):
+            return self.beside.graph.add_operation(
+                "DeferredUpdate",
+                body,
+                [as_tensor(stamp), *update.inputs],
+                outputs,
+                name=f"{self.name}/push",
+                control_inputs=update.control_inputs,
+                colocate_with=self.beside.op,
+            )
 
     def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
         """Begins a session of the chief. Orders of an earlier session are refused from now on.

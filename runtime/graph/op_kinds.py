@@ -222,6 +222,7 @@ WAITING = frozenset(
         "quorum/gather",
         "quorum/push",
         "quorum/tick",
+        "table/push_mean",
         "wait_initialized",
     }
 )

@@ -65,6 +65,8 @@ class StepGradients:
 
     Args:
         each: most gradients of one worker.
+        of_rows: True for gradients of a table: the first array of a contribution has rows, and the
+            second has their ids, which ascend.
 
     Attributes:
         counts: the fate of all gradients so far.
@@ -78,11 +80,12 @@ class StepGradients:
         [array([2., 2.])]
     """
 
-    def __init__(self, each: int) -> None:
+    def __init__(self, each: int, of_rows: bool = False) -> None:
         self.counts = GradientCounts()
         self.entries: list[Contribution] = []
         self.since = 0.0
         self._each = each
+        self._of_rows = of_rows
         self._buffers: list[Array] = []
 
     @property
@@ -160,12 +163,16 @@ class StepGradients:
     def mean_of(self, chosen: Sequence[Contribution]) -> list[Array]:
         """Returns the means, added in the order of the workers: always to the same bits.
 
-        The memory is used again.
+        A worker without a row of an id counts as a row of zeros. The memory is used again.
         """
         # Sums of floats depend on the order, and workers arrive in any order.
         ordered = sorted(chosen, key=lambda c: c.worker)
         # Each gradient is a row of arrays, and a mean is made for each column.
         columns = list(zip(*(c.arrays for c in ordered), strict=True))
+        if self._of_rows:
+            rows, ids, *others = columns
+            means = (_join_gradients(o, np.empty_like(o[0])) for o in others)
+            return [*_mean_of_rows(rows, ids), *means]
         specs = [(column[0].shape, column[0].dtype) for column in columns]
         # Shapes change only with another graph, so the buffers serve all steps.
         if specs != [(buffer.shape, buffer.dtype) for buffer in self._buffers]:
@@ -180,6 +187,18 @@ class StepGradients:
         assert all(c.counted is None and not c.fenced for c in self.entries)
         assert max(Counter(c.worker for c in self.entries).values(), default=0) <= self._each
         assert min(vars(self.counts).values()) >= 0 and self.counts.accepted >= self.counts.applied
+
+
+def _mean_of_rows(rows: Sequence[Array], ids: Sequence[Array]) -> tuple[Array, Array]:
+    """Returns the means of the rows of each id, and the ids."""
+    unique = np.unique(np.concatenate(ids))
+    total = np.zeros((len(unique), *rows[0].shape[1:]), rows[0].dtype)
+    for of_worker, own in zip(rows, ids, strict=True):
+        # The ids of one worker differ, so each row is added once.
+        total[np.searchsorted(unique, own)] += of_worker
+    # A worker without a row has a gradient of zero there.
+    total /= len(rows)
+    return total, unique
 
 
 def squared_norm(arrays: Sequence[Array]) -> float:

@@ -30,6 +30,7 @@ missing.
 
 import abc
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ from runtime.kernels.contributions import (
 from runtime.kernels.roster import ElasticRoster, Roster
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
-from runtime.task.host_kernels import DeferredProgram
+from runtime.task.host_kernels import UpdateTarget
 from runtime.tensor_spec import Array
 
 UNKNOWN = -1
@@ -72,13 +73,14 @@ class QuorumRules:
             aggregate.
         timeout_secs: seconds after the first gradient until a step continues without missing
             workers; None waits for all workers.
-        tasks: all tasks with a part of the step.
+        tasks: the tasks of all quorums of the step.
         group: name shared by the quorums of the tasks.
         elastic: True if workers come and go, whatever ``total``. A step waits for a worker from the
             first gradient on, until the worker stops training or gives no sign of life. ``needed``
             is ``ALL_WORKERS``, or the most gradients of an aggregate.
         clip_norm: largest global norm of the mean; None for no limit.
         clipped: number of the arrays, the first ones, that are gradients and count for the norm.
+        of_rows: True for the rows of a table; see ``StepGradients``.
     """
 
     needed: int
@@ -89,6 +91,7 @@ class QuorumRules:
     elastic: bool = False
     clip_norm: float | None = None
     clipped: int = 0
+    of_rows: bool = False
 
     def new_roster(self, name: str, lives: Callable[[int], bool]) -> Roster:
         """Returns the roster of a quorum with these rules; arguments as of ``QuorumResource``."""
@@ -146,13 +149,13 @@ class QuorumResource(Resource, abc.ABC):
         self._name = name
         self._rules = rules
         self._roster = rules.new_roster(name, lives)
-        self._gradients = StepGradients(self._roster.each)
+        self._gradients = StepGradients(self._roster.each, rules.of_rows)
         # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler
         # in the main thread may cancel a call of that thread while it holds the lock.
         lock = concurrency.RLock()
         self._lock, self._changed = lock, concurrency.Condition(lock)
         self._step = UNKNOWN
-        self._target: DeferredProgram | None = None
+        self._target: UpdateTarget | None = None
         self._last: GradientSelection | None = None
         self._generation = 0
         # The most gradients that a decision waits for.
@@ -180,7 +183,7 @@ class QuorumResource(Resource, abc.ABC):
     # -- what the kinds of quorums do differently --------------------------------------------------------------
 
     @abc.abstractmethod
-    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+    def _present_step(self, stamp: int, target: UpdateTarget) -> int:
         """Returns the step of the variables, for gradients of step ``stamp``."""
 
     @abc.abstractmethod
@@ -198,7 +201,7 @@ class QuorumResource(Resource, abc.ABC):
         worker: int,
         stamp: int,
         arrays: Sequence[Array],
-        target: DeferredProgram,
+        target: UpdateTarget,
         cancelled: Cancellation,
         client: int = 0,
     ) -> tuple[int, bool]:
@@ -443,7 +446,7 @@ class QuorumResource(Resource, abc.ABC):
 class LoneQuorum(QuorumResource):
     """The quorum of the only task of a step. The task decides as the last gradient arrives."""
 
-    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+    def _present_step(self, stamp: int, target: UpdateTarget) -> int:
         return target.step()
 
     def _can_decide(self) -> bool:
@@ -503,7 +506,7 @@ class LedQuorum(QuorumResource):
         # 0 while no chief leads.
         self._session = 0
 
-    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+    def _present_step(self, stamp: int, target: UpdateTarget) -> int:
         return max(stamp, self._step)
 
     def _can_decide(self) -> bool:
@@ -683,9 +686,10 @@ class LedQuorum(QuorumResource):
             # chief.
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
+            # A task with variables and tables has several quorums, each with its own application.
             self._apply_decision(
                 self._promised_gradients(decision),
-                dict.fromkeys(self._rules.tasks, 1),
+                Counter(self._rules.tasks),
                 float(np.int64(decision.norm_bits).view(np.float64)),
             )
             self._last = decision
@@ -726,7 +730,7 @@ class LedQuorum(QuorumResource):
 class LeadingQuorum(LedQuorum):
     """The quorum of the task that holds the step counter, where a chief leads several tasks."""
 
-    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+    def _present_step(self, stamp: int, target: UpdateTarget) -> int:
         return target.step()
 
     def _note_counter(self, step_now: Callable[[], int]) -> None:

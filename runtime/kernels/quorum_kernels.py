@@ -27,7 +27,8 @@ from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
 
 
-def _find_quorum(context: Context) -> QuorumResource:
+def find_quorum(context: Context) -> QuorumResource:
+    """Returns the quorum that an operation describes."""
     d = context.attrs["resource"]
 
     def make() -> QuorumResource:
@@ -36,10 +37,11 @@ def _find_quorum(context: Context) -> QuorumResource:
             d["total"],
             d["timeout_secs"],
             tuple(d["tasks"]),
-            d["name"],
+            d["group"],
             d["elastic"],
             d["clip_norm"],
             d["clipped"],
+            d["of_rows"],
         )
         kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
         return kind(f"{d['name']} on {context.task}", rules, context.store.run.environment.lives)
@@ -48,7 +50,7 @@ def _find_quorum(context: Context) -> QuorumResource:
     return named(context, QuorumResource, make)  # type: ignore[type-abstract]
 
 
-def _worker_number(context: Context) -> int:
+def worker_number(context: Context) -> int:
     """Returns the number of the calling worker, or minus its session for a worker without a number."""
     return int(context.attrs["worker"]) if context.attrs["worker"] is not None else -context.client
 
@@ -66,8 +68,8 @@ def _int64_array(*values: int) -> Array:
 @kernel("quorum/push")
 def _push_gradients(context: Context) -> Sequence[Array]:
     stamp, *gradients = context.inputs
-    step, counted = _find_quorum(context).push(
-        _worker_number(context),
+    step, counted = find_quorum(context).push(
+        worker_number(context),
         int(stamp),
         gradients,
         _deferred_program(context),
@@ -84,7 +86,7 @@ def _read_order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, l
         The quorum, a check that raises unless the task obeys the chief, the generation of the
         variables, and the further numbers of the order.
     """
-    quorum, run = _find_quorum(context), context.store.run
+    quorum, run = find_quorum(context), context.store.run
     if not isinstance(quorum, LedQuorum):
         raise FailedPreconditionError(
             "this quorum decides by itself, and takes no orders", task=context.task
@@ -148,13 +150,13 @@ def _commit_decision(context: Context) -> Sequence[Array]:
 
 @kernel("quorum/counts")
 def _count_gradients(context: Context) -> Sequence[Array]:
-    c = _find_quorum(context).counts
+    c = find_quorum(context).counts
     return [np.asarray(n, np.int64) for n in (c.applied, c.accepted, c.dropped, c.repeated)]
 
 
 @kernel("quorum/status")
 def _describe_status(context: Context) -> Sequence[Array]:
-    return [np.array(_find_quorum(context).status().encode(), object)]
+    return [np.array(find_quorum(context).status().encode(), object)]
 
 
 @kernel("quorum/tick")
@@ -170,7 +172,7 @@ def _count_step(context: Context) -> Sequence[Array]:
     update.apply(context.inputs)
     step = update.step()
     try:
-        bound.tick(_worker_number(context), context.client, context.cancelled)
+        bound.tick(worker_number(context), context.client, context.cancelled)
     except (CancelledError, DeadlineExceededError) as error:
         # The update is in. An error would make a caller whose connection was cut repeat it.
         logging.info("a worker's wait for slower ones ends early: %s", error)

@@ -22,6 +22,7 @@ all its writes. Such a step counts as ended after ``times.RECENT_SECS``.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,17 @@ class WriteGate:
             # Notifications cost time in every step, and only a pause has calls that wait.
             if self._snapshot:
                 self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def passing(self, key: StepKey, expected: Mapping[str, int] | None) -> Iterator[None]:
+        """Enters, and leaves behind the block; arguments as of ``leave``."""
+        self.enter(key)
+        has_run = False
+        try:
+            yield
+            has_run = True
+        finally:
+            self.leave(key, expected if has_run else None)
 
     def _record_write(self, key: StepKey, expected: Mapping[str, int]) -> None:
         session, step = key

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from runtime.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from runtime.graph.op_kinds import Attrs
+from runtime.kernels.quorum_kernels import find_quorum, worker_number
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY
 from runtime.state.store import Key, VariableClaim, VariableSlot
@@ -186,7 +188,11 @@ def _pull_rows(context: Context) -> Sequence[Array]:
 @uninterrupted
 def _push_gradients(context: Context) -> Sequence[Array]:
     """Updates the rows of unique ids by their gradients."""
-    ids, gradients, *extra = context.inputs
+    _update_rows(context, *context.inputs)
+    return []
+
+
+def _update_rows(context: Context, ids: Array, gradients: Array, *extra: Array) -> None:
     attrs, pages = context.attrs, _split(context, ids)
     arrays = [_PagedArray(context, described) for described in attrs["arrays"]]
     slots = [array.slots(page for page, _, _ in pages) for array in arrays]
@@ -207,7 +213,54 @@ def _push_gradients(context: Context) -> Sequence[Array]:
                 slot.value = count
             for group, memories, new in zip(slots, owned, found, strict=True):
                 _store_rows(group, memories, pages, new)
-    return []
+
+
+class _RowsTarget:
+    """The rows of a table on this task, as the target of a quorum (``UpdateTarget``)."""
+
+    def __init__(self, context: Context) -> None:
+        # The mean is of several sessions, so its time counts for none of them.
+        self._context = replace(context, inputs=(), client=NOBODY)
+        self.generation = _program(context).generation
+
+    def step(self) -> int:
+        """Raises InternalError: rows have no counter, and lead no quorum."""
+        raise InternalError("a table leads no quorum", task=self._context.task)
+
+    @uninterrupted
+    def apply(
+        self,
+        inputs: Sequence[AnyArray],
+        key: tuple[int, int] = (0, 0),
+        expected: Mapping[str, int] | None = None,
+    ) -> None:
+        """Updates rows by the mean of gradients; arguments as of ``PreparedStage.apply``."""
+        gradients, ids, *extra = map(np.asarray, inputs)
+        with _program(self._context).gate.passing(key, expected):
+            _update_rows(self._context, ids, gradients, *extra)
+
+
+@kernel("table/push_mean")
+def _push_to_quorum(context: Context) -> Sequence[Array]:
+    """Adds gradients to those of other workers, and waits until the rows are updated by the mean."""
+    stamp, ids, gradients, *extra = context.inputs
+    # The quorum joins rows by ascending ids, and one worker's fault must not fail the others.
+    _split(context, ids)
+    rows_wanted = _PagedArray(context, context.attrs["arrays"][0]).empty(len(ids))
+    if gradients.shape != rows_wanted.shape or gradients.dtype != rows_wanted.dtype:
+        raise InvalidArgumentError(
+            f"table {context.attrs['table']!r}: the gradients are "
+            f"{gradients.dtype}{list(gradients.shape)}, not {rows_wanted.dtype}{list(rows_wanted.shape)}"
+        )
+    step, counted = find_quorum(context).push(
+        worker_number(context),
+        int(stamp),
+        [gradients, ids, *extra],
+        _RowsTarget(context),
+        context.cancelled,
+        context.client,
+    )
+    return [np.asarray(step, np.int64), np.asarray(counted)]
 
 
 def _fill_chunks(gradients: Array) -> Array:

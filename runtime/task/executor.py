@@ -111,7 +111,7 @@ class PreparedStage:
         self._device = device = executor.find_device(stage)
         self._store = executor.store
         self._task = executor.task
-        self._gate = executor.gate
+        self.gate = executor.gate
         self._watch = executor.watch
         self._generation = generation
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
@@ -377,9 +377,7 @@ class PreparedStage:
             key: Name of this application in the gate.
             expected: Number of applications with this key, by task; None if there is only this one.
         """
-        self._gate.enter(key)
-        done = None
-        try:
+        with self.gate.passing(key, expected):
             # The update is made of gradients of several sessions, so its time counts for none of
             # them.
             _, done = (
@@ -388,8 +386,6 @@ class PreparedStage:
                 else self._run_program(inputs)
             )
             self.wait(done)
-        finally:
-            self._gate.leave(key, expected if done is not None else None)
 
     def compute(self, inputs: Sequence[AnyArray], client: int) -> list[Array]:
         """Runs the program for a kernel, without variables; returns the results when they are computed."""

@@ -17,11 +17,12 @@ from runtime.errors import InternalError, InvalidArgumentError, NotFoundError, p
 from runtime.graph.op_kinds import WHEN, Attrs
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Key, Store
+from runtime.state.write_gate import WriteGate
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 
-class DeferredProgram(Protocol):
-    """The program of a stage, which a kernel may run; see ``executor.PreparedStage``."""
+class UpdateTarget(Protocol):
+    """The values that a deferred update changes."""
 
     @property
     def generation(self) -> int:
@@ -37,6 +38,13 @@ class DeferredProgram(Protocol):
         expected: Mapping[str, int] | None = ...,
     ) -> None:
         """Runs the update and waits until it is done."""
+
+
+class DeferredProgram(UpdateTarget, Protocol):
+    """The program of a stage, which a kernel may run; see ``executor.PreparedStage``."""
+
+    gate: WriteGate
+    """The write gate of the task, for updates that a kernel makes itself."""
 
     def compute(self, inputs: Sequence[AnyArray], client: int) -> Sequence[Array]:
         """Runs a program without variables, and returns its results."""

@@ -334,15 +334,18 @@ class Worker:
             return Reply(self.about_backup(inputs), dynamic=True)
         if handle == BUNDLE:
             calls = open_bundle(self.registry, client, inputs)
+            gated = any(registered.gated for registered, _ in calls)
+            changes = any(registered.call.stage.writes_state for registered, _ in calls)
+            answers = [functools.partial(self._answer, *call, client, step) for call in calls]
+            run = functools.partial(answer_bundle, answers)
         else:
-            calls = [(self.registry.get(handle), inputs)]
-        gated = any(registered.gated for registered, _ in calls)
-        answers = [functools.partial(self._answer, *call, client, step) for call in calls]
-        run = answers[0] if handle != BUNDLE else functools.partial(answer_bundle, answers)
+            registered = self.registry.get(handle)
+            gated, changes = registered.gated, registered.call.stage.writes_state
+            run = functools.partial(self._answer, registered, inputs, client, step)
         began = self.counters.begin()
         failed = True
         try:
-            if self.primary is None or not any(c.call.stage.writes_state for c, _ in calls):
+            if self.primary is None or not changes:
                 reply = run()
             else:
                 reply = self.primary.carry_out(run, client, gated=gated)

@@ -87,7 +87,8 @@ def _work(
     if "devices" in options:
         model = mesh_model.build(me, options["devices"], options["synchronous"])
     else:
-        model = _counting_rows(me) if options.get("table") else _counting(me)
+        together = options.get("together", 0)
+        model = _counting_rows(me, together) if options.get("table") else _counting(me)
     global_step = model.step
     fetches, state = [model.count, model.learn], [global_step, *model.params]
     if options.get("monitored"):
@@ -138,8 +139,11 @@ def _counting(me: harness.Member) -> Model:
         return Model(step, global_step.assign_add(1), global_step, [first, second], {})
 
 
-def _counting_rows(me: harness.Member) -> Model:
-    """A step adds 1 to some rows of a table, by the gradients of two lookups, and to a variable."""
+def _counting_rows(me: harness.Member, together: int) -> Model:
+    """A step adds 1 to some rows of a table, by the gradients of two lookups, and to a variable.
+
+    With ``together`` a step is one of so many workers.
+    """
     with me.device():
         global_step = harness.get_or_create_global_step()
         zeros = jax.nn.initializers.zeros
@@ -147,7 +151,9 @@ def _counting_rows(me: harness.Member) -> Model:
         rows = [table.lookup(page * SMALLEST + np.arange(SIZE)) for page in range(2)]
         dense = rt.Variable(np.zeros(SIZE, np.float32), name="dense")
         loss = rt.call(lambda *found: -sum(each.sum() for each in found), *rows, dense)
-        optimizer = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0))
+        optimizer: Any = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0))
+        if together:
+            optimizer = harness.SyncReplicas(optimizer, together)
         train = optimizer.minimize(loss, global_step)
         flat = [rt.call(jnp.ravel, rows[0])]
         flat.append(

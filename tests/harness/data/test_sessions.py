@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -55,6 +56,27 @@ def test_monitored_session_trains_all_data(
                     model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed}
                 )
     assert np.all(last.final_ops_values >= 1) and np.sum(last.final_ops_values) == 50
+
+
+def test_shards_train_tables(cluster: InProcessCluster) -> None:
+    """Rows of a table are trained by every example of the shards."""
+    with rt.Graph().as_default(), cluster.device():
+        zeros = jax.nn.initializers.zeros
+        table = rt.Table("counts", rows=EXAMPLES, dim=1, initializer=zeros)
+        examples = rt.placeholder(np.int64, [None])
+        loss = rt.call(lambda rows: -rows.sum(), table.lookup(examples))
+        shards = harness.DataShards(EXAMPLES, 5, epochs=1, block_batches=2, slots=8)
+        optimizer = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(1.0))
+        train = shards.counted(optimizer).minimize(loss, harness.get_or_create_global_step())
+        whole = table.lookup(np.arange(EXAMPLES))
+        init = rt.global_variables_initializer()
+        with rt.Session(cluster.target) as session:
+            session.run(init)
+            with shards.open(session) as batches:
+                for batch in batches:
+                    session.run(train, {examples: batch.examples, **batch.feed})
+            counts = session.run(whole)
+    assert np.all(counts >= 1) and counts.sum() == 50
 
 
 def test_plain_session_trains_all_data() -> None:

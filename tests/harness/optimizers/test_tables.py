@@ -1,5 +1,7 @@
 """Tables trained beside dense variables, by every optimizer, on any number of ps."""
 
+import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import harness
 import runtime as rt
 from runtime.tables.paging import SMALLEST
 from tests.harness.checkpoints.checkpoint_kit import plain_orbax
+from tests.harness.optimizers.kit import in_threads
 from tests.runtime.kit import TARGET, servers
 
 pytestmark = pytest.mark.cluster
@@ -250,12 +253,8 @@ def test_misuse_is_named() -> None:
             harness.Optimizer(optax.sgd(0.1)).minimize(loss)
         step = harness.get_or_create_global_step()
         plain = harness.Optimizer(optax.sgd(0.1), tables=optax.sgd(0.1))
-        for wrapped in (
-            harness.SyncReplicas(plain, 1, total_num_replicas=1),
-            harness.StaleSynchronous(plain, 1),
-        ):
-            with pytest.raises(rt.InvalidArgumentError, match="trained asynchronously only"):
-                wrapped.minimize(loss, step)
+        with pytest.raises(rt.InvalidArgumentError, match="table 'films'.* max_staleness"):
+            harness.StaleSynchronous(plain, 1).minimize(loss, step)
         clipping = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
         with pytest.raises(rt.InvalidArgumentError, match="clip_by_global_norm.*'films'"):
             harness.Optimizer(clipping, tables=optax.sgd(0.1)).minimize(loss)
@@ -305,3 +304,75 @@ def test_rows_come_after_dependencies() -> None:
         session.run(rt.global_variables_initializer())
         session.run(train)
         assert session.run(count) == 1
+
+
+def _train_together(optimizer: Any, ps: int, batches: Any) -> Any:
+    """Returns table and scale after synchronous steps of a worker for each column of ``batches``."""
+    workers = len(batches[0])
+    total = [0] * workers
+    with servers(ps=ps, worker=workers) as made:
+        ready = threading.Barrier(workers)
+
+        def work(index: int) -> Any:
+            task = f"/job:worker/task:{index}"
+            with rt.Graph().as_default():
+                with rt.device(rt.replica_device_setter(ps_tasks=ps, worker_device=task)):
+                    sync = harness.SyncReplicas(optimizer(), workers, total_num_replicas=workers)
+                    ids, train, whole, scale = _build(sync, "table")
+                with rt.Session(made[task].target) as session:
+                    if index == 0:
+                        session.run(rt.global_variables_initializer())
+                    ready.wait(60)
+                    coord = harness.Coordinator()
+                    sync.get_chief_queue_runner().create_threads(session, coord, start=True)
+                    for batch in batches:
+                        session.run(train, {ids: np.array(batch[index], np.int64)})
+                    total[index] = int(session.run(sync.accepted_gradients))
+                    found = session.run([whole, scale])
+                    ready.wait(60)
+                    coord.request_stop()
+                    return found
+
+        found = in_threads([functools.partial(work, index) for index in range(workers)])
+    assert total[0] == workers * len(batches)
+    return found[0]
+
+
+def _train_alone(transformation: Transformation, clip: float | None, batches: Any) -> Any:
+    """Returns table and scale after steps of plain JAX with the mean of all gradients of a step."""
+    values = [jnp.asarray(_first_rows()), jnp.ones(DIM)]
+    if clip is not None:
+        transformation = optax.chain(optax.clip_by_global_norm(clip), transformation)
+    state = transformation.init(values)
+
+    def loss(values: Any, batch: Any) -> Any:
+        table, scale = values
+        return sum(_loss(table[np.array(ids)], scale) for ids in batch) / len(batch)
+
+    for batch in batches:
+        change, state = transformation.update(jax.grad(loss)(values, batch), state, values)
+        values = optax.apply_updates(values, change)
+    return values
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize(
+    ("transformation", "clip"), [(harness.rowwise_adagrad(0.1), None), (optax.sgd(0.1), 0.05)]
+)
+def test_workers_train_together_as_one(
+    ps: int, transformation: Transformation, clip: float | None
+) -> None:
+    """Rows of three workers are averaged, and clipped with the variables, as in one process."""
+    draws = [_draw(seed) for seed in range(3)]
+    batches = [[draw[step] for draw in draws] for step in range(4)]
+
+    def optimizer() -> harness.Optimizer:
+        dense = transformation
+        if clip is not None:
+            dense = optax.chain(optax.clip_by_global_norm(clip), transformation)
+        return harness.Optimizer(dense, tables=transformation)
+
+    found = _train_together(optimizer, ps, batches)
+    wanted = _train_alone(transformation, clip, batches)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -31,6 +31,29 @@ def test_ps_death_restores_all_rows(tmp_path: Path) -> None:
         assert step == 10 and set(np.unique(arrays["counts"])) == {0, 10}
 
 
+@pytest.mark.cluster
+def test_synchronous_rows_survive_ps(tmp_path: Path) -> None:
+    """After the death of a ps two synchronous workers go on from one step of rows and variables."""
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path), table=True, together=2) as c:
+        c.ps(0)
+        second = c.ps(1)
+        workers = c.worker(0), c.worker(1)
+
+        def train(steps: int) -> list[int]:
+            for worker in workers:
+                worker.tell("steps", steps)
+            return [worker.hear("STEPS")[1] for worker in workers]
+
+        assert train(10) == [10, 10]
+        workers[0].request("save", answer="SAVED")
+        assert train(3) == [13, 13]
+        assert consistent(workers[1].request("values")) == 13
+        second.kill()
+        c.ps(1)
+        assert train(5) == [15, 15]
+        assert consistent(workers[0].request("values")) == 15
+
+
 @pytest.mark.parametrize("dies", [0, 1])
 def test_backups_lose_no_row(dies: int) -> None:
     """A ps with a synchronous backup that is killed under training loses and doubles no row."""
