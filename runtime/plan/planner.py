@@ -15,7 +15,16 @@ from jax.extend.core import ClosedJaxpr
 
 from runtime.expressions.kinds import is_narrow
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_alone, runs_on_host
+from runtime.graph.op_kinds import (
+    Constant,
+    Deferred,
+    Host,
+    Read,
+    Shape,
+    StepId,
+    runs_alone,
+    runs_on_host,
+)
 from runtime.graph.tracing import aval, make_symbols
 from runtime.plan.lower import (
     SizelessStep,
@@ -89,6 +98,43 @@ def find_specs(
     """Finds the concrete shape and dtype of every tensor of a step, as far as known before the step runs."""
     needed = prune_graph(fetches, feeds, done)
     return _trace_needed(needed, feeds).specs
+
+
+def find_sizeless(
+    fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]
+) -> frozenset[Tensor]:
+    """Finds the feeds of which kernels alone see the sizes, such as the ids of bags: one plan serves all their sizes."""
+    needed = prune_graph(fetches, feeds)
+    return frozenset(tensor for tensor in feeds if not _sizes_a_program(tensor, needed))
+
+
+def _sizes_a_program(feed: Tensor, needed: NeededOperations) -> bool:
+    """Returns True if the size of a feed may be that of an argument of a program."""
+    # Operations come after those whose results they take, so one pass follows the feed.
+    unknown = {feed}
+    for op in needed.operations:
+        inputs = [needed.alias.get(tensor, tensor) for tensor in op.inputs]
+        if unknown.isdisjoint(inputs):
+            continue
+        if not isinstance(op.body, Host):
+            return True
+        shapes = [t.shape for t in op.outputs]
+        if op.body.find_shapes is not None:
+            # Any number stands for the sizes of the other feeds.
+            given = [
+                None if t in unknown else t.shape and _replace_unknown(t.shape) for t in inputs
+            ]
+            shapes = list(op.body.find_shapes(given))
+        unknown |= {
+            tensor
+            for tensor, shape in zip(op.outputs, shapes, strict=True)
+            if shape is None or None in shape
+        }
+    return False
+
+
+def _replace_unknown(shape: Shape) -> Shape:
+    return tuple(1 if size is None else size for size in shape)
 
 
 def _fetch_updated_counters(

@@ -50,7 +50,7 @@ from runtime.master.master import Master
 from runtime.master.tasks import find_local
 from runtime.plan.place import Device, DeviceChoices, place_operations
 from runtime.plan.plan import Plan
-from runtime.plan.planner import find_specs, make_plan
+from runtime.plan.planner import find_sizeless, find_specs, make_plan
 from runtime.plan.prune import prune_graph
 from runtime.plan.substeps import Substep, split_step
 from runtime.session.engine import Engine, PlanHandle, RemoteEngine, sign_errors
@@ -97,6 +97,8 @@ class _SplitFetches:
 
     elements: tuple[Tensor | Operation, ...]
     substeps: tuple[Substep, ...]
+    sizeless: frozenset[Tensor] = frozenset()
+    """The feeds whose sizes do not matter to the plan of the one substep."""
 
 
 class _TreeKey(NamedTuple):
@@ -253,11 +255,27 @@ class Session:
                 return _pack_values(
                     fetch_key, self._run_split(split, fed, timeout_secs, run_metadata)
                 )
-            prepared = self._prepare(key, first, values)
+            prepared = self._find_sizeless(fetch_key, split.sizeless, first, values)
+            prepared = prepared or self._prepare(key, first, values)
         results = self._run_prepared(prepared, values, timeout_secs, run_metadata)
         out = [None if r is None else _to_user(r) for r in results]
         # A list of leaves, as a training loop fetches, is the result already.
         return out if type(fetch_key) is tuple else _pack_values(fetch_key, out)
+
+    def _find_sizeless(
+        self,
+        fetch_key: Hashable,
+        sizeless: frozenset[Tensor],
+        part: Substep,
+        values: Sequence[AnyArray],
+    ) -> _PreparedSubstep | None:
+        """Returns the plan for any sizes of some feeds, made at the first of the sizes; None without such feeds."""
+        if not sizeless:
+            return None
+        # Ids come in another number in each step, and each number would cost a plan.
+        pairs = zip(part.feeds, values, strict=True)
+        key = fetch_key, tuple([(t, None if t in sizeless else v.shape) for t, v in pairs])
+        return self._plans.find(key) or self._prepare(key, part, values)
 
     def _split(
         self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]
@@ -266,7 +284,10 @@ class Session:
         found = self._splits.find(key)
         if found is None:
             elements = tuple(self._find_elements(fetches))
-            found = _SplitFetches(elements, split_step(elements, tensors))
+            substeps = split_step(elements, tensors)
+            alone = len(substeps) == 1 and not substeps[0].calls
+            sizeless = find_sizeless(elements, tensors) if alone and tensors else frozenset()
+            found = _SplitFetches(elements, substeps, sizeless)
             self._splits.keep(key, found)
         return found
 

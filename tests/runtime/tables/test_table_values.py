@@ -14,7 +14,7 @@ import runtime as rt
 from harness.monitoring.sampler import TaskStatus
 from harness.monitoring.status import variable_rows
 from runtime.tables.paging import SMALLEST
-from tests.runtime.kit import TARGET, addresses, servers
+from tests.runtime.kit import KINDS, TARGET, addresses, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster
 
@@ -181,3 +181,32 @@ def test_bad_configs_are_named() -> None:
         orthogonal.vocabulary_size = 8
         made = rt.Table.from_config(orthogonal, initializer=jax.nn.initializers.zeros)
         assert made.rows == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lengths_share_a_plan(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Bags of any lengths train with one plan; another number of bags, which the program sees, makes a second."""
+    config = rt.SessionConfig(log_device_placement=True)
+    with target_of_kind(kind) as target, rt.Graph().as_default():
+        table = rt.Table("films", rows=50, dim=2, initializer=jax.nn.initializers.ones)
+        ids, splits = (rt.placeholder(np.int64, [None], name=name) for name in ("ids", "splits"))
+        bags = table.bag(ids, splits, combiner="mean")
+        loss = rt.call(lambda bags: bags.sum(), bags, name="loss")
+        train = harness.Optimizer(optax.sgd(1.0), tables=optax.sgd(0.0)).minimize(loss)
+        with rt.Session(target, config=config) as session:
+            session.run(rt.global_variables_initializer())
+            caplog.set_level("INFO", "absl")
+            for length in (3, 4, 9, 2):
+                cuts = [0, 1, length]
+                found, _ = session.run([loss, train], {ids: np.arange(length), splits: cuts})
+                assert found == 4
+            planned = [r.getMessage() for r in caplog.records if "loss: (" in r.getMessage()]
+            assert len(planned) == 1
+            assert session.run([loss, train], {ids: [1], splits: [0, 1]})[0] == 2
+            planned = [r.getMessage() for r in caplog.records if "loss: (" in r.getMessage()]
+            assert len(planned) == 2
+        whole = table.lookup(ids)
+        other = rt.call(lambda rows: rows.sum(), whole)
+        with rt.Session(target) as session:
+            session.run(rt.global_variables_initializer())
+            assert [session.run(other, {ids: range(n)}) for n in (2, 3)] == [4, 6]
