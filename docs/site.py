@@ -27,6 +27,11 @@ PAGES = {
     "docs/notebooks": "notebooks/01_a_cluster_in_a_notebook.md",
 }
 """Files and folders of the repository that are pages under another name."""
+UNSOUGHT = ("CHANGELOG", "findings", "reference/lowlevel", "tf1_names")
+"""Beginnings of the addresses of pages that the search leaves out."""
+NOT_GUIDES = ("messages.md", "findings.md", "glossary.md", "testing.md", "tf1")
+"""Beginnings of the names of pages that explain no name of the reference."""
+_BUTTONS = re.compile(r"^\[.*\)$", re.MULTILINE)
 _LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -58,8 +63,16 @@ def main() -> int:
     zensical = pathlib.Path(sys.executable).with_name("zensical")
     built = subprocess.run([zensical, "build", "--strict", f"--config-file={out}/zensical.toml"])
     if not built.returncode:
+        _forget(out / "site" / "search.json")
         print(f"To read it: python -m http.server --bind=127.0.0.1 --directory={out}/site")
     return built.returncode
+
+
+def _forget(index: pathlib.Path) -> None:
+    """Takes pages out of the search that would hide the page for a user's word."""
+    found = json.loads(index.read_text(encoding="utf-8"))
+    found["items"] = [item for item in found["items"] if not item["location"].startswith(UNSOUGHT)]
+    index.write_text(json.dumps(found), encoding="utf-8")
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -68,7 +81,9 @@ def texts() -> Iterator[tuple[str, str]]:
         yield path.name, _relinked(path.read_text(encoding="utf-8"), "docs")
     for name, page in PAGES.items():
         if name.endswith(".md"):
-            yield page, _relinked((ROOT / name).read_text(encoding="utf-8"), ".")
+            text = _relinked((ROOT / name).read_text(encoding="utf-8"), ".")
+            # A line of nothing but links is a row of buttons on the first page.
+            yield page, _BUTTONS.sub(_as_buttons, text) if page == "index.md" else text
     for path in sorted(ROOT.glob("docs/*/*.ipynb")):
         yield f"{path.parent.name}/{path.stem}.md", notebook(path.read_text(encoding="utf-8"))
     for page, module in FACES.items():
@@ -95,7 +110,26 @@ def reference(face: str) -> str:
         lines += [f"## {room}", "", about, ""]
         for name in sorted(names):
             lines += [f"::: {face}.{name}", ""]
+            if guide := _guide("rt" if face == "runtime" else face, name):
+                title = (ROOT / "docs" / guide).read_text(encoding="utf-8").partition("\n")[0]
+                lines += [f"Used in [{title.removeprefix('# ')}](../{guide}).", ""]
     return "\n".join(lines)
+
+
+def _guide(face: str, name: str) -> str:
+    """Returns the page that names a public name most often; empty if no page does."""
+    whole = re.compile(rf"\b{re.escape(face)}\.{name}\b")
+    counts = {
+        page.name: len(whole.findall(page.read_text(encoding="utf-8")))
+        for page in sorted(ROOT.glob("docs/*.md"))
+        if not page.name.startswith(NOT_GUIDES)
+    }
+    page = max(counts, key=lambda page: counts[page])
+    return page if counts[page] else ""
+
+
+def _as_buttons(row: re.Match[str]) -> str:
+    return re.sub(r"(?<=\))(?= |$)", "{ .md-button }", row[0])
 
 
 def notebook(text: str) -> str:

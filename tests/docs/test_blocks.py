@@ -122,6 +122,14 @@ def test_program_of_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.nightly
+def test_learner_learns_from_actors(tmp_path: pathlib.Path) -> None:
+    """The learner of the page on reinforcement learning finds the best move, and its actors end."""
+    (block,) = (block for block in PROGRAMS if block.page.name == "reinforcement.md")
+    save_files(block.page, tmp_path)
+    assert "best move 9" in run(block, tmp_path)
+
+
+@pytest.mark.nightly
 def test_restarted_program_continues(tmp_path: pathlib.Path) -> None:
     """A program that is started again continues from its checkpoint."""
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")

@@ -28,6 +28,7 @@ APART = {
     "README.md: python -m models.mnist.minimal": "tests/models/mnist/test_minimal.py runs it, with free ports",
     "data.md: python -m harness.launch": "test_blocks.py starts the programs of the page by it",
     "models.md: python -m harness.launch": "test_blocks.py starts the programs of the page by it",
+    "reinforcement.md: python -m harness.launch": "test_blocks.py starts the program of the page by it",
     "slurm.md: git clone": "needs Slurm and two hosts; tests/harness/launch/test_slurm.py submits the script there",
     "slurm.md: PS=2 WORKERS=14": "needs Slurm and four hosts; tests/harness/launch/test_slurm.py gives PS and RUN",
     "ray.md: python train.py": "needs Ray; tests/harness/ray runs such a program, and ray job submit",

@@ -104,6 +104,78 @@ def test_site_works_on_a_phone(site: pathlib.Path, tmp_path: pathlib.Path) -> No
             assert width <= PHONE, f"{page.name} is {width} pixels wide"
 
 
+WORDS = {
+    "recommender": "tables",
+    "embedding": "tables",
+    "resume": "checkpoints",
+    "safetensors": "checkpoints",
+    "learning rate": "optimizers",
+    "clip": "optimizers",
+    "mask": "optimizers",
+    "moving average": "optimizers",
+    "kill": "guarantees",
+    "GPU": "gpu",
+    "CUDA": "gpu",
+    "docker": "gpu",
+    "slurm": "slurm",
+    "kubernetes": "kubernetes",
+    "ray": "ray",
+    "batch norm": "models",
+    "dropout": "models",
+    "flax": "models",
+    "keras": "models",
+    "dataset": "data",
+    "DataLoader": "data",
+    "sharding": "data",
+    "early stopping": "supervisor",
+    "reinforcement learning": "reinforcement",
+    "actor": "reinforcement",
+    "A3C": "reinforcement",
+    "torchrun": "moving",
+    "DDP": "moving",
+    "ParameterServerStrategy": "moving",
+    "TensorBoard": "monitoring",
+    "wandb": "monitoring",
+    "prometheus": "monitoring",
+    "exit code": "launch",
+    "ctrl-c": "launch",
+    "elastic": "launch",
+    "preemption": "endings",
+    "backup": "backups",
+    "certificate": "security",
+    "queue": "sync",
+}
+"""Words that people type into the search, with the page that comes first."""
+FIRST_RESULT = """
+const found = [];
+const walk = (node) => {
+  if (node.shadowRoot) walk(node.shadowRoot);
+  for (const child of node.children || []) {
+    if (child.getAttribute('role') === 'option') found.push(child.href);
+    walk(child);
+  }
+};
+walk(document.body);
+return found.length ? new URL(found[0]).pathname : 'none';
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_search_finds_the_page(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A word that people type finds the page about it first."""
+    with served(site) as address, Browser(tmp_path) as browser:
+        browser.open(f"{address}/index.html")
+        browser.wait("return document.querySelector('.md-search__button') !== null")
+        browser.run("document.querySelector('.md-search__button').click()")
+        browser.wait("return document.activeElement !== document.body")
+        for word, page in WORDS.items():
+            # No page has the first word, so no result of the word before is left.
+            for typed, first in (("qqqq", "none"), (word, f"/{page}.html")):
+                browser.type(f"\ue009a\ue000{typed}")
+                browser.wait(f"return (() => {{ {FIRST_RESULT} }})() === {first!r}")
+
+
 @contextlib.contextmanager
 def served(folder: pathlib.Path) -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
