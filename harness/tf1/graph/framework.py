@@ -19,6 +19,7 @@ from harness.tf1.names.table import TABLE
 from harness.tf1.ops.lift import Public, constant, operand
 from harness.tf1.ops.shapes import get_shape, set_shape
 from harness.tf1.ops.slices import pick_item
+from harness.tf1.ops.value_ops import convert_to_tensor
 
 public = Public("tf", "Graphs, sessions and control")
 
@@ -310,7 +311,7 @@ def _add_comparison(shown: str, comparison: str, sign: str) -> None:
         message: str | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        x, y = constant(x), constant(y)
+        x, y = convert_to_tensor(x), convert_to_tensor(y)
         data = [x, y] if data is None else data
         said = f"{message or ''} {told} does not hold for all elements"
         return _check(TABLE["tf"][comparison](x, y), said, data, summarize, name or shown)
@@ -328,7 +329,7 @@ def _add_sign(shown: str, comparison: str, sign: str) -> None:
         message: str | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        x = constant(x)
+        x = convert_to_tensor(x)
         data = [x] if data is None else data
         said = f"{message or ''} {told} does not hold for all elements"
         return _check(TABLE["tf"][comparison](x, 0), said, data, summarize, name or shown)

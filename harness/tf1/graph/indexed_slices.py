@@ -14,6 +14,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.ops.lift import Public, constant
+from harness.tf1.ops.value_ops import convert_to_tensor
 
 public = Public("tf", "Graphs, sessions and control")
 
@@ -54,7 +55,7 @@ class IndexedSlices(metaclass=_IsSlices):
         cls, values: rt.TensorLike, indices: rt.TensorLike, dense_shape: Any = None
     ) -> rt.Tensor:
         """Returns the dense tensor."""
-        rows, places = rt.as_tensor(values), rt.as_tensor(indices)
+        rows, places = convert_to_tensor(values), convert_to_tensor(indices)
         shape = _find_size(places) if dense_shape is None else rt.as_tensor(dense_shape)
         known = None if shape is None else getattr(shape.op.body, "value", None)
         if known is None:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.indices import check_known, literal
-from harness.tf1.ops.lift import Public, constant, is_tensor
+from harness.tf1.ops.lift import Public, constant, holds_tensors, is_tensor, operand
 from harness.tf1.ops.shapes import TensorShape
 
 public = Public("tf", "Variables")
@@ -188,9 +188,11 @@ def _add_scatter(kind: str, change_rows: Callable[[Any, Any], Any]) -> None:
         def change(value: Any, where: Any, what: Any) -> Any:
             return change_rows(value.at[where], what)
 
-        given = _as_value(updates, ref) if is_tensor(updates) else to_array(updates)
-        given = given if is_tensor(given) else given.astype(ref.dtype)
-        places = indices if is_tensor(indices) else to_array(indices)
+        # Lists of tensors are packed.
+        given = operand(updates) if holds_tensors(updates) else updates
+        given = _as_value(given, ref) if is_tensor(given) else to_array(given).astype(ref.dtype)
+        places = operand(indices) if holds_tensors(indices) else indices
+        places = places if is_tensor(places) else to_array(places)
         rows, what = ref.shape[0], f"scatter_{kind} of {ref.op.name!r}"
         check_known(indices, rows, what)
         checks = []

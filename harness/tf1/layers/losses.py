@@ -18,6 +18,7 @@ from harness.tf1.names.table import TABLE
 from harness.tf1.ops.array_ops import squeeze
 from harness.tf1.ops.lift import Array, Public, op
 from harness.tf1.ops.shapes import TensorShape
+from harness.tf1.ops.value_ops import convert_to_tensor
 
 public = Public("tf.losses")
 
@@ -291,7 +292,7 @@ def sparse_softmax_cross_entropy(
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> rt.Tensor:
     """Reduces ``tf.nn.sparse_softmax_cross_entropy_with_logits`` of [batch] or [batch, 1] to one number."""
-    classes, scores = rt.as_tensor(labels), rt.as_tensor(logits)
+    classes, scores = convert_to_tensor(labels), convert_to_tensor(logits)
     if (
         classes.shape is not None
         and scores.shape is not None

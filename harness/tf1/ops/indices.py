@@ -16,7 +16,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.ops.dtypes import to_array
-from harness.tf1.ops.lift import is_tensor
+from harness.tf1.ops.lift import holds_tensors, is_tensor
 
 
 def check_known(
@@ -41,7 +41,7 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
     if is_tensor(indices):
         indices = getattr(indices.op.body, "value", None)
     # A list with a tensor in it is known only in the step.
-    elif isinstance(indices, list | tuple) and any(is_tensor(i) for i in indices):
+    elif holds_tensors(indices):
         return None
     array = None if indices is None else to_array(indices)
     return array if array is not None and array.dtype.kind in "iu" else None

@@ -183,7 +183,7 @@ def pad(
     paddings: Static,
     mode: str = "CONSTANT",
     name: str | None = None,
-    constant_values: rt.TensorLike = 0,
+    constant_values: Array | float = 0,
 ) -> Array:
     """Calls ``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()

@@ -16,7 +16,7 @@ public = Public("tf", "Tensors")
 @public.add()
 def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Returns the same value on the current device."""
-    return rt.identity(constant(input), name)
+    return rt.identity(convert_to_tensor(input), name)
 
 
 @public.add()

@@ -166,7 +166,12 @@ def _scale_by_rate(
     # argument.
     if is_tensor(value):
         return scale_by_tensor("learning_rate", sign), {"learning_rate": value}
-    return optax.scale(sign * float(value)), {}
+    return optax.scale(sign * _rounded(value)), {}
+
+
+def _rounded(number: float) -> float:
+    """Returns a number of an optimizer as TensorFlow keeps it, in float32: 1 - 0.999 is then 0.00100005."""
+    return float(np.float32(number))
 
 
 @public.add()
@@ -193,7 +198,7 @@ class MomentumOptimizer(_Optimizer):
         name: str = "Momentum",
         use_nesterov: bool = False,
     ) -> None:
-        super().__init__(name, learning_rate, optax.trace(momentum, use_nesterov))
+        super().__init__(name, learning_rate, optax.trace(_rounded(momentum), use_nesterov))
 
 
 @public.add()
@@ -265,7 +270,8 @@ class AdamOptimizer(_Optimizer):
         use_locking: bool = False,
         name: str = "Adam",
     ) -> None:
-        super().__init__(name, learning_rate, scale_by_adam(beta1, beta2, epsilon))
+        numbers = map(_rounded, (beta1, beta2, epsilon))
+        super().__init__(name, learning_rate, scale_by_adam(*numbers))
 
 
 class RStdDevState(NamedTuple):
@@ -311,6 +317,7 @@ class RMSPropOptimizer(_Optimizer):
         centered: bool = False,
         name: str = "RMSProp",
     ) -> None:
+        decay, momentum, epsilon = map(_rounded, (decay, momentum, epsilon))
         # TensorFlow's mean square begins at 1, and the rate is inside the momentum.
         scale = optax.scale_by_rms(decay, epsilon, 1.0)
         if centered:
@@ -334,7 +341,9 @@ class AdadeltaOptimizer(_Optimizer):
         use_locking: bool = False,
         name: str = "Adadelta",
     ) -> None:
-        super().__init__(name, learning_rate, optax.scale_by_adadelta(rho, epsilon))
+        super().__init__(
+            name, learning_rate, optax.scale_by_adadelta(_rounded(rho), _rounded(epsilon))
+        )
 
 
 @public.add()

@@ -870,6 +870,48 @@ def feeds_of_wrong_shape_and_dtype(tf: Any) -> Any:
 
 
 @case
+def lists_of_tensors_are_packed(tf: Any) -> Any:
+    n = tf.placeholder_with_default(1, [])
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    v = tf.Variable([1.0, 2.0])
+    with tf.control_dependencies([tf.assert_equal([n, 1], [1, n]), tf.assert_positive([n])]):
+        found = [
+            tf.identity([n, 5]),
+            tf.gather(x, [[n, 0]]),
+            tf.gather_nd(x, [[0, n], [n, n]]),
+            tf.scatter_nd([[n]], [1.0], [3]),
+            tf.nn.embedding_lookup(x, [[n], [0]]),
+            tf.pad(x, [[0, 1], [0, 0]], constant_values=tf.to_float(n)),
+            tf.losses.sparse_softmax_cross_entropy([n, 0], x),
+            tf.convert_to_tensor(tf.IndexedSlices([1.0], [n], [3])),
+        ]
+    added = tf.scatter_add(v, [n], [tf.to_float(n)])
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        return [sess.run(found), sess.run(added)]
+
+
+@case
+def numbers_of_optimizers_are_float32(tf: Any) -> Any:
+    train = tf.train
+    makers = (
+        lambda: train.GradientDescentOptimizer(0.1),
+        lambda: train.MomentumOptimizer(0.1, 0.9),
+        train.AdamOptimizer,
+        lambda: train.RMSPropOptimizer(0.1, momentum=0.7),
+        lambda: train.RMSPropOptimizer(0.1, centered=True),
+        lambda: train.AdadeltaOptimizer(0.3),
+    )
+    variables = [tf.Variable(np.float64(2.0)) for _ in makers]
+    steps = [make().minimize(tf.square(v)) for make, v in zip(makers, variables, strict=True)]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(steps)
+        sess.run(steps)
+        return [round(float(value), 11) for value in sess.run(variables)]
+
+
+@case
 def none_for_placeholders(tf: Any) -> Any:
     found = []
     for dtype, shape in ((tf.int64, [None, 4]), (tf.int32, []), (tf.float32, [None, 4])):
