@@ -52,6 +52,14 @@ def _systems() -> dict[str, System]:
             ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)
         ),
         "pipelined": System(ours, options='{"prefetch": 1}'),
+        "pipelined2": System(ours, options='{"prefetch": 2}'),
+        "bfloat16": System(ours, environment=(("BENCH_BFLOAT16", "1"),)),
+        "pipelined-bfloat16": System(
+            ours, environment=(("BENCH_BFLOAT16", "1"),), options='{"prefetch": 1}'
+        ),
+        "pipelined2-bfloat16": System(
+            ours, environment=(("BENCH_BFLOAT16", "1"),), options='{"prefetch": 2}'
+        ),
         "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
         "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
         "torch": System((peers, str(ROOT / "benchmarks/systems/torch_rpc.py"))),
@@ -75,8 +83,17 @@ class Running:
     """The processes of one system, warm and waiting for their turn."""
 
     def __init__(
-        self, name: str, system: System, ps: int, workers: int, hidden: int, platform: str
+        self,
+        name: str,
+        system: System,
+        ps: int,
+        workers: int,
+        hidden: int,
+        platform: str,
+        hosts: tuple[str, str] = ("127.0.0.1", "127.0.0.1"),
+        far: tuple[str, ...] = (),
     ) -> None:
+        """Starts the processes; ``far`` is the command that puts a worker on its host, the second of ``hosts``."""
         self.name = name
         self._platform = platform
         self.rates: list[float] = []
@@ -86,20 +103,24 @@ class Running:
             ports = free_ports(ps + workers)
             cluster = json.dumps(
                 {
-                    "ps": [f"127.0.0.1:{p}" for p in ports[:ps]],
-                    "worker": [f"127.0.0.1:{p}" for p in ports[ps:]],
+                    "ps": [f"{hosts[0]}:{p}" for p in ports[:ps]],
+                    "worker": [f"{hosts[1]}:{p}" for p in ports[ps:]],
                 }
             )
             tail = (cluster, str(hidden), system.options)
             for i in range(ps):
                 self._start(system, ("ps", str(i), *tail))
-            self._workers = [self._start(system, ("worker", str(i), *tail)) for i in range(workers)]
+            self._workers = [
+                self._start(system, ("worker", str(i), *tail), far) for i in range(workers)
+            ]
         else:
             self._workers = [self._start(system, (str(hidden),))]
 
-    def _start(self, system: System, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    def _start(
+        self, system: System, arguments: Sequence[str], far: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*system.program, *arguments],
+            [*far, *system.program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL,

@@ -35,7 +35,8 @@ def build(cluster: dict[str, list[str]], index: int, hidden: int) -> Training:
         params = rt.variables(initial(hidden), name="mlp")
         x = rt.placeholder(np.float32, [None, INPUTS], name="x")
         y = rt.placeholder(np.int32, [None], name="y")
-        loss = rt.call(model.loss_fn, params, x, y, name="loss")
+        travelling = harness.on_wire(params) if os.environ.get("BENCH_BFLOAT16") else params
+        loss = rt.call(model.loss_fn, travelling, x, y, name="loss")
         train_op = harness.Optimizer(optax.sgd(0.1)).minimize(loss, global_step=global_step)
         initialise = rt.global_variables_initializer()
         waiting = rt.report_uninitialized_variables()

@@ -109,9 +109,9 @@ class RunConfig:
     )
     prefetch: int = _count(
         0,
-        "1 overlaps push and pull with computing: faster, gradients are one step older.",
+        "1 overlaps push, computing and pull: faster, gradients are one step older; 2: two steps.",
         lower_bound=0,
-        upper_bound=1,
+        upper_bound=2,
     )
     bfloat16_wire: bool = _switch(
         False, "Parameters and gradients cross the wire in bfloat16: half the bytes."

@@ -17,9 +17,10 @@ class SessionConfig:
             limit.
         operation_timeout_secs: Time limit of one step; None without limit.
         reconnect_secs: Seconds that a step waits for a silent task which may still live.
-        prefetch: 1 lets the push of one training step and the pull of the next travel while the
-            worker computes. Steps are faster, parameters are one step older, and the global step is
-            fetched one step late. 0 is strict.
+        prefetch: The number of this worker's newest gradients that the parameters of a step may
+            lack. 1 lets push, computation and pull of several training steps overlap, in both
+            directions of the network at once. 2 gains more where the network is slow. The global
+            step is fetched one step late. 0 is strict.
         allow_soft_placement: True to run an operation on the best device of its task if the task
             lacks the requested device.
         log_device_placement: True to log the device of every operation when a step is planned.

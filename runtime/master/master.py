@@ -152,6 +152,8 @@ class MasterSession:
                 prepared.moves,
                 self._step_ids,
                 lambda: self.closed,
+                self.options.prefetch,
+                prepared.wire_bytes,
             )
         return prepared
 
@@ -232,6 +234,8 @@ class MasterSession:
     ) -> list[AnyArray | None]:
         """Runs a step whose pull, computation and push overlap. Only the whole step is timed."""
         began = _clock()
+        # The calls under way belong to the parent of a fork.
+        self._home.check()
         # A plan for other shapes may have pulled parameters long ago, and must not compute with old
         # parameters.
         if not self._ahead <= {pipeline}:

@@ -19,7 +19,7 @@ from tests.kit.stand_in_gpus import AT_MESSAGES, AT_RETURNS, COPIES, PLACED, cle
 
 VARIABLES = 6
 PS = 2
-SIZE = 40_000
+SIZE = 20_000
 """Elements of a variable."""
 GIVEN = 3
 """The batch, its factor, and the id of the step."""
@@ -29,12 +29,16 @@ class Training:
     """A model of variables on two ps, which trains on a device of a worker."""
 
     def __init__(
-        self, cluster: dict[str, rt.Server], prefetch: int, device: str = "/gpu:0"
+        self,
+        cluster: dict[str, rt.Server],
+        prefetch: int,
+        device: str = "/gpu:0",
+        size: int = SIZE,
     ) -> None:
         spec = cluster[TARGET].cluster
         with rt.device(rt.replica_device_setter(cluster=spec, worker_device=TARGET + device)):
-            self.weights = [rt.Variable(np.full(SIZE, i, np.float32)) for i in range(VARIABLES)]
-            self.x = rt.placeholder(np.float32, [SIZE], name="x")
+            self.weights = [rt.Variable(np.full(size, i, np.float32)) for i in range(VARIABLES)]
+            self.x = rt.placeholder(np.float32, [size], name="x")
             self.factor = rt.placeholder(np.int64, [], name="factor")
 
             def loss_fn(key: jax.Array, x: jax.Array, factor: jax.Array, *w: jax.Array) -> Any:
@@ -124,6 +128,21 @@ def test_copies_in_begin_early(training: Training) -> None:
     if training.session.config.prefetch:
         expected = [GIVEN, GIVEN, *pulls, *pushes]
     assert expected == AT_MESSAGES
+
+
+def test_threads_pull_for_gpu() -> None:
+    """Parameters that come on threads are copied once for each step."""
+    with servers(sockets=True, ps=PS, worker=1) as cluster:
+        # Messages of a megabyte travel on threads.
+        made = Training(cluster, 1, size=10 * SIZE)
+        clear()
+        for _ in range(5):
+            made.session.run(made.fetches, {made.x: np.ones(10 * SIZE, np.float32), made.factor: 1})
+        weights = made.session.run(made.weights)
+        # Two steps were pulled for at first, and one later step with each push.
+        assert COPIES["in"] == 5 * GIVEN + 7 * VARIABLES
+        assert np.isfinite(weights).all()
+        made.session.close()
 
 
 @pytest.mark.parametrize("training", [1], indirect=True)
