@@ -14,7 +14,14 @@ from types import TracebackType
 from typing import cast
 
 from harness import timeouts
-from runtime import CancelledError, OutOfRangeError, Session, SessionLike, concurrency
+from runtime import (
+    CancelledError,
+    OutOfRangeError,
+    Session,
+    SessionLike,
+    UnavailableError,
+    concurrency,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -301,7 +308,8 @@ def while_open(session: object) -> Iterator[None]:
     """
     try:
         yield
-    except (CancelledError, RuntimeError) as error:
+    # A task that has the goodbye already answers a late order with UnavailableError.
+    except (CancelledError, UnavailableError, RuntimeError) as error:
         if not getattr(session, "closed", False):
             raise
         _log.info("the session was closed, a service has nothing left to do: %s", error)

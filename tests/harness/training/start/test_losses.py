@@ -1,6 +1,7 @@
 """An error is a lost task where the session's own tasks raise it, and an error of its own anywhere else."""
 
 import pathlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,6 +168,29 @@ def test_failing_last_save_runs_once(cluster: InProcessCluster, tmp_path: pathli
             session.run(more)
             saver.away = Away()
     assert saver.away is not None and saver.away.calls == 1
+
+
+def test_save_of_closed_session_fails_nothing(
+    cluster: InProcessCluster, tmp_path: pathlib.Path
+) -> None:
+    """A timed save that a ps refuses, because the program has closed the session, is no error of the stop."""
+    harness.get_or_create_global_step()
+    saving, closed = threading.Event(), threading.Event()
+
+    class Slow(harness.Saver):
+        def save(self, session: Any, *arguments: Any, **options: Any) -> Any:
+            saving.set()
+            assert closed.wait(60)
+            raise loss_of(session)
+
+    supervisor = harness.Supervisor(
+        logdir=str(tmp_path), saver=Slow(), save_model_secs=1, summary_op=None
+    )
+    session = supervisor.prepare_or_wait_for_session(cluster.target)
+    assert saving.wait(60)
+    session.close()
+    closed.set()
+    supervisor.stop()
 
 
 def test_useless_recoveries_end(cluster: InProcessCluster) -> None:
