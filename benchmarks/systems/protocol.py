@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 INPUTS, CLASSES, BATCH = 784, 10, 100
+ROWS, DIM, IDS = 1_000_000, 32, 100_000
+"""The table of `benchmarks.tables`: its rows, their length, and the ids of a step."""
 
 
 def batches(seed: int, count: int = 16) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -28,6 +30,15 @@ def batches(seed: int, count: int = 16) -> list[tuple[np.ndarray, np.ndarray]]:
     return made
 
 
+def id_batches(count: int = 8) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A few fixed batches: ids int64 [100,000] by Zipf's law with exponent 1.2, and gradients of their rows."""
+    rng = np.random.default_rng(0)
+    # The rank of an id says nothing about its place in the table.
+    place = rng.permutation(ROWS)
+    ids = [place[rng.zipf(1.2, IDS) % ROWS] for _ in range(count)]
+    return [(i, rng.standard_normal((IDS, DIM), np.float32)) for i in ids]
+
+
 def initial(hidden: int) -> dict[str, np.ndarray]:
     """The initial parameters of the 784-H-10 MLP."""
     rng = np.random.default_rng(0)
@@ -39,9 +50,14 @@ def initial(hidden: int) -> dict[str, np.ndarray]:
     }
 
 
-def measure(step: Callable[[np.ndarray, np.ndarray], object], seed: int, warmup: int = 30) -> None:
+def measure(
+    step: Callable[[np.ndarray, np.ndarray], object],
+    seed: int,
+    warmup: int = 30,
+    data: list[tuple[np.ndarray, np.ndarray]] | None = None,
+) -> None:
     """Warms up, tells the driver, waits for its word, and counts the steps of the seconds it asks for."""
-    data = batches(seed)
+    data = batches(seed) if data is None else data
     for i in range(warmup):
         step(*data[i % len(data)])
     print("READY", flush=True)
