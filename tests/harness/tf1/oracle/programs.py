@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -889,6 +891,34 @@ def lists_of_tensors_are_packed(tf: Any) -> Any:
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         return [sess.run(found), sess.run(added)]
+
+
+@case
+def slots_of_partitioned_variables(tf: Any) -> Any:
+    train = tf.train
+
+    def build(parts: int) -> None:
+        v = tf.get_variable(
+            "v",
+            [6],
+            initializer=tf.zeros_initializer(),
+            partitioner=tf.fixed_size_partitioner(parts),
+        )
+        loss = tf.reduce_sum(tf.square(tf.convert_to_tensor(v) - 1.0))
+        for _ in range(2):
+            train.MomentumOptimizer(0.1, 0.5).minimize(loss)
+        train.RMSPropOptimizer(0.1, momentum=0.5, centered=True).minimize(loss)
+
+    with tempfile.TemporaryDirectory() as directory:
+        with tf.Graph().as_default(), tf.Session() as sess:
+            build(2)
+            names = [v.op.name for v in tf.global_variables()]
+            sess.run(tf.global_variables_initializer())
+            saved = train.Saver().save(sess, os.path.join(directory, "model"))
+        with tf.Graph().as_default(), tf.Session() as sess:
+            build(3)
+            train.Saver().restore(sess, saved)
+        return [names, [key for key, _ in train.list_variables(saved)]]
 
 
 @case
