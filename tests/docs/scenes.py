@@ -60,6 +60,9 @@ class Scene:
             "schedule": optax.cosine_decay_schedule(1e-3, 100),
             "batch": BATCH,
             "task_index": 0,
+            "feature_config": types.SimpleNamespace(
+                name="words", vocabulary_size=100, embedding_dim=8
+            ),
             "target": self.cluster.target,
             "me": harness.Member(
                 self.cluster.cluster, "worker", 0, self.cluster.servers["worker", 0]

@@ -161,7 +161,7 @@ def test_only_the_leader_may_order(kind: str) -> None:
     for epoch in (1, 2, 3):
         with pytest.raises(
             PermissionDeniedError,
-            match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead",
+            match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead .*give is_chief=me.is_chief",
         ):
             kept.order(CHIEF, epoch, **of(kind))
     with pytest.raises(
