@@ -44,11 +44,14 @@ def route(ids: Array, owners: Array, shift: int, shards: int) -> Route:
         >>> [block.tolist() for block in found.blocks], found.places.tolist()
         ([[2, 7]], [1, 0, 1])
     """
-    if shards == 1:
-        order = np.argsort(ids, kind="stable")
-    else:
+    bits, shard_bits = int(ids.max(initial=0)).bit_length(), (shards - 1).bit_length()
+    if not shard_bits:
+        order = _sort_stably(ids, bits)
+    elif bits + shard_bits > 63:
         # The last key is the first to sort by.
         order = np.lexsort((ids, owners[ids >> shift]))
+    else:
+        order = _sort_stably((owners[ids >> shift] << bits) | ids, bits + shard_bits)
     ordered = ids[order]
     is_first = np.empty(len(ids), bool)
     is_first[:1] = True
@@ -59,6 +62,23 @@ def route(ids: Array, owners: Array, shift: int, shards: int) -> Route:
     unique = ordered[starts]
     ends = np.cumsum(np.bincount(owners[unique >> shift], minlength=shards))
     return Route(np.split(unique, ends[:-1]), places, order, starts)
+
+
+def _sort_stably(keys: Array, bits: int) -> Array:
+    """Returns the order of keys of so many bits; equal keys keep their order.
+
+    Examples:
+        >>> _sort_stably(np.array([7, 2, 7]), 3).tolist()
+        [1, 0, 2]
+    """
+    more = len(keys).bit_length()
+    if bits + more > 63:
+        return np.argsort(keys, kind="stable")
+    # NumPy sorts numbers by vector instructions, in a tenth of the time of a stable order.
+    numbered = (keys << more) | np.arange(len(keys))
+    numbered.sort()
+    order: Array = numbered & ((1 << more) - 1)
+    return order
 
 
 def _add_in_turn(values: Array, axis: int) -> Array:

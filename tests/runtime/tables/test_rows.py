@@ -24,6 +24,19 @@ def test_route_leads_there_and_back(ids: np.ndarray, shards: int, shift: int) ->
         assert np.all(block[1:] > block[:-1]) and np.all(owners[block >> shift] == shard)
 
 
+@pytest.mark.parametrize("largest", [3, 2**40, 2**62 - 1])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_equal_ids_keep_their_order(largest: int, count: int) -> None:
+    """The order is that of a stable sort, also of ids that leave no room for their places."""
+    ids = np.random.default_rng(0).choice(np.array([0, 1, largest - 1, largest]), count)
+    found = rows.route(ids, np.zeros(1, np.int64), 63, 1)
+    np.testing.assert_array_equal(found.order, np.argsort(ids, kind="stable"))
+    owners = np.array([1, 0])
+    shift = largest.bit_length() - 1
+    two = rows.route(ids, owners, shift, 2)
+    np.testing.assert_array_equal(two.order, np.lexsort((ids, owners[ids >> shift])))
+
+
 @hypothesis.given(IDS, st.integers(1, 3), st.sampled_from([1, 2, 3, 32]), st.sampled_from([1, 40]))
 def test_sums_keep_the_order(ids: np.ndarray, shards: int, dim: int, often: int) -> None:
     """The rows of equal ids are added in the order of the ids, bit by bit, however many they are."""
