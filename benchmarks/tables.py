@@ -27,7 +27,7 @@ PROGRAMS = {
 
 
 def measure(systems: list[str], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """The rows per second of each system, pulled and pushed."""
+    """The rows per second of each system, pulled and pushed, and the processor time of both processes a step."""
     running: dict[tuple[str, str], Running] = {}
     try:
         for name in systems:
@@ -44,6 +44,8 @@ def measure(systems: list[str], rounds: int, seconds: float) -> dict[str, dict[s
     found: dict[str, dict[str, float]] = {name: {} for name in systems}
     for (name, kind), turn in running.items():
         found[name][kind] = statistics.median(turn.rates) * IDS
+        # Depends less on what else the machine does.
+        found[name][f"{kind}_cpu_us"] = statistics.median(turn.cpu_us)
     return found
 
 
@@ -60,10 +62,9 @@ def main(argv: list[str]) -> None:
         return
     print(f"{IDS:,} ids a step, {unique:,} unique")
     for name, figures in found.items():
-        print(
-            f"  {name:6}"
-            + "".join(f"  {kind} {f / 1e6:6.2f} M rows/s" for kind, f in figures.items())
-        )
+        for kind in ("pull", "push"):
+            rate, cpu = figures[kind] / 1e6, figures[f"{kind}_cpu_us"]
+            print(f"  {name:5} {kind} {rate:6.2f} M rows/s, {cpu:7.0f} us of processor time a step")
 
 
 if __name__ == "__main__":
