@@ -128,6 +128,7 @@ class _PagedArray:
         self._name = str(described["name"])
         self._row = tuple(int(n) for n in described["row"])
         self._dtype = canonical_dtype(described["dtype"])
+        self._specs: dict[int, TensorSpec] = {}
         self._paging = Paging(context.attrs["rows"], context.attrs["shift"])
 
     def slots(self, pages: Iterable[int]) -> list[VariableSlot]:
@@ -137,7 +138,11 @@ class _PagedArray:
 
     def spec(self, page: int) -> TensorSpec:
         """Returns shape and dtype of a page."""
-        return TensorSpec((self._paging.span(page)[1], *self._row), self._dtype)
+        count = self._paging.span(page)[1]
+        # Pages but the last are alike, and a call touches hundreds: a spec for each takes longer than its rows.
+        if count not in self._specs:
+            self._specs[count] = TensorSpec((count, *self._row), self._dtype)
+        return self._specs[count]
 
     def empty(self, count: int) -> Array:
         """Returns memory for so many rows, all zero."""
