@@ -36,7 +36,7 @@ def define_flags() -> None:
 def _limit_rate(*inside: str) -> None:
     """Holds back what a side sends."""
     device = "far" if inside else "near"
-    queue = f"root tbf rate {FLAGS.rate} burst 512kb latency 50ms"
+    queue = f"root tbf rate {FLAGS.rate} burst 128kb latency 50ms"
     subprocess.run([*inside, *f"tc qdisc add dev {device} {queue}".split()], check=True)
 
 
