@@ -11,7 +11,7 @@ import pytest
 
 import runtime as rt
 import runtime.session.session
-from runtime.session.feeds import WARN_SHAPES
+from runtime.session.feeds import MOST_EVALUATED, WARN_SHAPES
 from runtime.task.compiler import Compiler
 from tests.kit.processes import ROOT
 from tests.runtime.kit import TARGET, servers
@@ -139,9 +139,11 @@ def test_restless_placeholder_is_named(
     """A placeholder whose shape keeps changing is named in one warning."""
     x = rt.placeholder(np.float32, [None], name="restless")
     still = rt.placeholder(np.float32, [None], name="still")
+    y = x + still
     with rt.Session() as session, caplog.at_level(logging.WARNING):
         for size in range(WARN_SHAPES):
-            session.run(x, {x: np.zeros(size), still: np.zeros(1)})
+            # So many elements are compiled at once.
+            session.run(y, {x: np.zeros(MOST_EVALUATED + size), still: np.zeros(1)})
     assert len(caplog.records) == 1
     assert "'restless:0' was fed with 32 different shapes" in caplog.text
 
