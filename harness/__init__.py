@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import pathlib
 
-from harness.training.stop import tracebacks
+from harness import tracebacks
 
 
 def _read_names() -> dict[str, str]:

@@ -43,7 +43,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("lowlevel",),
     ),
     "harness": (
-        ("exit_codes", "timeouts"),
+        ("exit_codes", "tracebacks", "timeouts"),
         ("coordinator",),
         ("command_line",),
         ("launch",),

@@ -24,13 +24,13 @@ ROOMS = {
     "launcher": (
         "import harness.launch.__main__",
         "absl harness",
-        "exit_codes launch",
+        "exit_codes launch tracebacks",
         "runtime numpy jax grpc google psutil models",
     ),
     "ps": (
         "import models.mnist.trainer",
         "runtime jax",
-        "exit_codes launch monitoring training",
+        "exit_codes launch monitoring tracebacks training",
         "orbax tensorstore tensorboardX tensorboard matplotlib pooch tqdm sklearn scipy",
     ),
     "worker": (
@@ -38,7 +38,7 @@ ROOMS = {
         "harness.Optimizer, harness.Progress, harness.checkpointable",
         "runtime jax optax",
         "checkpoints coordinator exit_codes launch monitoring optimizers tensorboard timeouts "
-        "training",
+        "tracebacks training",
         "orbax tensorstore tensorboard matplotlib pooch sklearn scipy",
     ),
 }

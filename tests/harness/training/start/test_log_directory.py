@@ -302,7 +302,7 @@ def test_failed_session_keeps_no_lock(
 ) -> None:
     """A session that fails before its caller has it keeps no lock."""
 
-    def refuse(records: RunRecords, session: int) -> None:
+    def refuse(records: RunRecords, session: int, *, again: bool) -> None:
         raise rt.PermissionDeniedError("not a task of this run")
 
     monkeypatch.setattr(RunRecords, "join", refuse)

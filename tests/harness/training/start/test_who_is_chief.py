@@ -38,9 +38,11 @@ class Model:
         self.train = optimizer.minimize(loss, self.step)
 
 
-def supervised(cluster: InProcessCluster, model: Model, worker: int, *, chief: bool) -> Any:
+def supervised(
+    cluster: InProcessCluster, model: Model, worker: int, *, chief: bool
+) -> tuple[harness.Supervisor, Any]:
     supervisor = harness.Supervisor(is_chief=chief, global_step=model.step, stop_grace_secs=4)
-    return supervisor.prepare_or_wait_for_session(cluster.target_of(worker))
+    return supervisor, supervisor.prepare_or_wait_for_session(cluster.target_of(worker))
 
 
 def test_any_chief_reclaims_leases() -> None:
@@ -48,12 +50,13 @@ def test_any_chief_reclaims_leases() -> None:
     with rt.local_cluster(ps=1, workers=2) as cluster:
         with rt.Graph().as_default(), cluster.device(1):
             model = Model()
-            chief = supervised(cluster, model, 1, chief=True)
+            leading, chief = supervised(cluster, model, 1, chief=True)
         with rt.Graph().as_default(), cluster.device(0):
             other = Model()
-            dies = supervised(cluster, other, 0, chief=False)
+            ended, dies = supervised(cluster, other, 0, chief=False)
             next(other.shards.open(dies).__enter__())
             dies.close()
+            ended.stop()
 
         def train() -> int:
             with model.shards.open(chief) as batches:
@@ -61,16 +64,18 @@ def test_any_chief_reclaims_leases() -> None:
 
         assert within_time(train) == 8
         chief.close()
+        leading.stop()
 
 
 def test_any_chief_chooses_aggregates() -> None:
     """A chief that is not worker 0 chooses the aggregates of a synchronous run."""
     with rt.local_cluster(ps=2, workers=2) as cluster, rt.Graph().as_default(), cluster.device(1):
         model = Model(lambda optimizer: harness.SyncReplicas(optimizer, 1, 2))
-        chief = supervised(cluster, model, 1, chief=True)
+        supervisor, chief = supervised(cluster, model, 1, chief=True)
         within_time(lambda: [chief.run(model.train) for _ in range(3)])
         assert int(chief.run(model.step)) == 3
         chief.close()
+        supervisor.stop()
 
 
 def test_second_run_is_refused(tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 """The traceback of an error: frames of the program, without those of libraries."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -11,16 +12,9 @@ from types import TracebackType
 VARIABLE = "BELLWETHER_TRACEBACK"
 """``full`` in this environment variable has Python print what it always prints."""
 
-_OURS = tuple(
-    f"{pathlib.Path(__file__).parents[3] / name}{os.sep}" for name in ("harness", "runtime")
-)
-_LIBRARIES = (
-    *_OURS,
-    sysconfig.get_path("purelib"),
-    contextlib.__file__,
-    "<frozen",
-)
-"""Beginnings of the paths of code that is not the program's."""
+_ROOT = pathlib.Path(__file__).parents[1]
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("harness", "runtime"))
+"""Beginnings of the paths of this library."""
 _LEFT_OUT = f"(frames of libraries are left out: {VARIABLE}=full shows them)"
 
 
@@ -59,9 +53,16 @@ def short(error: BaseException) -> str:
     return "".join(told.format()) + _LEFT_OUT
 
 
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Returns the beginnings of the paths of code that is not the program's."""
+    # The look for the path takes milliseconds, which only a failing program needs.
+    return (*_OURS, sysconfig.get_path("purelib"), contextlib.__file__, "<frozen")
+
+
 def _leave_out_libraries(told: traceback.TracebackException) -> None:
     for index in reversed(range(len(told.stack))):
-        if told.stack[index].filename.startswith(_LIBRARIES):
+        if told.stack[index].filename.startswith(_libraries()):
             del told.stack[index]
     for each in (told.__cause__, told.__context__):
         if each is not None:

@@ -6,8 +6,7 @@ import textwrap
 import pytest
 
 import runtime as rt
-from harness import exit_codes
-from harness.training.stop import tracebacks
+from harness import exit_codes, tracebacks
 from tests.kit.ports import free_ports
 from tests.kit.processes import Program
 
