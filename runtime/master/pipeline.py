@@ -8,9 +8,10 @@ trips at once, each with a connection of its own. With ``prefetch=1``:
     trip 5                   push 5       pull 7
     trip 6                                push 6     pull 8
 
-The parameters of a step lack the newest n pushes of this worker at most. A push is sent
-after the reply of the push before, so a task applies the pushes of a worker in their order. The
-reply of a push (the global step) is fetched one step late. Pipelining is off by default.
+The parameters of a step lack the newest n pushes of this worker at most; a task may serve the pull of
+a later step first. A push is sent after the reply of the push before, so a task applies the pushes
+of a worker in their order. The reply of a push (the global step) is fetched one step late.
+Pipelining is off by default.
 
 Small messages fit into the buffers of the sockets, so the step itself sends and receives them, and
 rarely waits. A thread would cost more than it saves. Each trip with large messages has a thread.
