@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import harness
@@ -51,8 +53,33 @@ def mapped(params: dict[str, jax.Array], key: jax.Array, x: jax.Array) -> jax.Ar
     return average(params, x)
 
 
+def flax_model() -> tuple[Loss, Any]:
+    """Returns loss and parameters of a layer of Flax nnx."""
+    graph, state = nnx.split(nnx.Linear(16, 3, rngs=nnx.Rngs(0)), nnx.Param)
+
+    def loss(params: Any, key: jax.Array, x: jax.Array) -> jax.Array:
+        return (nnx.merge(graph, params)(x) ** 2).mean()
+
+    return loss, nnx.to_pure_dict(state)
+
+
+def equinox_model() -> tuple[Loss, Any]:
+    """Returns loss and parameters of a layer of Equinox."""
+    params, rest = eqx.partition(eqx.nn.Linear(16, 3, key=jax.random.key(0)), eqx.is_array)
+
+    def loss(params: Any, key: jax.Array, x: jax.Array) -> jax.Array:
+        return (jax.vmap(eqx.combine(params, rest))(x) ** 2).mean()
+
+    return loss, params
+
+
 def train(
-    loss_fn: Loss, devices: int, prefetch: int = 0, synchronous: bool = False, rows: int = 8
+    loss_fn: Loss,
+    devices: int,
+    prefetch: int = 0,
+    synchronous: bool = False,
+    rows: int = 8,
+    first: Any = None,
 ) -> Any:
     """Trains for six steps on so many devices; returns losses, counts of steps and parameters."""
     mesh = jax.make_mesh((devices,), ("batch",)) if devices else None
@@ -61,7 +88,7 @@ def train(
         rt.set_random_seed(3)
         with me.device(mesh=mesh):
             step = harness.get_or_create_global_step()
-            first = {
+            first = first or {
                 "w": np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8),
                 "b": np.zeros(3, np.float32),
                 "v": np.ones((8, 3), np.float32),
@@ -97,6 +124,12 @@ def check_training(loss_fn: Loss, **options: Any) -> None:
             params,
             found[2],
         )
+
+
+def check_model(loss_fn: Loss, first: Any) -> None:
+    """Compares a mesh with one device for a model of a library, in both kinds of training."""
+    for synchronous in (False, True):
+        check_training(loss_fn, first=first, synchronous=synchronous)
 
 
 def check_set_mesh() -> None:
@@ -182,6 +215,8 @@ if __name__ == "__main__":
         "uneven": lambda: check_training(dropped, rows=7),
         "constrained": lambda: check_training(constrained),
         "mapped": lambda: check_training(mapped),
+        "nnx": lambda: check_model(*flax_model()),
+        "equinox": lambda: check_model(*equinox_model()),
         "bytes": show_bytes,
         "refusals": show_refusals,
     }[sys.argv[1]]()

@@ -19,11 +19,22 @@ def run(what: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", ["asynchronous", "pipelined", "synchronous", "set", "uneven", "constrained", "mapped"]
+    "how",
+    [
+        "asynchronous",
+        "pipelined",
+        "synchronous",
+        "set",
+        "uneven",
+        "constrained",
+        "mapped",
+        "nnx",
+        "equinox",
+    ],
 )
 def test_mesh_trains_as_one_device(how: str) -> None:
-    """A mesh trains to the values of one device: with dropout, own shardings, a mesh that the program has set, and
-    rows that devices cannot share equally.
+    """A mesh trains to the values of one device: with dropout, own shardings, a mesh that the program has set,
+    rows that devices cannot share equally, and models of Flax and Equinox.
     """
     run(how)
 
