@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from tests.kit.processes import ROOT
+from tests.models.recommender.made_films import write_films
 
 needed = pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins") is None,
@@ -61,6 +62,16 @@ def test_model_compiles_for_h100(model: str, tmp_path: pathlib.Path) -> None:
     arguments, most = MODELS[model]
     figures = measure(report, *LAUNCHER, "tests.gpu.h100", str(report), model, *arguments)
     assert max(figure["bytes"] for figure in figures) < most
+
+
+def test_recommender_compiles_for_h100(tmp_path: pathlib.Path) -> None:
+    """The program of a worker with tables compiles for an H100 and stays below a size."""
+    write_films(tmp_path)
+    flags = (f"--data_dir={tmp_path}", "--train_steps=20", "--nocompare")
+    report = tmp_path / "report"
+    program = ("tests.gpu.h100", str(report), "models.recommender.trainer", *flags)
+    figures = measure(report, *LAUNCHER, *program)
+    assert max(figure["bytes"] for figure in figures) < 48 * MIB
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -14,28 +14,13 @@ import pytest
 from harness import exit_codes
 from models.recommender import data, metrics
 from tests.kit.processes import Program
-
-KINDS, PEOPLE, FILMS, LIKES = 3, 60, 120, 20
-"""People like films of their own kind only."""
+from tests.models.recommender.made_films import FILMS, KINDS, LIKES, PEOPLE, write_films
 
 
 @pytest.fixture
 def directory(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Files in RecBole's form, as MovieLens has them."""
-    rng = np.random.default_rng(0)
-    rows = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
-    for user in range(PEOPLE):
-        own = np.arange(user % KINDS, FILMS, KINDS)
-        rows += [
-            f"{user + 1}\t{film + 1}\t{rating}\t0"
-            for rating, films in ((5, rng.choice(own, LIKES, replace=False)), (1, [0, 1]))
-            for film in films
-        ]
-    rows.append(f"{PEOPLE}\t{FILMS}\t2\t0")
-    titles = ["item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq"]
-    titles += [f"{film + 1}\tFilm {film}\t1999\tKind{film % KINDS} New" for film in range(FILMS)]
-    for name, lines in zip(data.SHA256, (rows, titles), strict=True):
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    """Files in RecBole's form."""
+    write_films(tmp_path)
     return tmp_path
 
 
