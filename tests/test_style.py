@@ -47,7 +47,7 @@ def per_thousand(count: int, base: int) -> float:
 
 
 MOST: list[tuple[str, Callable[[], float], float]] = [
-    ("tokens", lambda: core().tokens, 331_480),
+    ("tokens", lambda: core().tokens, 331_524),
     ("functions over 300 tokens", lambda: len(core().functions_over(tokens=300)), 13),
     ("functions over 15 branches", lambda: len(core().functions_over(branches=15)), 13),
     ("classes over 350 lines", lambda: len(core().classes_over(lines=350)), 4),

@@ -4,8 +4,10 @@
 log and finds the devices of the process. `Server` then opens the ports in their order.
 """
 
+import contextlib
 import os
 import resource
+import sys
 from dataclasses import dataclass
 
 import jax
@@ -15,6 +17,7 @@ from runtime import concurrency
 from runtime.backup import takeover
 from runtime.backup.holder import BackupHolder
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
+from runtime.cluster.device_spec import DeviceSpec
 from runtime.cluster.spec import EVALUATOR, TaskId, split_address
 from runtime.errors import InvalidArgumentError, PermissionDeniedError
 from runtime.limits import Limits
@@ -247,6 +250,7 @@ def _assemble_worker(
         expected=frozenset(str(t) for t in cluster.tasks() if t.job not in (task.job, EVALUATOR)),
         limits=limits,
         when_all_done=over.set,
+        when_joined=_show_joined,
         when_loading=backups.drop_all if backups else lambda: None,
         silent=signs.silent_secs,
         lives=signs.is_alive,
@@ -334,3 +338,15 @@ def _own_identity(certificates: Certificates | None, task: TaskId) -> Identity:
         text = f"{certificates.pair.certificate} is not for this server: {error.message}"
         raise PermissionDeniedError(text, task=str(task)) from None
     return own
+
+
+def _show_joined(task: str) -> None:
+    """Logs that a task has joined, or prints the line on stderr where the program's log shows warnings only."""
+    found = DeviceSpec.parse(task)
+    line = f"{found.job} {found.task} joined"
+    if logging.level_info():
+        logging.info("%s", line)
+        return
+    # The caller is the order of the worker, which a closed terminal does not end.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -23,6 +23,8 @@ class TaskEnvironment:
         limits: the limits of waits and of participants.
         when_all_done: called without the lock when every expected task is done and a task has asked
             for the end.
+        when_joined: called without the lock, with the name of a task, when a new process of the
+            task joins.
         when_loading: called, under the lock, before the leader gives the variables new values.
         silent: returns the seconds since the last sign of life of a session; None for an unknown
             session.
@@ -35,6 +37,7 @@ class TaskEnvironment:
     expected: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
     when_all_done: Callable[[], None] = lambda: None
+    when_joined: Callable[[str], None] = lambda task: None
     when_loading: Callable[[], None] = lambda: None
     silent: Callable[[int], float | None] = lambda session: None
     lives: Callable[[int], bool] = lambda session: True
@@ -157,7 +160,9 @@ class Participants:
     def is_new(self, name: str, order: pb.RunOrder.Join) -> bool:
         """Returns True if an order is the first of a process of the task of this name."""
         known = self.joined.get(name)
-        # An order without a reply comes twice.
+        # An order without a reply comes twice. A session of this process needs no introduction.
+        if self._environment.own(order.session):
+            return False
         return not (known and (order.again or known.session == order.session))
 
     def join(self, name: str, participant: Participant) -> None:

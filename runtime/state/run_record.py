@@ -64,7 +64,6 @@ class RunRecord:
         leader: the leader that the task obeys.
         saved: key of the global step, and the step of the last checkpoint; None without a report.
         logdir: log directory of the chief; empty without one.
-        when_joined: called, without the lock, with the name of a task when a process of the task joins.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class RunRecord:
         self._changed = changed
         self._has_values = has_values
         self.logdir = ""
-        self.when_joined: Callable[[str], None] = lambda task: None
         self._phase = NEW
         self._stop = ""
         self._closed: OpError | None = None
@@ -120,7 +118,7 @@ class RunRecord:
             self._changed.notify_all()
             reply = self._make_reply()
         if is_new:
-            self.when_joined(order.sender)
+            self.environment.when_joined(order.sender)
         self._leave_when_done()
         return reply
 

@@ -205,7 +205,6 @@ def join_cluster(
                 )
                 print(f"{me.job} {me.index} {does}", file=sys.stderr)
             if server and is_ps:
-                server.worker.store.run.when_joined = _show_joined
                 raise SystemExit(exit_codes.of_join(server.join()))
             # A port 0 in the cluster has become a real one when the server is up.
             cluster = server.cluster if server is not None else me.cluster or rt.ClusterSpec({})
@@ -215,13 +214,6 @@ def join_cluster(
                 row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
                 exit_codes.end_with(row, error)
                 raise
-
-
-def _show_joined(task: str) -> None:
-    found = rt.DeviceSpec.parse(task)
-    # The caller is the order of the worker, which a closed terminal does not end.
-    with contextlib.suppress(OSError):
-        exit_codes.show_line(f"{found.job} {found.task} joined")
 
 
 def _has_begun(server: rt.Server) -> bool:

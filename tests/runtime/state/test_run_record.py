@@ -77,13 +77,15 @@ def of(kind: str, **fields: Any) -> dict[str, Any]:
 
 def test_each_start_joins_once() -> None:
     """A start of a task is reported once: no repeated order and no recovery."""
-    kept = Kept()
     starts: list[str] = []
-    kept.record.when_joined = starts.append
+    kept = Kept(when_joined=starts.append)
     joins = [(OTHER, 1, False), (OTHER, 1, False), (OTHER, 2, True), (OTHER, 3, False)]
     for sender, session, again in [*joins, (CHIEF, 4, True), (CHIEF, 5, True)]:
         kept.order(sender, **of("join", session=session, again=again))
     assert starts == [OTHER, OTHER, CHIEF]
+    neighbour = Kept(when_joined=starts.append, own=lambda session: True)
+    neighbour.order(OTHER, **of("join", session=6))
+    assert len(starts) == 3, "a session of this process needs no line"
 
 
 def test_run_goes_from_begin_to_end() -> None:
