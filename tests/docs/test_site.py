@@ -86,15 +86,20 @@ def _broken(pages: dict[pathlib.Path, Page]) -> Iterator[str]:
                 yield f"{path.name}: {link} has no such place"
 
 
+def open_search(browser: Browser, address: str) -> None:
+    """Opens the home page, and its field for a search."""
+    browser.open(f"{address}/index.html")
+    browser.wait("return document.querySelector('.md-search__button') !== null")
+    browser.run("document.querySelector('.md-search__button').click()")
+    browser.wait("return document.activeElement !== document.body")
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
 def test_site_works_on_a_phone(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The site can be searched and fits a phone."""
     with served(site) as address, Browser(tmp_path) as browser:
-        browser.open(f"{address}/index.html")
-        browser.wait("return document.querySelector('.md-search__button') !== null")
-        browser.run("document.querySelector('.md-search__button').click()")
-        browser.wait("return document.activeElement !== document.body")
+        open_search(browser, address)
         browser.type("partitioned")
         browser.wait(f"return /[1-9][0-9]* results/.test((() => {{ {TEXT} }})())")
         browser.resize(PHONE, 800)
@@ -165,10 +170,7 @@ return found.length ? new URL(found[0]).pathname : 'none';
 def test_search_finds_the_page(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A word that people type finds the page about it first."""
     with served(site) as address, Browser(tmp_path) as browser:
-        browser.open(f"{address}/index.html")
-        browser.wait("return document.querySelector('.md-search__button') !== null")
-        browser.run("document.querySelector('.md-search__button').click()")
-        browser.wait("return document.activeElement !== document.body")
+        open_search(browser, address)
         for word, page in WORDS.items():
             # No page has the first word, so no result of the word before is left.
             for typed, first in (("qqqq", "none"), (word, f"/{page}.html")):
